@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
-from piebald.contracts import MOST_ROWS, Query, ResultForm, RowPrivacy, Split, Task
+from piebald.contracts import MOST_ROWS, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.model_spec import ModelSpec
+from piebald.own_models import OwnModels
 from piebald.training.base import (
     BoundsSteps,
     HidesRows,
@@ -39,12 +40,56 @@ class ClientWork(ModelSpec):
         own_query: a query that a client answers about the model it has just trained, with its update, so that this
             model need not be sent back to it; or None.
         choice: how each client chooses its model when the run has ended, or None where it takes what it is given.
+        own_models: the models of clients that have another one than the run's, or None where nobody has.
     """
 
     trainer: Trainer
     transforms: tuple[Transform, ...]
     own_query: Query | None = None
     choice: Query | None = None
+    own_models: OwnModels | None = None
+
+    def of(self, client: int) -> Self:
+        """The work of one client: this one, with the client's own model where it has one."""
+        own = None if self.own_models is None else self.own_models.of(client)
+        if own is None:
+            return self
+        return replace(
+            self, model=own.model, layout=own.layout, initial=own.initial, outputs=own.outputs, own_models=None
+        )
+
+    def different(self) -> list[Self]:
+        """The work with each of the models that clients have."""
+        owns = self.own_models
+        if owns is None:
+            return [self]
+        return [self, *(self.of(owns.numbers.index(number)) for number in range(len(owns.models)))]
+
+    @property
+    def largest(self) -> int:
+        """Numbers of the largest model of all clients."""
+        return max(one.layout.size for one in self.different())
+
+    def held(self, client: int) -> Tensor | None:
+        """Which of the shared numbers a client's model has, see `OwnModel.held`."""
+        own = None if self.own_models is None else self.own_models.of(client)
+        return None if own is None else own.held
+
+    def cut(self, task: Task) -> Task:
+        """A task as it travels: with those numbers of the model that the client's own model has."""
+        held = self.held(task.client)
+        if held is None or "model" not in task.vectors:
+            return task
+        return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})
+
+    def expanded(self, update: Update, client: int) -> Update:
+        """An update that has come, with no change of the numbers that the client's own model has not."""
+        held = self.held(client)
+        if held is None or "model" not in update.vectors:
+            return update
+        change = update.vectors["model"].new_zeros(self.layout.shared)
+        change[held] = update.vectors["model"]
+        return replace(update, vectors={**update.vectors, "model": change})
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that updates carry besides the model."""
@@ -73,7 +118,7 @@ class ClientWork(ModelSpec):
             ValueError: it stands for none.
         """
         assert self.compressor is not None
-        return self.compressor.decompress(packed, self.wire_context(task.client, task.rng_version))
+        return self.compressor.decompress(packed, self.of(task.client).wire_context(task.client, task.rng_version))
 
     def masked_places(self, client: int, version: int) -> Whole | None:
         """Which of the shared numbers of an update are masked and sent, None for all."""
@@ -115,6 +160,8 @@ class ClientWork(ModelSpec):
 
     def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
         """What the result of a task may hold, from a client that has so many rows of each split."""
+        if (own := self.of(task.client)) is not self:
+            return own.result_form(task, rows)
         if task.query is not None:
             return task.query.answer_form(self, rows)
         if self.masking is not None:  # no number of a single update is sent

@@ -389,6 +389,8 @@ def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | st
         if now[name] != then[name]:
             values = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
             raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{values}")
+    if now["own_models"] != then.get("own_models"):
+        raise SettingError(f"the models of single clients are not those of the run in {path}: give it the same again")
     if now["frozen"] != then.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
         raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
 

@@ -15,7 +15,7 @@ from piebald import plugins, pytree
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
-from piebald.errors import SettingError, unknown
+from piebald.errors import SettingError, shown, unknown
 from piebald.experiment_plan import Plan
 from piebald.experiment_sections import (
     AdviseSection,
@@ -29,6 +29,7 @@ from piebald.experiment_sections import (
     TuneSection,
     combinations,
     file_text,
+    own_section,
     place_source,
 )
 from piebald.partition.data_source import DataSource
@@ -41,6 +42,7 @@ from piebald.toml_document import Document, Key, dotted, dumps
 if TYPE_CHECKING:
     from torch import nn
 
+    from piebald.given_models import Model
     from piebald.server import StoppingCriteria
 
 
@@ -178,7 +180,7 @@ class ExperimentSettings(Section):
         partition = self._partition()
         runtime = self._runtime()
         clients = self.behind_extractor(self._clients(partition))
-        models: dict[str, Callable[[int], nn.Module]] = {}
+        models: dict[str, Model] = {}
         for index, one in enumerate(self.recipes or ()):
             if one.model is not None:
                 model = self.model_for(clients, one.model, ("recipes", index, "model"))
@@ -330,13 +332,30 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise self._placed(error, ("partition",), self.partition or {}) from None
 
-    def model_for(
-        self, clients: Clients, named: Named | None = None, key: Key = ("model",)
-    ) -> Callable[[int], nn.Module]:
-        """A function of the seed that makes a model, [model] by default, for these clients' inputs and targets."""
+    def model_for(self, clients: Clients, named: Named | None = None, key: Key = ("model",)) -> Model:
+        """A function of the seed that makes a model, [model] by default, for these clients' inputs and targets.
+
+        Where clients have models of their own, several by clients' names, see `given_models.GivenModels`.
+        """
+        section = named or self.model
+        table = section.model_dump()
+        own = table.pop("clients", None)
+        made = self._maker(clients, section.model_copy(update={"clients": None}), key)
+        if own is None:
+            return made
+        if not isinstance(own, Mapping) or not own:
+            raise SettingError(
+                f"{self._at(*key, 'clients')}: clients must be a table of models by clients' names or patterns, like "
+                f'{{ "ward *" = "mlp" }}, got {shown(own)}'
+            )
+        makers = {name: self._maker(clients, own_section(one), (*key, "clients", name)) for name, one in own.items()}
+        return {**makers, "*": made}
+
+    def _maker(self, clients: Clients, named: Named, key: Key) -> Callable[[int], nn.Module]:
+        """A function of the seed that makes one of these models."""
         from piebald import models
 
-        table = (named or self.model).model_dump()
+        table = named.model_dump(exclude={"clients"})
         name = table.pop("name")
         if name not in models.names() and not plugins.is_reference(name):
             raise SettingError(f"{self._at(*key, 'name')}: {unknown('model', name, models.names())}")
@@ -352,7 +371,7 @@ class ExperimentSettings(Section):
         try:
             made(self.first_seed)
         except SettingError as error:
-            raise self._placed(error, key, named or self.model) from None
+            raise self._placed(error, key, named) from None
         return made
 
     def located(self, error: SettingError) -> SettingError:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
-
 from piebald.contracts import Clients
+from piebald.given_models import Model
 from piebald.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
 from piebald.server import StoppingCriteria
@@ -20,7 +19,7 @@ class Plan:
     Attributes:
         recipes: the recipes by label; one, unless the settings define a comparison.
         clients: the clients and their rows.
-        model: a function of a seed that makes the initial model.
+        model: a function of a seed that makes the initial model, or several by clients' names.
         runtime: the runtime.
         stop: the stopping criteria besides the number of rounds.
         models: models of recipes that bring their own, by the recipe's label.
@@ -28,11 +27,11 @@ class Plan:
 
     recipes: Mapping[str, Recipe]
     clients: Clients
-    model: Callable[[int], nn.Module]
+    model: Model
     runtime: RuntimeSettings
     stop: StoppingCriteria | None = None
-    models: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
+    models: Mapping[str, Model] = field(default_factory=dict)
 
-    def model_of(self, label: str) -> Callable[[int], nn.Module]:
+    def model_of(self, label: str) -> Model:
         """The model of a recipe."""
         return self.models.get(label, self.model)

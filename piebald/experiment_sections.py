@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from piebald import plugins
 from piebald.contracts import Split
@@ -65,6 +65,20 @@ class ComparedRecipe(RecipeSection):
     def settings(self) -> dict[str, Any]:
         """The settings of the recipe with its name."""
         return self.model_dump(exclude={"label", "model"})
+
+
+def own_section(table: Any) -> Named:
+    """The model of some clients, from its name or a table like [model].
+
+    Raises:
+        SettingError: it is neither.
+    """
+    try:
+        return Named.model_validate(_table_of_name(table))
+    except ValidationError:
+        raise SettingError(
+            f"the model of some clients must be a name, or a table with one, got {shown(table)}"
+        ) from None
 
 
 class Kind(Section):

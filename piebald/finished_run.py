@@ -92,8 +92,10 @@ class Run(History):
             SettingError: the recipe makes personal models and the run was not kept in a folder, or the model never
                 leaves its site.
         """
-        module = copy.deepcopy(self.work.model)
-        self.work.layout.load(module, self.start() if client is None else self._personal(self.number(client)))
+        number = None if client is None else self.number(client)
+        work = self.work if number is None else self.work.of(number)
+        module = copy.deepcopy(work.model)
+        work.layout.load(module, self.start() if number is None else self._personal(number))
         return module.eval()
 
     @checked
@@ -160,10 +162,10 @@ class Run(History):
     def _personal(self, client: int) -> Tensor:
         if self.work.choice is not None and (chosen := self._chosen_by(client)) is not None:
             return chosen
-        layout = self.work.layout
-        state = self.work.initial_state()
+        work, layout = self.work.of(client), self.work.of(client).layout
+        state = work.initial_state()
         if layout.private:
-            state[PRIVATE] = self._sharing.initial_private(self.work.initial[layout.shared :], layout, client)
+            state[PRIVATE] = self._sharing.initial_private(work.initial[layout.shared :], layout, client)
         if state:
             if self._at_sites:
                 raise SettingError(
@@ -174,8 +176,13 @@ class Run(History):
             # a client that never took part keeps the initial state
             state |= self._store.client_state(client, self._version)
         engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
-        model = self.cluster_models[self._cluster_of.get(client, self.main)]
-        return personal_model(engine, client, self._version, model, state)
+        return personal_model(engine, client, self._version, self._shared_with(client), state)
+
+    def _shared_with(self, client: int, cluster: int | None = None) -> Tensor:
+        """The model [s] of a cluster, by default the client's own, as far as the client's model has its numbers."""
+        model = self.cluster_models[self._cluster_of.get(client, self.main) if cluster is None else cluster]
+        held = self.work.held(client)
+        return model if held is None else model[held]
 
     def _chosen_by(self, client: int) -> Tensor | None:
         """The model [p] that a client has chosen, None where it has chosen nothing."""
@@ -185,7 +192,7 @@ class Run(History):
             )
         name = {row["client"]: row["chosen"] for row in self.choices}.get(client)
         if name in SHARED:
-            return self.cluster_models[self.main if name == "global" else self._cluster_of.get(client, self.main)]
+            return self._shared_with(client, self.main if name == "global" else None)
         if name is None or self.path is None:
             return self._chosen.get(client)
         return read_model(self.path, client)

@@ -193,6 +193,9 @@ def _check_fit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients:
         if mine.get(name) != theirs.get(name):
             has = [f"has {name} of shape {one[name]}" if name in one else f"has no {name}" for one in (theirs, mine)]
             raise SettingError(f"the model of the run in {path} {has[0]}, this one {has[1]}: take the same [model]")
+    keeps = work.layout.shared < work.layout.size or work.initial_state()  # state of clients that goes on
+    if keeps and (None if work.own_models is None else work.own_models.plain()) != meta.get("own_models"):
+        raise SettingError("the models of single clients are not those of the finished run: give it the same again")
     if list(mine) != list(theirs) or meta["shared"] != work.layout.shared:
         raise SettingError(
             f"the run in {path} shares {meta['shared']:,} numbers of the model and {recipe.name} shares "

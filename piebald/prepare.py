@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
 import torch
-from torch import nn
 
 from piebald import pytree, recipes
 from piebald.adaptation import hold_out
@@ -21,14 +19,15 @@ from piebald.callbacks import Tracker, trackers_of
 from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
 from piebald.component import Component, build
-from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
+from piebald.contracts import Clients, HasServerRows, HoldsRows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
+from piebald.given_models import GivenModels, kept, outputs_of
+from piebald.given_models import Model as Model
 from piebald.machine import machine
 from piebald.model_spec import ModelSpec
-from piebald.models import PretrainedNetwork
 from piebald.objective import Objective
-from piebald.parameters import Layout, copied, frozen_digest
+from piebald.parameters import Layout, frozen_digest
 from piebald.partition import clients_from
 from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
@@ -39,9 +38,9 @@ from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.result_checks import LONGEST_STEP
+from piebald.training.base import GivesOwnModels
 from piebald.version import __version__
 
-Model = nn.Module | Callable[[int], nn.Module]
 Metrics = Mapping[str, Any] | Sequence[str]
 Keep = Literal["last", "best", "best_for_each"]
 
@@ -222,9 +221,11 @@ def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Opti
 def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     """Refuse components that cannot work with this model, or that need rows that do not exist."""
     cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
-    count = cohort_size(cohort, len(clients))
+    count, works = cohort_size(cohort, len(clients)), work.different()
     for component in recipe.components:
-        if why := component.unsupported_model(work) or component.unsupported_cohort(count):
+        if why := component.unsupported_cohort(count) or next(
+            filter(None, (component.unsupported_model(one) for one in works)), None
+        ):
             raise SettingError(why)
         if component.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
             raise SettingError(
@@ -272,6 +273,7 @@ def _meta(
         "shared": work.layout.shared,
         "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
+        "own_models": None if work.own_models is None else work.own_models.plain(),
         "frozen": frozen_digest(work.model),
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
@@ -312,11 +314,8 @@ def some_clients(clients: Any) -> Clients:
 
 
 def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[ClientWork, Recipe]:
-    module = model if isinstance(model, nn.Module) else model(options.seed) if callable(model) else None
-    if not isinstance(module, nn.Module):
-        raise SettingError(
-            f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"
-        )
+    given = GivenModels.of(model, clients.names, options.seed)
+    module = given.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
     first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
     rows = clients.rows(first, "train")
@@ -328,9 +327,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     recipe.sharing.initial_private(
         initial[layout.shared :], layout, len(clients) - 1
     )  # refuses a model with room for fewer
-    # the user may change the own module later, but not the weights of a file
-    module = (copied(module) if isinstance(module, PretrainedNetwork) else copy.deepcopy(module)).cpu()
-    shape, outputs = pytree.form(rows.x), _outputs(module, rows)
+    module = kept(module)
+    shape, outputs = pytree.form(rows.x), outputs_of(module, rows)
     spec = ModelSpec(module, layout, initial, objective, options.seed, shape, outputs)
     adapted = recipe.adapted_to(spec)
     asks = adapted.aggregation if isinstance(adapted.aggregation, AsksSenders) and not adapted.transforms else None
@@ -342,26 +340,17 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
             f"keep = 'best_for_each' compares models row by row, but the loss {objective.name!r} has no value for a "
             "single row: use keep = 'best'"
         )
+    trainer = recipe.training
+    own_models = given.own_models(recipe, spec, rows)
+    if isinstance(trainer, GivesOwnModels):
+        if own_models is not None:
+            raise SettingError(f"{trainer.kind} makes clients' models from one: give one model, and not one for each")
+        own_models = trainer.own_models(spec)
     work = ClientWork(
-        module, layout, initial, objective, options.seed, shape, outputs, recipe.training, adapted.transforms,
-        own_query, choice,
+        module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
+        choice, own_models,
     )  # fmt: skip
     return work, adapted
-
-
-def _outputs(module: nn.Module, rows: Rows) -> tuple[int, ...]:
-    """The shape of the model's output for one row; refuses a model that does not fit the data."""
-    trial = copied(module).eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = pytree.run(trial, rows[:1].x)
-    except Exception as error:
-        shape = pytree.plain(pytree.form(rows.x))
-        raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
-    try:
-        return tuple(pytree.logits(output).shape[1:])
-    except SettingError:
-        return ()  # a loss of the user's own may take other outputs
 
 
 def _plain(loss: Any) -> Any:

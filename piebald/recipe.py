@@ -19,7 +19,7 @@ from piebald.scheduling.base import Scheduler, round_kind
 from piebald.server_optimizer.base import KeepsServerState, ServerOptimizer
 from piebald.server_optimizer.cached_average import CachedAverage
 from piebald.sharing.base import Sharing
-from piebald.training.base import KeepsServerVectors, Trainer
+from piebald.training.base import GivesOwnModels, KeepsServerVectors, Trainer
 from piebald.transforms.base import Colludes, MaskingTransform, Transform
 
 
@@ -89,6 +89,7 @@ class Recipe(BaseModel):
         self._check_masking()
         self._check_cached()
         self._check_joined()
+        self._check_parts()
         extra = self.training.uploads()
         for transform in self.transforms:
             if transform.protects_model_only and extra:
@@ -156,6 +157,22 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"{kind} averages cluster models but nothing would average what {one.kind} keeps for each cluster: "
                 f"choose another {one.axis}, or another clustering"
+            )
+
+    def _check_parts(self) -> None:
+        """Refuse what takes updates as wholes, where clients have parts of the model only."""
+        trainer = self.training
+        if not isinstance(trainer, GivesOwnModels) or not trainer.holds_parts:
+            return
+        whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
+        whole += [] if self.clustering.kind == "single_cluster" else [self.clustering]
+        whole += [one for one in self.transforms if one.protects or one.noises_mean()]
+        for component in whole:
+            advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
+            advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
+            raise ValueError(
+                f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
+                f"change of the whole one: {advice}, or give all clients one width"
             )
 
     @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from piebald.component import Component
 from piebald.contracts import Cohort, ServerContext
@@ -22,6 +22,7 @@ class Aggregator(Component):
     """
 
     axis = "aggregation"
+    takes_parts: ClassVar[bool] = False  # whether clients may have a part of the numbers only, see `Cohort.held`
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         """Combine the changes of a cohort.

@@ -29,6 +29,8 @@ class Cohort:
             running statistics of batch norms.  None means all.
         missed: server steps that each update missed, where that is not the difference of versions: in a run with
             several clusters only those of its own cluster count.
+        held: for each update the positions [m] of the shared numbers that its client's model has, None for all of them;
+            elsewhere its change is 0.  Empty where all clients have the same model.
 
     Compare updates, and choose among them, by `parameters` alone: buffers have no direction to learn in, no common
     scale with the parameters, and may be most of an update's length.
@@ -42,6 +44,7 @@ class Cohort:
     sent: Sequence[Tensor] = ()
     trained: int | None = None
     missed: Sequence[int] | None = None
+    held: Sequence[Tensor | None] = ()
 
     @property
     def parameters(self) -> Tensor:
@@ -81,6 +84,7 @@ class Cohort:
             [self.sent[row] for row in rows],
             self.trained,
             None if self.missed is None else [self.missed[row] for row in rows],
+            [self.held[row] for row in rows] if self.held else (),
         )
 
 

@@ -349,6 +349,12 @@ class ClientContext(Protocol):
     def label_counts(self) -> Tensor:
         """Training rows of each class [c, classes], for classification with one label for each row."""
 
+    def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over each class' training rows of what goes into the last linear layer [c, classes, d], 0 for a
+        class without rows, and how many rows each has [c, classes].  For classification with one label for each row;
+        models are in evaluation mode.
+        """
+
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         """Rows by true class and by the class with the largest output, [c, classes, classes]; for classification."""
 

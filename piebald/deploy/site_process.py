@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from piebald.deploy.site_rows import SiteRows, SiteSource, own_rows, rows_of_one
 from piebald.deploy.site_weights import told, with_own_weights
 from piebald.errors import SettingError, shown
 from piebald.experiment_file import ExperimentSettings
+from piebald.given_models import GivenModels
 from piebald.machine import device_named
 from piebald.objective import Objective
 from piebald.parameters import Layout
@@ -34,7 +35,7 @@ from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.task_runner import SiteClient
 from piebald.runtimes.federation.work_limits import WorkLimits
 from piebald.toml_document import Document
-from piebald.training.base import LimitsSteps
+from piebald.training.base import GivesOwnModels, LimitsSteps
 
 log = logging.getLogger("piebald.federation")
 
@@ -102,16 +103,17 @@ class SiteWork:
             SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
         """
         terms = RunTerms.read(values)
-        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
-        terms.use_plugins()
         if self.credentials.party not in terms.sites:
             raise SettingError(
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
             )
+        number = terms.sites.index(self.credentials.party)
+        terms = terms.of(number)
+        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
+        terms.use_plugins()
         limits = self.settings.policy.work
         if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
             raise SettingError(told(why, own))
-        number = terms.sites.index(self.credentials.party)
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
         settings.use_plugins()
         if self.settings.policy.accept is not None and (why := _name_reason(terms, settings)):
@@ -137,7 +139,7 @@ class SiteWork:
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
         try:
-            return SiteClient(_work(terms, settings, clients, objective), clients, number)
+            return SiteClient(_work(terms, settings, clients, objective).of(number), clients, number)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 
@@ -199,7 +201,7 @@ def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Obj
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:
     """The run's work, rebuilt from installed components."""
     trainer, transforms, own_query = terms.client_components()
-    module = settings.model_for(clients)(terms.seed)
+    module = GivenModels.of(settings.model_for(clients), clients.names, terms.seed).modules[0]
     layout = Layout.of(module, terms.private)
     if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
         raise SettingError("the model that this site builds has other tensors than the server's")
@@ -210,6 +212,8 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
         module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
         terms.choice_query(),
     )  # fmt: skip
+    if isinstance(trainer, GivesOwnModels):
+        work = replace(work, own_models=trainer.own_models(work))
     for one in transforms:  # now, and not at each task: a package may be missing here that the server has
         if why := one.unsupported_model(work):
             raise SettingError(why)

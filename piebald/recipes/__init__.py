@@ -27,6 +27,7 @@ from piebald.recipes.feddecorr import feddecorr as feddecorr
 from piebald.recipes.feddyn import feddyn as feddyn
 from piebald.recipes.fedlc import fedlc as fedlc
 from piebald.recipes.fednova import fednova as fednova
+from piebald.recipes.fedproto import fedproto as fedproto
 from piebald.recipes.fedprox import fedprox as fedprox
 from piebald.recipes.fedrep import fedrep as fedrep
 from piebald.recipes.fedrod import fedrod as fedrod
@@ -34,6 +35,7 @@ from piebald.recipes.fedsam import fedsam as fedsam
 from piebald.recipes.fedyogi import fedyogi as fedyogi
 from piebald.recipes.fine_tuned import fine_tuned as fine_tuned
 from piebald.recipes.hdafl import hdafl as hdafl
+from piebald.recipes.heterofl import heterofl as heterofl
 from piebald.recipes.hierfavg import hierfavg as hierfavg
 from piebald.recipes.ifca import ifca as ifca
 from piebald.recipes.lg_fedavg import lg_fedavg as lg_fedavg

@@ -75,8 +75,10 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
     staleness: int
 
 
-def cohort_of(results: Sequence[Result], version: int, trained: int | None = None) -> Cohort:
-    """The updates of these results, which all have one, as a cohort; `trained` as in `contracts.Cohort`."""
+def cohort_of(
+    results: Sequence[Result], version: int, trained: int | None = None, held: Sequence[Tensor | None] = ()
+) -> Cohort:
+    """The updates of these results, which all have one, as a cohort; `trained` and `held` as in `contracts.Cohort`."""
     return Cohort(
         [result.task.client for result in results],
         [result.task.version for result in results],
@@ -85,6 +87,7 @@ def cohort_of(results: Sequence[Result], version: int, trained: int | None = Non
         version,
         [result.task.vectors["model"] for result in results],
         trained,
+        held=held,
     )
 
 
@@ -405,8 +408,8 @@ def _plain_means(updates: Sequence[Update], names: Sequence[str]) -> dict[str, T
     pool = updates[0].partial_sum
     if pool is not None:
         return {name: (pool.vectors[name] / len(updates)).float() for name in names}
-    ones = [1.0] * len(updates)
-    return {
-        name: (weighted_sum(torch.stack([update.vectors[name] for update in updates]), ones) / len(updates)).float()
-        for name in names
-    }
+    ones, means = [1.0] * len(updates), dict[str, Tensor]()
+    for name in names:
+        own = torch.stack([update.vectors[name] for update in updates])
+        means[name] = (weighted_sum(own.flatten(1), ones) / len(updates)).float().view(own.shape[1:])
+    return means

@@ -202,17 +202,16 @@ class ServerLoop:
         committed: int = 0,
     ) -> Task:
         """Make a task; the first one of a client brings its first private numbers."""
-        shared = self.work.layout.shared
+        own = self.work.of(client)
+        shared = own.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
         if (
             not isinstance(query, KeyQuery)
-            and 0 < shared < self.work.layout.size
+            and 0 < shared < own.layout.size
             and client != SERVER_ID
             and client not in self.client_pool.initialized
         ):
-            vectors["private"] = self.recipe.sharing.initial_private(
-                self.work.initial[shared:], self.work.layout, client
-            )
+            vectors["private"] = self.recipe.sharing.initial_private(own.initial[shared:], own.layout, client)
         self._next_id += 1
         return Task(self._next_id, client, self.version, vectors, query, free, attempt, committed)
 
@@ -249,7 +248,8 @@ class ServerLoop:
         for result, why in odd:
             self._end(result, why)
         results = self._unmasked(results)
-        cohort = cohort_of(results, self.version, self.work.layout.shared_trained)
+        held = [self.work.held(result.task.client) for result in results] if self.work.own_models else ()
+        cohort = cohort_of(results, self.version, self.work.layout.shared_trained, held)
         counted = self.cluster_models.step(cohort, self._context)
         self._stalled.watch(results, counted, self)
         self.version += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ from torch import nn
 
 from piebald.models import GatedUnit
 from piebald.partition import Lists, PooledClients
+from piebald.recipe import Recipe
+from piebald.training.base import GivesOwnModels, HidesRows
 
 SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
 _TEST, _VALIDATION = 8, 6  # rows of each client
@@ -51,6 +53,22 @@ def mixing_network(seed: int = 0) -> nn.Module:
         return nn.Sequential(
             nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), GatedUnit(8, 8), nn.Linear(8, 4)
         )
+
+
+def narrowable_network(seed: int = 0) -> nn.Module:
+    """A network whose channels can be left out one by one, with batch norm and dropout."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 4)
+        )
+
+
+def hardest_network(recipe: Recipe) -> Callable[[int], nn.Module]:
+    """The hardest of these networks that a recipe can take."""
+    if isinstance(recipe.training, HidesRows):
+        return plain_network
+    return narrowable_network if isinstance(recipe.training, GivesOwnModels) else mixing_network
 
 
 def plain_network(seed: int = 0) -> nn.Module:

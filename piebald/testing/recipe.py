@@ -24,9 +24,9 @@ from piebald.scheduling.base import Scheduler
 from piebald.server_optimizer.base import ServerOptimizer
 from piebald.sharing.base import Sharing
 from piebald.testing.component import check_component
-from piebald.testing.federation import mixing_network, plain_network, uneven_clients
+from piebald.testing.federation import hardest_network, uneven_clients
 from piebald.testing.outcome import assert_same
-from piebald.training.base import HidesRows, Trainer
+from piebald.training.base import Trainer
 
 Network = Callable[[int], nn.Module]
 # Whatever could be measured, and so differ from run to run, is named.
@@ -59,7 +59,7 @@ def check_recipe(
         check_component(component)
     rebuilt = recipes.rebuild(json.loads(json.dumps(recipe.model_dump())))
     assert rebuilt == recipe, f"recipe {recipe.name!r}: its tables build another recipe"
-    made = model or (plain_network if isinstance(recipe.training, HidesRows) else mixing_network)
+    made = model or hardest_network(recipe)
     held = clients or uneven_clients()
 
     def run(where: Mapping[str, Any], **options: Any) -> Run:

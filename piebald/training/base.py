@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.model_spec import ModelSpec
+    from piebald.own_models import OwnModels
 
 
 class Trainer(Component):
     """How a client trains.  A pure function: no state but what goes in and out.
 
     What some trainers do besides is asked for by type: `KeepsClientState`, `KeepsServerVectors`, `HidesRows`,
-    `BoundsSteps`, `LimitsSteps`, `ShapesUploads`, `contracts.Personalizes`.
+    `BoundsSteps`, `LimitsSteps`, `ShapesUploads`, `GivesOwnModels`, `contracts.Personalizes`.
     """
 
     axis = "training"
@@ -80,6 +81,22 @@ class ShapesUploads(Protocol):
 
     def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
         """The shapes of such vectors, by name."""
+
+
+@runtime_checkable
+class GivesOwnModels(Protocol):
+    """A trainer that may give some clients another model than the run's, made from it."""
+
+    @property
+    def holds_parts(self) -> bool:
+        """Whether the shared numbers of some clients are a part of those of the run's model."""
+
+    def own_models(self, spec: ModelSpec) -> OwnModels | None:
+        """Who has which model, None where all have the run's.
+
+        Raises:
+            SettingError: such models cannot be made from the run's.
+        """
 
 
 @runtime_checkable

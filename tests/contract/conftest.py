@@ -14,12 +14,12 @@ from piebald import recipes
 from piebald.finished_run import Run
 from piebald.recipe import Recipe
 from piebald.testing.federation import SIZES as SIZES
-from piebald.testing.federation import mixing_network as network
+from piebald.testing.federation import hardest_network as fitting
+from piebald.testing.federation import mixing_network as network  # noqa: F401 - of the tests here
 from piebald.testing.federation import plain_network as plain_network
 from piebald.testing.federation import uneven_clients as federation
 from piebald.testing.outcome import Outcome
 from piebald.testing.outcome import assert_same as assert_same
-from piebald.training.base import HidesRows
 
 STORE = 80 << 20  # bytes of each Ray node's object store
 # Whatever could be measured and so differ from run to run is named.
@@ -46,6 +46,8 @@ TABLE: dict[str, dict[str, Any]] = {
     "silobn": {},
     "fedala": {"adaptive_layers": "*"},
     "fedamp": {"alpha": 0.4, "sigma": 20.0},
+    "heterofl": {"widths": (1.0, 0.5, 0.3, 0.5, 1.0)},
+    "fedproto": {"lam": 2.0},
     "local": {},
     "fine_tuned": {"tune_epochs": 2},
     "lg_fedavg": {},
@@ -96,11 +98,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def method(name: str, **more: Any) -> Recipe:
     """A row of the table."""
     return recipes.make(name, **{"cohort": 4, "lr": 0.1, "batch": 10} | TABLE[name] | more)
-
-
-def fitting(recipe: Recipe) -> Any:
-    """The hardest network that a recipe can take."""
-    return network if not isinstance(recipe.training, HidesRows) else plain_network
 
 
 def carry_out(recipe: Recipe, clients: Any = None, model: Any = None, **options: Any) -> Run:

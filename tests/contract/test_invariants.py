@@ -18,6 +18,7 @@ from piebald.errors import SettingError
 from piebald.partition.devices import Devices
 from piebald.runtimes.engines.stack import PRIVATE
 from piebald.runtimes.simulation.simulation import Simulation
+from piebald.training.base import ShapesUploads
 
 from .conftest import SIZES, TABLE, assert_same, carry_out, federation, method, vector
 
@@ -86,7 +87,9 @@ def test_a_cohort_of_everybody_needs_no_order(name: str) -> None:
     order = (3, 1, 4, 0, 2)
     one = carry_out(method(name, cohort=1.0), rounds=6, simulator={"fleet": SiteSpeeds(order=tuple(range(5)))})
     renumbered = [[order.index(client) for client in members] for members in TABLE[name].get("regions", ())]
-    more = {"regions": renumbered} if renumbered else {}
+    more: dict[str, Any] = {"regions": renumbered} if renumbered else {}
+    if "widths" in TABLE[name]:
+        more["widths"] = [TABLE[name]["widths"][client] for client in order]
     two = carry_out(
         method(name, cohort=1.0, **more), federation(order), rounds=6, simulator={"fleet": SiteSpeeds(order=order)}
     )
@@ -150,7 +153,9 @@ def test_the_order_of_submission_changes_nothing(name: str, listening: list[Back
 
 @pytest.mark.parametrize("aggregation", ["example_weighted", "equal_weighted"])
 def test_no_private_number_is_in_a_result(name: str, aggregation: str, listening: list[Backwards]) -> None:
-    """Listen at the seam: everything sent fits the shared slice, and no value of a private layer is in it."""
+    """Listen at the seam: everything sent fits the shared slice, or has the shape that its trainer declares, and no
+    value of a private layer is in it.
+    """
     try:
         recipe = method(name).with_(aggregation={"kind": aggregation}, scheduling={"kind": "asynchronous", "cohort": 4})
     except SettingError as error:
@@ -159,13 +164,16 @@ def test_no_private_number_is_in_a_result(name: str, aggregation: str, listening
     simulation = listening[0]
     shared, size = simulation.work.layout.shared, simulation.work.layout.size
     assert bool(simulation.private) == (size > shared)
+    trainer = simulation.work.trainer
+    declared = trainer.upload_shapes(simulation.work) if isinstance(trainer, ShapesUploads) else {}
     sent = [result for result in simulation.heard if result.task.query is None]
     assert len(sent) >= 6
     for result in sent:
         assert result.update is not None
-        for sent_vector in result.update.vectors.values():
-            assert sent_vector.numel() <= shared
-            assert not simulation.private & set(sent_vector.flatten().tolist()) - {0.0}
+        for part, sent_vector in result.update.vectors.items():
+            assert sent_vector.shape == declared[part] if part in declared else sent_vector.numel() <= shared
+            plain = {0.0, 1.0} if part in declared else {0.0}  # which classes there are
+            assert not simulation.private & set(sent_vector.flatten().tolist()) - plain
 
 
 def test_a_personal_model_scores_what_the_run_said(name: str, tmp_path: Path) -> None:

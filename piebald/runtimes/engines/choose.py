@@ -42,9 +42,7 @@ def make_engine(
 ) -> SequentialEngine:
     """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients."""
     row_loader = RowLoader(clients, device)
-    first = next((c for c in range(len(clients)) if clients.size(c, "train") != 0), 0)
-    rows = clients.rows(first, "train")
-    return ENGINES[name](work, row_loader, probe(work, rows), device, bfloat16)
+    return ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16)
 
 
 def stack_limit(work: ClientWork, device: torch.device | None = None) -> int:

@@ -13,6 +13,7 @@ from piebald import pytree
 from piebald.contracts import LocalLoss, LocalStep, SgdConfig, SgdOutcome, Split, StepsOutcome
 from piebald.machine import moved
 from piebald.parameters import matching
+from piebald.runtimes.engines.class_features import class_features
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
 from piebald.runtimes.engines.local_steps import run_steps
@@ -95,6 +96,9 @@ class EngineContext:
         found = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
         found.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
         return found.view(len(sizes), classes)
+
+    def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
+        return class_features(self.engine, self.stack.clients, model)
 
     def confusion(self, model: Tensor, split: Split) -> Tensor:
         return self.engine.confusion(self.stack.clients, model, split)

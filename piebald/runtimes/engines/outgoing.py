@@ -17,6 +17,7 @@ from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.runtimes.factored.sum_terms import KnownProducts
 from piebald.runtimes.factored.vectors import FactoredVectors, to_dense
+from piebald.training.base import ShapesUploads
 
 
 def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: TrainOutput, summed: bool) -> StackResult:
@@ -103,8 +104,12 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
         raise RuntimeFault(
             f"trainer {trainer.kind!r} declares {missing[0]!r} in uploads() but sent nothing of that name"
         )
+    known = trainer.upload_shapes(engine.work) if isinstance(trainer, ShapesUploads) else {}
     for name, part in vectors.items():
-        if shared < engine.work.layout.size and part.shape[1:].numel() > shared:
+        if name in known:  # declared with its shape, so that private numbers do not fit by chance
+            if tuple(part.shape[1:]) != known[name]:
+                raise RuntimeFault(f"trainer {trainer.kind!r} would send {name!r} of another shape than it declares")
+        elif shared < engine.work.layout.size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"trainer {trainer.kind!r} would send {name!r}, which is longer than what is shared")
 
 

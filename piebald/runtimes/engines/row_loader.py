@@ -114,6 +114,11 @@ class RowLoader:
         rows = self.gather([first], "train")
         return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
 
+    def trial_rows(self) -> Rows:
+        """The training rows of the first client that has any, to try a model on."""
+        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
+        return self.clients.rows(first, "train")
+
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""
         return (seed, self.clients.names[client] if client != SERVER_ID else SERVER_ID, rng_version, phase)

@@ -25,7 +25,7 @@ from piebald.randomness import key
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
-from piebald.runtimes.engines.model_traits import Traits
+from piebald.runtimes.engines.model_traits import Traits, probe
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
 from piebald.runtimes.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, planned_steps
 from piebald.runtimes.engines.row_values import each_loss, value_of
@@ -68,12 +68,26 @@ class SequentialEngine:
         self._tensor_spans: dict[
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
+        self._own_engines: dict[int, SequentialEngine] = {}
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
     def packer(self) -> StatePacker:
         """Packs client state."""
         return StatePacker(self.work, self.row_loader, self.module)
+
+    def of(self, client: int) -> SequentialEngine:
+        """The engine of a client's own model, made when it is first needed; this one where it has the run's."""
+        number = None if self.work.own_models is None else self.work.own_models.number(client)
+        if number is None:
+            return self
+        if number not in self._own_engines:
+            work = self.work.of(client)
+            # a part of this model behaves like it; with few channels, a trial might not show how
+            traits = self.traits if self.work.held(client) is not None else probe(work, self.row_loader.trial_rows())
+            made = type(self)(work, self.row_loader, traits, self.device, self.bfloat16)
+            self._own_engines[number] = made
+        return self._own_engines[number]
 
     # -- training
 

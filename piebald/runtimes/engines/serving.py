@@ -28,10 +28,11 @@ def serve(
 
     Args:
         engine: that trains and scores.
-        stack: the tasks.
+        stack: the tasks, of clients with one model.
         sum_request: if given, updates that may count are added to `total` and not returned.
         total: the sum so far.
     """
+    engine = engine.of(stack.clients[0])
     work, context = engine.work, EngineContext(engine, stack)
     inputs = train_input(engine, stack)
     if stack.query is not None:
@@ -51,8 +52,11 @@ def serve(
 def personal_model(
     engine: Engine, client: int, version: int, global_model: Tensor, state: Mapping[str, Tensor]
 ) -> Tensor:
-    """The model [p] that a client uses for itself, from the global model [s] and the client's state."""
-    states = {name: [tensor] for name, tensor in state.items()}
+    """The model [p] that a client uses for itself, from the global model [s] and the client's state.
+
+    Where the client has a model of its own, s and p are those of that model.
+    """
+    engine, states = engine.of(client), {name: [tensor] for name, tensor in state.items()}
     stack = ClientStack([client], [version], [version], [0], [global_model], {}, states, query=None)
     trainer, inputs = engine.work.trainer, train_input(engine, stack)
     if not isinstance(trainer, Personalizes):

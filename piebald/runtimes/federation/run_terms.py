@@ -17,7 +17,8 @@ from piebald.component import build
 from piebald.contracts import Query
 from piebald.errors import SettingError
 from piebald.models import PretrainedNetwork
-from piebald.parameters import frozen_digest
+from piebald.own_models import own_pattern
+from piebald.parameters import Layout, frozen_digest
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
 from piebald.version import __version__
@@ -44,6 +45,31 @@ def read_values(body: bytes | bytearray) -> dict[str, Any]:
     return values
 
 
+class OwnTerms(BaseModel):
+    """What the terms of a run say of a model that some clients have in the place of the run's.
+
+    Attributes:
+        private, layout, frozen, weights: as in `RunTerms`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    private: list[str]
+    layout: list[tuple[str, list[int]]]
+    frozen: str = ""
+    weights: str = ""
+
+    @classmethod
+    def of(cls, model: nn.Module, layout: Layout) -> OwnTerms:
+        """Those of a model."""
+        return cls(
+            private=sorted(layout.private),
+            layout=[(slot.name, list(slot.shape)) for slot in layout.slots],
+            frozen=frozen_digest(model),
+            weights=model.source.described if isinstance(model, PretrainedNetwork) else "",
+        )
+
+
 class RunTerms(BaseModel):
     """The terms of a run, which a site receives before its first task.
 
@@ -66,6 +92,8 @@ class RunTerms(BaseModel):
         classes: names of the classes, None where targets are not classes.
         clients: names of the clients, by number.
         sites: names of the clients' sites.
+        own_models: the models of clients that have one of their own.
+        numbers: of each client's model among these, None for the run's; empty where nobody has another one.
         lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
     """
 
@@ -90,6 +118,8 @@ class RunTerms(BaseModel):
     classes: list[str] | None = None
     clients: list[str]
     sites: list[str]
+    own_models: list[OwnTerms] = []
+    numbers: list[int | None] = []
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
@@ -107,6 +137,25 @@ class RunTerms(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
+
+    def of(self, client: int) -> RunTerms:
+        """The terms for one client, whose own model takes the place of the run's.
+
+        Raises:
+            SettingError: the experiment has none for it.
+        """
+        table = dict(self.experiment.get("model") or {})
+        tables, name = table.pop("clients", None), self.clients[client]
+        if not isinstance(tables, Mapping):
+            return self
+        chosen = {**tables, "*": table}[own_pattern([*tables, "*"], name)]
+        number = self.numbers[client] if client < len(self.numbers) else None
+        nested = isinstance(chosen, Mapping) and "clients" in chosen
+        if nested or (number is not None and not 0 <= number < len(self.own_models)):
+            raise SettingError(f"the run's terms cannot be read: they describe no model for {name!r}")
+        own = {} if number is None else dict(self.own_models[number])
+        experiment = {**self.experiment, "model": {"name": chosen} if isinstance(chosen, str) else dict(chosen)}
+        return self.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own})
 
     def use_plugins(self) -> None:
         """Import the plugins that the work of a site needs, which its policy must allow.
@@ -160,19 +209,21 @@ def terms(
     classes: Sequence[str] | None = None, lineage: str | None = None,
 ) -> bytes:  # fmt: skip
     """Serialize the terms of a run."""
-    functions = [work.objective.loss, *work.objective.metrics.values()]
+    functions, owns = [work.objective.loss, *work.objective.metrics.values()], work.own_models
+    # those with a part of the run's model are made from it by the trainer
+    others = [] if owns is None else [one for one in owns.models if one.held is None]
+    parts = [work.trainer, work.transforms, work.model, *(one.model for one in others)]
     made = RunTerms(
         piebald=__version__,
-        plugins=[tuple(one) for one in plugins.needed_by([work.trainer, work.transforms, work.model, functions])],
+        plugins=[tuple(one) for one in plugins.needed_by([*parts, functions])],
         experiment=dict(experiment),
         training=work.trainer.table(),
         transforms=[transform.table() for transform in work.transforms],
         own_query=None if work.own_query is None else work.own_query.table(),
         choice=None if work.choice is None else work.choice.table(),
-        private=sorted(work.layout.private),
-        layout=[(slot.name, list(slot.shape)) for slot in work.layout.slots],
-        frozen=frozen_digest(work.model),
-        weights=work.model.source.described if isinstance(work.model, PretrainedNetwork) else "",
+        **dict(OwnTerms.of(work.model, work.layout)),
+        own_models=[OwnTerms.of(one.model, one.layout) for one in others],
+        numbers=list(owns.numbers) if owns is not None and others else [],
         objective=work.objective.name,
         metrics=list(work.objective.metrics),
         seed=work.seed,

@@ -172,7 +172,10 @@ class ServerMessages:
         try:
             packed = one.task.query is None and self._work.compressor is not None and self._work.masking is None
             decompress = partial(self._work.decompress, task=one.task) if packed else None
-            return unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
+            update, failure = unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
+            if update is not None and one.task.query is None:
+                update = self._work.expanded(update, one.task.client)
+            return update, failure
         except Refused:
             raise
         except Exception as error:  # whatever its bytes raise: the site must be answered, or it sends them for ever
@@ -199,7 +202,7 @@ class ServerMessages:
 
     def _send_task(self, member: Member, one: OpenTask) -> bool:
         """Send one task; returns whether it need not be sent again."""
-        state, id, body = self._state, one.task.id, pack_task(one.task)
+        state, id, body = self._state, one.task.id, pack_task(self._work.cut(one.task))
         head = Piece(
             run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=digest(body)
         )

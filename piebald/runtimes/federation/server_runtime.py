@@ -76,7 +76,7 @@ class FederationServer:
         self.credentials = provisioning.read(folder)
         sites = sites_of(self.credentials, clients)
         body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage)
-        self.shared = FederationState(sites, digest(body), timeouts)
+        self.shared = FederationState(sites, digest(body), timeouts, work.cut)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
         self._gathered = False

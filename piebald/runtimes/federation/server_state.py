@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from piebald.contracts import Checkpoint, Result, Task, Update
@@ -26,6 +26,7 @@ class FederationState:
         sites: the site of each client, by number.
         terms: digest of the run's terms.
         timeouts: how long to wait for sites.
+        cut: a task as it travels, see `ClientWork.cut`.
 
     Attributes:
         lock: guards all that is here.
@@ -40,12 +41,14 @@ class FederationState:
         closing: whether the server is being stopped.
     """
 
-    def __init__(self, sites: Sequence[str], terms: str, timeouts: Timeouts) -> None:
+    def __init__(
+        self, sites: Sequence[str], terms: str, timeouts: Timeouts, cut: Callable[[Task], Task] = lambda task: task
+    ) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.members = [Member(name) for name in sites]
         self.number = {member.name: number for number, member in enumerate(self.members)}
-        self.terms, self.timeouts = terms, timeouts
+        self.terms, self.timeouts, self._cut = terms, timeouts, cut
         self.epoch, self.run = secrets.token_hex(8), secrets.token_hex(8)
         self.version, self.now = 0, 0.0
         self.started = self.dismissed = self.closing = False
@@ -94,7 +97,7 @@ class FederationState:
     def add_result(self, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False) -> None:
         """Add the outcome of a task."""
         free = one.task.free
-        down = 0 if free else nbytes(one.task.vectors)
+        down = 0 if free else nbytes(self._cut(one.task).vectors)
         up = 0 if free or update is None else update.nbytes
         self._arrived.append(Result(one.task, update, one.sent, self.clock(), down, up, failure, refused))
 

@@ -82,7 +82,7 @@ class Simulation:
         for task in tasks:
             event = Event(task, self._now, sum_request, self._batches)
             if not task.free:
-                event.bytes_down = nbytes(task.vectors)
+                event.bytes_down = nbytes(self.work.cut(task).vectors)
                 if self._times.drops_out(task):
                     event.served, event.failure = True, LOST
             heapq.heappush(self._due, Due(self._times.earliest(event), task.id, event))
@@ -251,7 +251,7 @@ class Simulation:
         update = result.update(row)
         if partial_sum is not None:
             update = Update({}, update.examples, update.steps, update.metrics, update.norm, partial_sum, update.nbytes)
-        event.update = update
+        event.update = self.work.expanded(update, event.task.client) if event.task.query is None else update
         if event.task.query is None:
             self.state_store.hold(event.task, {name: _alone(rows[row]) for name, rows in result.state.items()})
             event.counts = event.failure is None and math.isfinite(update.norm)
@@ -260,17 +260,20 @@ class Simulation:
 
     def _stack(self, events: list[Event]) -> ClientStack:
         tasks = [event.task for event in events]
-        states = [self.state_store.recall(task) for task in tasks]
+        states, models = [self.state_store.recall(task) for task in tasks], dict[int, Tensor]()
         sent = [
             {n: p for n, p in a.vectors.items() if n not in ("model", PRIVATE) and not n.startswith(MASKING)}
             for a in tasks
         ]
+        for task in tasks:  # what all of them share stays one tensor
+            if id(task.vectors["model"]) not in models:
+                models[id(task.vectors["model"])] = self.work.cut(task).vectors["model"]
         return ClientStack(
             clients=[task.client for task in tasks],
             versions=[task.version for task in tasks],
             rng_versions=[task.rng_version for task in tasks],
             committed=[task.committed for task in tasks],
-            models=[task.vectors["model"] for task in tasks],
+            models=[models[id(task.vectors["model"])] for task in tasks],
             vectors={name: [vectors[name] for vectors in sent] for name in sent[0]},
             state={name: [state[name] for state in states] for name in states[0]},
             query=tasks[0].query,
@@ -285,11 +288,13 @@ class Simulation:
         return 1.0 if size is None else float(size)
 
     def _cut(self, order: list[int], events: list[Event]) -> list[list[int]]:
-        """Split events into stacks, by number; clients of a large model only with others that have the same start."""
-        size, stacks = self._stack_size(events), dict[int, list[list[int]]]()
+        """Split events into stacks, by number: clients with one model, and of a large one with the same start."""
+        size, stacks, owns = self._stack_size(events), dict[Any, list[list[int]]](), self.work.own_models
         apart = self.work.layout.size >= _LARGE and events[0].task.query is None
         for i in order:
-            mine = stacks.setdefault(id(events[i].task.vectors["model"]) if apart else 0, [[]])
+            task = events[i].task
+            number = None if owns is None else owns.number(task.client)
+            mine = stacks.setdefault((number, id(task.vectors["model"]) if apart else 0), [[]])
             if len(mine[-1]) == size:
                 mine.append([])
             mine[-1].append(i)
@@ -306,7 +311,7 @@ class Simulation:
     def _room(self) -> tuple[int, int]:
         """Bytes of shared memory for a message, and how many clients' vectors fit into it with two to spare."""
         vectors = 2 + len(self.state_store.fresh) + len(self.work.server_vectors())
-        client = 4 * self.work.layout.size * vectors
+        client = 4 * self.work.largest * vectors
         size = max(MIN_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
         return size, max(1, size // client - 2)
 

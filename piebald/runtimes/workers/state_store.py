@@ -46,10 +46,11 @@ class ClientStateStore:
 
     def first(self, task: Task) -> Mapping[str, Tensor]:
         """The state at the first contact: the trainer's, and the private parameters that were sent with the task."""
-        shared = self.work.layout.shared
-        if shared == self.work.layout.size:
-            return self.fresh
-        return self.fresh | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}
+        work = self.work.of(task.client)
+        fresh, shared = self.fresh if work is self.work else work.initial_state(), work.layout.shared
+        if shared == work.layout.size:
+            return fresh
+        return fresh | {PRIVATE: task.vectors.get(PRIVATE, work.initial[shared:])}
 
     def hold(self, task: Task, tensors: Mapping[str, Tensor]) -> None:
         """Hold the new state of a task's client until it is known whether the result counts."""

@@ -1,0 +1,31 @@
+"""HeteroFL: clients train networks of several widths, each a part of the next."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from piebald.aggregation.held_average import HeldAverage
+from piebald.recipe import Recipe
+from piebald.recipes.fedavg import fedavg
+from piebald.recipes.named import recipe
+from piebald.scheduling.cohort import CohortSize
+from piebald.training.nested_widths import NestedWidths
+from piebald.training.sgd import SgdSettings
+
+
+@recipe(
+    "Diao, Ding, Tarokh 2021, HeteroFL: computation and communication efficient federated learning for heterogeneous "
+    "clients",
+    NestedWidths,
+)
+def heterofl(
+    cohort: CohortSize = 1.0,
+    widths: tuple[float, ...] = (1.0, 0.5),
+    scaler: bool = True,
+    masked_loss: bool = False,
+    weights: Literal["examples", "equal"] = "examples",
+    **training: Unpack[SgdSettings],
+) -> Recipe:
+    """FedAvg of networks of several widths, in which each number is averaged over the clients that have it."""
+    trainer = NestedWidths(widths=widths, scaler=scaler, masked_loss=masked_loss, **training)
+    return fedavg(cohort).with_(training=trainer, aggregation=HeldAverage(weights=weights))

@@ -1,0 +1,42 @@
+"""Mean features of each class over clients' training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from piebald import pytree
+from piebald.errors import RuntimeFault
+from piebald.input_statistics import InputHooks
+from piebald.parameters import copied, head
+from piebald.runtimes.engines.engine import Engine
+
+_ROWS = 256  # rows in one forward pass
+
+
+def class_features(engine: Engine, clients: Sequence[int], models: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `contracts.ClientContext.class_features`, one client after another, summed in float64."""
+    device, layout, (classes,) = engine.device, engine.work.layout, engine.work.outputs
+    module, last = copied(engine.work.model, device).eval(), head(engine.work.model)
+    if last is None:
+        raise RuntimeFault("features are what goes into a last linear layer, which this model has not")
+    width = module.get_submodule(last).get_parameter("weight").shape[1]
+    gathered = engine.row_loader.gather(clients, "train")
+    means, counts = [], []
+    with torch.no_grad(), InputHooks(module, [last]) as inputs:
+        for model, places in zip(models, gathered.places, strict=True):
+            layout.load(module, model)
+            summed = torch.zeros(classes, width, dtype=torch.float64, device=device)
+            count = torch.zeros(classes, dtype=torch.float64, device=device)
+            for part in torch.split(torch.from_numpy(places).to(device), _ROWS):
+                rows = gathered.take(part)
+                pytree.run(module, rows.x)
+                labels = pytree.single(rows.y, "features of classes").long()
+                held = labels >= 0
+                summed.index_add_(0, labels[held], inputs.seen[last].flatten(1)[held].double())
+                count.index_add_(0, labels[held], torch.ones_like(labels[held], dtype=torch.float64))
+            means.append((summed / count.clamp(min=1).unsqueeze(1)).float())
+            counts.append(count.float())
+    return torch.stack(means), torch.stack(counts)

@@ -1,0 +1,63 @@
+"""Clients with models of their own in a real federation: what travels and what comes of it is as in the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from piebald.errors import SettingError
+from piebald.runtimes.federation.run_terms import OwnTerms, RunTerms
+
+from .conftest import Sites, carry_out, settings
+
+CASES: dict[str, dict[str, Any]] = {
+    "heterofl": {"recipe": {"name": "heterofl", "widths": [1.0, 0.5, 0.25]}},
+    "fedproto": {
+        "recipe": {"name": "fedproto"},
+        "model": {"name": "mlp", "hidden": [32], "clients": {"*[23]": {"name": "mlp", "hidden": [16, 32]}}},
+    },
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_a_federation_of_unlike_models_ends_as_the_simulator(case: str, sites: Sites) -> None:
+    made = settings(**CASES[case], rounds=2)
+    simulated = carry_out(made)
+    real = carry_out(made, credentials=str(sites.folder / "server"))
+    for name in ("bytes_down", "bytes_up"):
+        trained = [[row for row in run.results if row["kind"] == "train"] for run in (simulated, real)]
+        sent = [{row["client"]: row[name] for row in rows} for rows in trained]
+        assert sent[0] == sent[1]
+        assert len({*sent[0].values()}) == (3 if case == "heterofl" else 1)
+    assert all(row["status"] == "ok" for row in real.results)
+    torch.testing.assert_close(real.start(), simulated.start(), atol=1e-4, rtol=1e-4)
+    scores = [{(row["client"], row["metric"]): row["value"] for row in run.scores} for run in (simulated, real)]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
+    for client in range(3):
+        left = load_file(sites.folder / f"site-{client + 1}" / "model.safetensors")
+        wanted = simulated.work.of(client).layout
+        assert {name: tuple(one.shape) for name, one in left.items()} == {one.name: one.shape for one in wanted.slots}
+
+
+def test_a_site_gets_the_terms_of_its_own_model_and_of_no_other() -> None:
+    layout = [("w", [3])]
+    about: dict[str, Any] = {"piebald": "0", "training": {}, "transforms": [], "private": [], "layout": layout}
+    about |= {"objective": "classification", "metrics": [], "seed": 0, "shape": [1], "outputs": [2]}
+    models: dict[str, Any] = {"name": "mlp", "clients": {"ward *": {"name": "cnn_bn"}}}
+    own = OwnTerms(private=["v"], layout=[("v", [5])])
+    made = RunTerms(
+        **about, experiment={"model": models}, clients=["home", "ward 1"], sites=["a", "b"], own_models=[own],
+        numbers=[None, 0],
+    )  # fmt: skip
+    assert made.of(0).layout == layout
+    assert made.of(0).experiment == {"model": {"name": "mlp"}}
+    assert (made.of(1).layout, made.of(1).private) == ([("v", [5])], ["v"])
+    assert made.of(1).experiment == {"model": {"name": "cnn_bn"}}
+    models["clients"]["ward *"] = {"name": "mlp", "clients": {"*": {"name": "pretrained", "weights": "/etc"}}}
+    for odd in (made.model_copy(update={"experiment": {"model": models}}), made.model_copy(update={"numbers": [0, 7]})):
+        with pytest.raises(SettingError, match="describe no model for 'ward 1'"):
+            odd.of(1)
