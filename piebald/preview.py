@@ -81,7 +81,7 @@ def show(
         if others[word] and kind is None:
             raise SettingError(f"{word}.{next(iter(others[word]))} needs a {word}: add --{word} KIND")
     made = _partition(source, partition, own)
-    devices = None if fleet is None else build("fleet", {"kind": fleet} | others["fleet"])
+    devices = None if fleet is None else build("fleet", resolved({"kind": fleet} | others["fleet"]))
     assert devices is None or isinstance(devices, Devices)  # for the type checker
     rows_here = source.load()
     clients = _clients(rows_here, made, source)
@@ -122,11 +122,13 @@ def _partition(source: DataSource, kind: str | None, own: Mapping[str, Any]) -> 
 
 def _clients(rows: DataSet | Clients, partition: Partition | None, source: DataSource) -> Clients:
     from piebald.data.dataset import DataSet
+    from piebald.partition.by_owner import by_only_owner
 
     if not isinstance(rows, DataSet):
         if partition is not None:
             raise SettingError(f"{source.source} has clients already: leave --partition out")
         return rows
+    partition = partition or by_only_owner(rows)
     if partition is None:
         raise SettingError("the rows have no clients yet: add --partition KIND, or --client COLUMN for a table")
     return partition.split(rows)
