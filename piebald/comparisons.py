@@ -24,7 +24,7 @@ _OWN = {"recipe", "clients", "model", "seed", "out", "label", "progress"}  # arg
 
 @checked
 def compare(
-    methods: Mapping[str, Recipe] | Sequence[Recipe | str],
+    methods: Mapping[str, Recipe | str] | Sequence[Recipe | str],
     clients: Clients | Any,
     model: Model | Mapping[str, Model],
     *,
@@ -38,7 +38,7 @@ def compare(
     All recipes are prepared and checked before the first one trains.
 
     Args:
-        methods: recipes by label, or a list of recipes or names of recipes.
+        methods: recipes or their names, by label or in a list.
         clients, options: see `run`.  If the clients are a function of the seed, each seed has its own partition, the
             same for all recipes.
         model: see `run`, for all recipes; or a mapping from labels to models, where recipes need different ones.  If it
@@ -132,9 +132,9 @@ def _planned(
             yield _Planned(label, recipe, federation, models[label], seed, folder)
 
 
-def _by_label(methods: Mapping[str, Recipe] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:
+def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:
     if isinstance(methods, Mapping):
-        return methods
+        return {label: recipes.make(one) if isinstance(one, str) else one for label, one in methods.items()}
     made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
     named = {method.name: method for method in made}
     if len(named) < len(made):

@@ -32,6 +32,8 @@ from piebald.experiment_sections import (
     own_section,
     place_source,
 )
+from piebald.objective import unfit_classes
+from piebald.partition.by_owner import by_only_owner
 from piebald.partition.data_source import DataSource
 from piebald.recipe import Recipe
 from piebald.recipe_settings import check_once
@@ -122,6 +124,7 @@ class ExperimentSettings(Section):
             plugins.search(place)
         for flag in flags:
             document.set(flag)
+        place_source(document, Path.cwd())  # of --set; that of the file is absolute by now
         if out is not None:
             document.put("out", out, "--out")
         given = document.values.get("runtime")
@@ -324,6 +327,7 @@ class ExperimentSettings(Section):
                     f"{self._at('partition')}: {self.data.source} has clients already: remove [partition]"
                 )
             return rows
+        partition = partition or by_only_owner(rows)
         if partition is None:
             raise SettingError(f"{self._document.name} needs a section [partition] with a kind, or a client in [data]")
         assert isinstance(partition, Partition)
@@ -363,6 +367,8 @@ class ExperimentSettings(Section):
         shape, y = pytree.form(rows.x), pytree.leaves(rows.y)
         if clients.classes is None and isinstance(rows.y, Tensor) and not rows.y.dtype.is_floating_point:
             raise SettingError(f"{self._at('data')}: the clients' targets are classes without names: give classes")
+        if why := unfit_classes(self.loss, clients.classes):
+            raise SettingError(f"{self._at('loss')}: {why}")
         outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
 
         def made(seed: int) -> nn.Module:

@@ -91,7 +91,7 @@ OBJECTIVES = {
     "survival": Objective("survival", survival_loss, {"concordance": Concordance()}, compares_rows=True),
     "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }
-
+_OF_NUMBERS = ("regression", "l1", "huber")
 
 METRICS: dict[str, Any] = {
     "absolute_error": absolute_error,
@@ -142,6 +142,17 @@ def objective_for(
     if objective.name == "survival":
         _check_survival(targets)
     return objective
+
+
+def unfit_classes(loss: Any, classes: Sequence[str] | None) -> str | None:
+    """Why a loss of an experiment file does not fit targets that are classes, or None."""
+    name = loss.get("name") if isinstance(loss, Mapping) else loss
+    if classes is None or name not in _OF_NUMBERS:
+        return None
+    return (
+        f"loss {name!r} predicts numbers, but the targets are {len(classes)} classes: set regression = true in [data] "
+        "if their whole numbers are no classes"
+    )
 
 
 def _named_objective(name: str) -> Objective:

@@ -20,16 +20,18 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.errors import SettingError, shown, unknown
 from piebald.objective import Objective, named_metrics, objective_for
+from piebald.origins import is_reference as is_reference
+from piebald.origins import modules_named_in, modules_of
 from piebald.pytree import Tree
 
 GROUP = "piebald.components"  # of entry points
@@ -47,11 +49,6 @@ class Plugin(NamedTuple):
 
     module: str
     version: str
-
-
-def is_reference(name: object) -> bool:
-    """Whether a name has the form "module:name" or "file.py:name"."""
-    return isinstance(name, str) and ":" in name
 
 
 def search(folder: Path | str) -> None:
@@ -163,32 +160,38 @@ def discover() -> None:
 
 
 def resolved(value: Any) -> Any:
-    """A component's table with kinds in place of references, also in tables inside of it; other values as they are."""
-    if is_reference(value):
-        return _kind(value)
-    if isinstance(value, Mapping):
-        table = {key: resolved(inner) if isinstance(inner, Mapping | list | tuple) else inner for key, inner in
-                 value.items()}  # fmt: skip
-        if is_reference(table.get("kind")):
-            table["kind"] = _kind(table["kind"])
-        elif isinstance(table.get("kind"), str):
-            _discover_if_unknown(table["kind"])
-        return table
+    """A component's kind or table, or a list of them, with kinds in place of references; other values as they are.
+
+    Inside of a table only kinds are looked at: other text may have a colon.
+    """
     if isinstance(value, list | tuple):
         return [resolved(inner) for inner in value]
-    if isinstance(value, str):
-        _discover_if_unknown(value)
-    return value
+    return _kind_of(value) if isinstance(value, str) else _with_kinds(value)
+
+
+def built(axis: str, given: Any) -> Component:
+    """`component.build`, where a kind may be "module:name", and a function stands for the kind "function" of its axis.
+
+    Raises:
+        SettingError: see `find` and `component.build`.
+    """
+    if "function" in Component.registry.get(axis, {}):
+        found = find(given, axis) if is_reference(given) else given
+        if callable(found) and not isinstance(found, Component | type):
+            given = {"kind": "function", "function": given}
+    return build(axis, resolved(given))
 
 
 def objective_named(targets: Tree, loss: Any, metrics: Any) -> Objective:
     """`objective.objective_for`, where the loss and metrics may be named as "module:name".
 
-    A metric is then called by the name alone.
+    A metric is then called by the name alone.  The settings beside the name of a loss are its arguments.
     """
-    named = loss
-    if is_reference(loss):
-        loss = find(loss, "loss")
+    settings = dict(loss) if isinstance(loss, Mapping) else {"name": loss}
+    named = settings.pop("name", None)
+    if is_reference(named):
+        loss = find(named, "loss")
+        loss = partial(loss, **settings) if settings and callable(loss) else loss
     if isinstance(metrics, list | tuple) and any(is_reference(metric) for metric in metrics):
         name = objective_for(targets, loss).name
         metrics = {_short(metric): _metric(metric, name) for metric in metrics}
@@ -207,13 +210,15 @@ def _metric(name: str, objective: str) -> Any:
     return found() if isinstance(found, type) else found  # a class of torchmetrics
 
 
-def needed_by(values: Iterable[Any]) -> tuple[Plugin, ...]:
+def needed_by(values: Iterable[Any], named: Any = None) -> tuple[Plugin, ...]:
     """The modules outside of Piebald, Python and torch that define these objects or their classes.
 
     Args:
         values: components, models, functions; components and sequences inside of them are looked into.
+        named: tables such as the settings of an experiment file; the modules that they name are added, by `plugins`, a
+            kind, or a reference, if they were imported.
     """
-    modules = {module for value in values for module in _modules(value)}
+    modules = {module for value in values for module in modules_of(value)} | modules_named_in(named)
     return tuple(Plugin(module, version(module)) for module in sorted(modules))
 
 
@@ -348,36 +353,24 @@ def _is_allowed(module: str) -> bool:
     return any(module == one or module.startswith(f"{one}.") for one in (*_allowed, "piebald"))
 
 
+def _kind_of(name: str) -> str:
+    if is_reference(name):
+        return _kind(name)
+    if not any(name in kinds for kinds in Component.registry.values()):
+        discover()
+    return name
+
+
+def _with_kinds(value: Any) -> Any:
+    """Tables with kinds in place of references, at every depth."""
+    if isinstance(value, Mapping):
+        table = {key: _with_kinds(inner) for key, inner in value.items()}
+        return table | {"kind": _kind_of(table["kind"])} if isinstance(table.get("kind"), str) else table
+    return [_with_kinds(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _kind(reference: str) -> str:
     found = find(reference, "component")
     if not (isinstance(found, type) and issubclass(found, Component) and found.kind):
         raise SettingError(f"{reference} must be a component, a class like piebald.training.Trainer, got {found!r}")
     return found.kind
-
-
-def _discover_if_unknown(kind: str) -> None:
-    if not any(kind in kinds for kinds in Component.registry.values()):
-        discover()
-
-
-def _modules(value: Any) -> set[str]:
-    """Modules of an object's class, and of the components, classes and functions inside of it."""
-    if isinstance(value, Component):
-        inner = {module for name in type(value).model_fields for module in _modules(getattr(value, name))}
-        named = {reference.rpartition(":")[0] for reference in value.references()}
-        return inner | _foreign(type(value).__module__) | {found for one in named for found in _foreign(one)}
-    if isinstance(value, Mapping):
-        return {module for one in value.values() for module in _modules(one)}
-    if isinstance(value, list | tuple):
-        return {module for one in value for module in _modules(one)}
-    if callable(value) or isinstance(value, type):
-        return _foreign(getattr(value, "__module__", None) or type(value).__module__)
-    return _foreign(type(value).__module__)
-
-
-def _foreign(module: str) -> set[str]:
-    top = module.partition(".")[0]
-    ours = (
-        top in {"piebald", "torch", "torchmetrics", "numpy", "builtins", "__main__"} or top in sys.stdlib_module_names
-    )
-    return set() if ours else {module}

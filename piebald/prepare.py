@@ -18,8 +18,8 @@ from piebald.aggregation.base import AsksSenders
 from piebald.callbacks import Tracker, trackers_of
 from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
-from piebald.component import Component, build
-from piebald.contracts import Clients, HasServerRows, HoldsRows, RowsAtSites, Split
+from piebald.component import Component
+from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.given_models import GivenModels, kept, outputs_of
@@ -29,11 +29,12 @@ from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout, frozen_digest
 from piebald.partition import clients_from
-from piebald.plugins import needed_by, objective_named
+from piebald.plugins import built, needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
 from piebald.queries.evaluate import Evaluate
 from piebald.recipe import Recipe
+from piebald.recipes.named import maker
 from piebald.runtimes.base import RuntimeSettings
 from piebald.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
@@ -201,7 +202,7 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
         raise SettingError(
             f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
         )
-    where = build("runtime", {"kind": runtime} if isinstance(runtime, str) else runtime)
+    where = built("runtime", runtime)
     assert isinstance(where, RuntimeSettings)
     return where.resolved(work, clients, cohort_size(cohort, len(clients)))
 
@@ -252,6 +253,8 @@ def _meta(
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
     (rounds, _), metrics = options.length(), options.metrics
+    of_users = [*recipe.components, maker(recipe), work.model, objective.loss, objective.metrics]
+    of_users += trackers_of(options.trackers)
     return {
         "piebald": __version__,
         "torch": torch.__version__,
@@ -263,9 +266,7 @@ def _meta(
         "seed": options.seed,
         "loss": _plain(options.loss),
         "objective": objective.name,
-        "plugins": [
-            list(one) for one in needed_by([*recipe.components, work.model, objective.loss, objective.metrics])
-        ],
+        "plugins": [list(one) for one in needed_by(of_users, [options.settings, recipe.name])],
         "metric": objective.metric,
         "higher_is_better": objective.higher_is_better,
         "model": type(work.model).__name__,

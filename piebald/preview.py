@@ -12,7 +12,7 @@ from piebald import pytree
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
 from piebald.partition.data_source import DataSource
-from piebald.plugins import resolved
+from piebald.plugins import built
 
 if TYPE_CHECKING:
     from piebald.contracts import Clients, Fleet
@@ -71,7 +71,6 @@ def show(
     Raises:
         SettingError: a name or a setting is wrong.
     """
-    from piebald.component import build
     from piebald.partition import Devices, collect, measure, pictures
     from piebald.partition.heterogeneity import UNITS
     from piebald.partition.survey import embedding
@@ -81,7 +80,7 @@ def show(
         if others[word] and kind is None:
             raise SettingError(f"{word}.{next(iter(others[word]))} needs a {word}: add --{word} KIND")
     made = _partition(source, partition, own)
-    devices = None if fleet is None else build("fleet", {"kind": fleet} | others["fleet"])
+    devices = None if fleet is None else built("fleet", {"kind": fleet} | others["fleet"])
     assert devices is None or isinstance(devices, Devices)  # for the type checker
     rows_here = source.load()
     clients = _clients(rows_here, made, source)
@@ -107,14 +106,13 @@ def show(
 
 
 def _partition(source: DataSource, kind: str | None, own: Mapping[str, Any]) -> Partition | None:
-    from piebald.component import build
     from piebald.partition import Partition
 
     if kind is None and source.client is not None:
         kind, own = "by_owner", {"owner": source.client, **own}
     if kind is None:
         return None
-    made = build("partition", resolved({"kind": kind, **own}))
+    made = built("partition", {"kind": kind, **own})
     if not isinstance(made, Partition):
         raise SettingError(f"partition {kind!r} has its rows elsewhere, so there is nothing to show")
     return made
@@ -122,11 +120,13 @@ def _partition(source: DataSource, kind: str | None, own: Mapping[str, Any]) -> 
 
 def _clients(rows: DataSet | Clients, partition: Partition | None, source: DataSource) -> Clients:
     from piebald.data.dataset import DataSet
+    from piebald.partition.by_owner import by_only_owner
 
     if not isinstance(rows, DataSet):
         if partition is not None:
             raise SettingError(f"{source.source} has clients already: leave --partition out")
         return rows
+    partition = partition or by_only_owner(rows)
     if partition is None:
         raise SettingError("the rows have no clients yet: add --partition KIND, or --client COLUMN for a table")
     return partition.split(rows)

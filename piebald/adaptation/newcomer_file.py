@@ -67,9 +67,10 @@ def _of_table(path: Path, target: str | None, given: Mapping[str, Any]) -> Any:
     """A table with the columns of the run's own."""
     if target is None:
         raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
-    frame = read_table(path)
+    frame = read_table(path, given.get("client"))
     client = given.get("client") if given.get("client") in frame.columns else None
-    return DataSource(source=str(path), client=client, target=target, features=given.get("features")).rows_of(frame)
+    more = {name: given[name] for name in ("features", "regression", "tokens") if given.get(name)}
+    return DataSource(source=str(path), client=client, target=target, **more).rows_of(frame)
 
 
 def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:

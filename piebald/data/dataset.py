@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import SkipValidation
 from torch import Tensor
 
 from piebald import pytree
 from piebald.arguments import checked_class
 from piebald.data.decoded import Decoded
-from piebald.errors import SettingError
+from piebald.errors import SettingError, shown
 from piebald.losses import IGNORED
 
 Ints = NDArray[np.int64]
@@ -22,10 +23,24 @@ Ints = NDArray[np.int64]
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """The owner of each row: `codes` [n] in range(len(names))."""
+    """The owner of each row: `codes` [n] in range(len(names)).
+
+    Raises:
+        SettingError: a code has no name.
+    """
 
     codes: Ints
     names: Sequence[str]
+
+    def __post_init__(self) -> None:
+        codes = self.codes
+        if codes.ndim != 1 or codes.dtype.kind not in "iu":
+            raise SettingError(f"codes of owners must be whole numbers [n], got {codes.dtype} {list(codes.shape)}")
+        if len(codes) and not 0 <= codes.min() <= codes.max() < len(self.names):
+            raise SettingError(
+                f"codes of owners must be in 0..{len(self.names) - 1}, since there are {len(self.names)} names, got "
+                f"{codes.min()}..{codes.max()}"
+            )
 
     @classmethod
     def of(cls, labels: NDArray[np.generic], names: Mapping[int, str] | None = None) -> Owners:
@@ -46,7 +61,7 @@ class DataSet:
         y: class numbers [n] int64, or numbers to predict [n, ...] float32, or a tuple or dict of targets.
         classes: names of the classes, None if `y` are numbers to predict.
         owners: owners of the rows, by kind ("writer", "capture"): `Owners`, or the name or number of each row's owner
-            [n].
+            [n], in a list, an array or a column of a table.
         train: row numbers of the published training part, None for all rows.
         test: row numbers of the published test part, None if there is none.
         groups: group of each row [n], such as a recording; rows of one group are never split between training and
@@ -65,7 +80,7 @@ class DataSet:
     x: pytree.Tree | Decoded
     y: pytree.Tree
     classes: Sequence[str] | None = None
-    owners: Mapping[str, Owners] = field(default_factory=dict)
+    owners: SkipValidation[Mapping[str, Owners]] = field(default_factory=dict)  # checked below: labels become Owners
     train: Ints | None = None
     test: Ints | None = None
     groups: Ints | None = None
@@ -76,7 +91,10 @@ class DataSet:
 
     def __post_init__(self) -> None:
         if not isinstance(self.owners, Mapping):
-            raise SettingError(f"owners must be a mapping from kinds to the owner of each row, got {self.owners!r}")
+            raise SettingError(
+                "owners must be a mapping from kinds to the owner of each row, like {'writer': ['ann', 'bob', 'ann']}, "
+                f"got {shown(self.owners)}"
+            )
         object.__setattr__(self, "owners", {name: _owners(name, given) for name, given in self.owners.items()})
         if any(part.dim() == 0 for tree in (self.x, self.y) for part in pytree.leaves(tree)):
             raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
@@ -161,12 +179,21 @@ def _owners(name: str, given: Any) -> Owners:
     """Owners as given, or made from a label for each row."""
     if isinstance(given, Owners):
         return given
-    labels = given.numpy() if isinstance(given, Tensor) else np.asarray(given)
-    if labels.dtype == object and all(isinstance(label, str) for label in labels.flat):
-        labels = labels.astype(str)
+    if not isinstance(name, str):
+        raise SettingError(f"owners must be called by a text, like 'writer', got {name!r}")
+    labels = given.numpy() if isinstance(given, Tensor) else _column(given)
     if labels.ndim != 1 or labels.dtype.kind not in "biuU":
         raise SettingError(
-            f"owners {name!r} must be Owners, or the name or number of each row's owner [n], "
-            f"got {labels.dtype} {list(labels.shape)}"
+            f"owners {name!r} must be Owners, or the name or number of each row's owner [n], got {shown(given)}"
         )
     return Owners.of(labels)
+
+
+def _column(given: Any) -> NDArray[Any]:
+    """Labels as an array; those that are neither all text nor all whole numbers stay objects, as nan among names."""
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        return given
+    labels = np.array(given, dtype=object)
+    flat = labels.ravel().tolist()
+    alike = any(all(isinstance(label, kind) for label in flat) for kind in (str, int | np.integer))
+    return np.array(flat).reshape(labels.shape) if alike and flat else labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,12 +71,19 @@ def audio_folder(
     return _data_set(Path(folder), (".wav",), owner, lambda path: recording(path, length, rate), lazy)
 
 
+def visible(folder: Path, pattern: str) -> Iterator[Path]:
+    """What fits a pattern in a folder; names with a dot in front are those of other programs (.ipynb_checkpoints)."""
+    for path in folder.glob(pattern):
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
+
+
 def _data_set(
     folder: Path, suffixes: Sequence[str], owner: str | None, read: Callable[[Path], NDArray[np.generic]], lazy: bool
 ) -> DataSet:
     depth = 2 if owner is None else 3
     pattern = "/".join("*" * depth)
-    files = sorted(path for path in folder.glob(pattern) if path.suffix.lower() in suffixes and path.is_file())
+    files = sorted(path for path in visible(folder, pattern) if path.suffix.lower() in suffixes and path.is_file())
     if not files:
         layout = "class/file" if owner is None else f"{owner}/class/file"
         raise SettingError(

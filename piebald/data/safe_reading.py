@@ -90,6 +90,11 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> NDAr
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise SettingError(
+                f"{path} cannot be read as npz: {entry.filename} holds Python objects, which are never unpickled: save "
+                "numbers, or text with array.astype(str)"
+            )
         if math.prod(shape) * dtype.itemsize > entry.file_size:
             raise SettingError(f"{path}: {entry.filename} claims to be {list(shape)} but has {entry.file_size} bytes")
     with archive.open(entry) as file:

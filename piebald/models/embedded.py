@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from piebald import pytree
+from piebald import plugins, pytree
 from piebald.arguments import Count, checked
 from piebald.contracts import Clients, Rows, Split
-from piebald.errors import unknown
+from piebald.errors import SettingError, unknown
 from piebald.models.extractors import EXTRACTORS, embed
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -93,8 +93,8 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
 
     Args:
         clients: the clients with the rows.
-        extractor: "squeezenet" (images), "log_mel" (recordings), or any module that maps inputs [batch, ...] to
-            [batch, d].
+        extractor: "squeezenet" (images), "log_mel" (recordings), any module that maps inputs [batch, ...] to
+            [batch, d], or "module:name" for one of a plugin, or for a class or function that makes it.
         key: name under which a module's embeddings are cached on disk; those of named extractors always are.
         batch: rows per batch.
 
@@ -104,9 +104,19 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
     """
     if isinstance(extractor, nn.Module):
         return Embedded(clients, extractor, key, batch)
+    if plugins.is_reference(extractor):
+        return Embedded(clients, _of_plugin(extractor), key, batch)
     if extractor not in EXTRACTORS:
         raise unknown("extractor", extractor, EXTRACTORS)
     return Embedded(clients, EXTRACTORS[extractor](), key or extractor, batch)
+
+
+def _of_plugin(reference: str) -> nn.Module:
+    found = plugins.find(reference, "extractor")
+    made = found if isinstance(found, nn.Module) else plugins.call(reference, "extractor")
+    if not isinstance(made, nn.Module):
+        raise SettingError(f"extractor {reference!r} must be or make a torch.nn.Module, got {type(made).__name__}")
+    return made
 
 
 def _embedded(network: nn.Module, x: pytree.Tree, name: str | None, batch: int) -> Tensor:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from piebald.data.dataset import DataSet, Owners
 
 
+def by_only_owner(data: DataSet) -> ByOwner | None:
+    """The partition of rows that come with owners of one kind alone, or None."""
+    return ByOwner(owner=next(iter(data.owners))) if len(data.owners) == 1 else None
+
+
 class ByOwner(Partition):
     """One client for each owner, or owners merged into `clients` of nearly equal size.
 

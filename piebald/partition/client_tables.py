@@ -5,6 +5,10 @@ Packages are imported only to read a file; objects that are passed in bring thei
 
 from __future__ import annotations
 
+import csv
+import gzip
+import re
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +41,7 @@ class Table:
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+OTHERS = (",", ";", "\t")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 
 
@@ -45,11 +50,18 @@ def is_table(path: str | Path) -> bool:
     return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
 
 
-def read_table(path: Path) -> Any:
+def read_table(path: Path, names: str | None = None) -> Any:
     """Read a CSV or Parquet file as a pandas DataFrame.
 
+    A text file may have commas, semicolons (with decimal commas or points) or tabs, and a byte order mark.
+
+    Args:
+        path: the file.
+        names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
+            and "NA" is a name.
+
     Raises:
-        SettingError: the file is missing or cannot be read, or pyarrow is missing.
+        SettingError: the file is missing or cannot be read, a column has two places, or pyarrow is missing.
     """
     import pandas
 
@@ -62,13 +74,60 @@ def read_table(path: Path) -> Any:
         check_table(path, SEPARATORS.get(suffix))
         if suffix in PARQUET:
             return pandas.read_parquet(path)
-        return pandas.read_csv(path, sep=SEPARATORS[suffix])
+        return _read_text(path, SEPARATORS[suffix], names)
+    except UnicodeDecodeError:
+        raise SettingError(f"{path} is no text in UTF-8: save it as UTF-8") from None
     except ImportError:
         raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
     except SettingError:
         raise
-    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error) as error:
-        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({error})") from None
+    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error, csv.Error) as error:
+        why = " ".join(str(error).split())
+        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({why})") from None
+
+
+def _read_text(path: Path, separator: str, names: str | None) -> Any:
+    """Read a CSV file with this separator, or with the one that its first line has instead."""
+    import pandas
+
+    separator, header = _header(path, separator)
+    if twice := next((column for column in header if column and header.count(column) > 1), None):
+        raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
+    options: dict[str, Any] = {"sep": separator, "index_col": False, "low_memory": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            frame = pandas.read_csv(path, **options)
+            if separator == ";":  # where the decimal separator may be a comma
+                other = pandas.read_csv(path, decimal=",", **options)
+                frame = max(frame, other, key=lambda one: one.select_dtypes("number").shape[1])
+        except pandas.errors.ParserWarning:
+            raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
+        if names in header:
+            alone: dict[str, Any] = {"usecols": [names], "dtype": str, "keep_default_na": False, "na_values": [""]}
+            as_written = pandas.read_csv(path, **options, **alone)
+            frame[names] = _counted(as_written[names])
+    return frame
+
+
+def _header(path: Path, separator: str) -> tuple[str, list[str]]:
+    """The separator of a file and the names in its first line."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    found: dict[str, list[str]] = {}
+    for one in (separator, *OTHERS):
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            found[one] = next(csv.reader(file, delimiter=one), [])
+        if len(found[one]) > 1:
+            return one, found[one]
+    return separator, found[separator]
+
+
+def _counted(names: Any) -> Any:
+    """Names as numbers where all of them are whole numbers as Python writes them, so that 2 comes before 10."""
+    whole = re.compile(r"0|-?[1-9]\d{0,17}")
+    if names.isna().any() or not all(whole.fullmatch(name) for name in names):
+        return names
+    return names.astype("int64")
 
 
 def _columns(
@@ -89,6 +148,10 @@ def _columns(
             raise unknown("column", column, known)
     if not chosen:
         raise SettingError(f"there is no column to predict from: the table has only {', '.join(known)}")
+    if features is not None and (twice := next((one for one in chosen if chosen.count(one) > 1), None)):
+        raise SettingError(f"features must be different columns, got {twice!r} twice")
+    if client == target and not owned:
+        raise SettingError(f"client and target must be different columns, got {client!r} for both")
     for role, column in (("client", client), ("target", target)):
         if column in chosen:
             raise SettingError(f"features must not include the {role} column {column!r}: leave it out")
@@ -126,6 +189,11 @@ def from_frame(
     if odd := [column for column in frame.columns if not isinstance(column, str)]:
         raise SettingError(f"column names must be text, got {odd[0]!r}: rename them with frame.rename(columns=str)")
     whose, target, chosen = _columns(list(frame.columns), client, target, features, not owned and client is None)
+    if features is None and (nameless := next(filter(re.compile(r"Unnamed: \d+").fullmatch, chosen), None)):
+        raise SettingError(
+            f"the table has a column without a name ({nameless}), as pandas writes row numbers: save it with "
+            "index=False, or list the columns to predict from in features"
+        )
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
     for column in (whose, target, *chosen):
@@ -249,7 +317,10 @@ def _hub_rows(
     else:
         x = inputs(np.stack(columns, 1) if columns[0].ndim == 1 else columns[0], f"column {chosen[0]!r}", tokens)
     y = array(_simple(rows[target], target), f"column {target!r}", "targets")
-    return x, y, _simple(rows[client], client), getattr(described[target], "names", None)
+    owner = _simple(rows[client], client)
+    if client != target and (called := getattr(described[client], "names", None)):  # numbers of a ClassLabel
+        owner = np.array(called)[owner]
+    return x, y, owner, getattr(described[target], "names", None)
 
 
 def _simple(values: Any, column: str) -> Array:

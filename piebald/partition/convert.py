@@ -53,6 +53,8 @@ def array(value: Any, who: str, what: str) -> Array:
         found = np.empty(1, dtype=object)
     if found.dtype == object and found.ndim == 1 and len(found) and all(isinstance(word, str) for word in found):
         found = found.astype(str)
+    if found.dtype.kind == "S":
+        found = np.char.decode(found, "utf-8", "replace")
     if found.dtype.kind not in "biufU":
         raise SettingError(
             f"{who}: {what} must be one array of numbers with rows of one shape, got {_describe(value, found)}: "
@@ -196,11 +198,15 @@ def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array
     if odd.size and int(odd.min()) < 0:
         raise SettingError(
             f"{who}: class numbers must be at least 0, got {int(odd.min())}: "
-            "number them from 0, or pass floats to predict numbers"
+            "number them from 0, or pass floats, or regression = true, to predict numbers"
         )
     limit = MOST_CLASSES if classes is None else len(classes)
     if y.size and int(y.max()) >= limit:
-        advice = "pass floats to predict numbers" if classes is None else "name every class in classes"
+        advice = (
+            "pass floats, or regression = true, to predict numbers"
+            if classes is None
+            else "name every class in classes"
+        )
         raise SettingError(f"{who}: class numbers must be below {limit}, got {int(y.max())}: {advice}")
     return np.require(y, dtype=np.int64, requirements=["C", "W"])
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from piebald.component import Component, build
+from piebald import plugins
+from piebald.component import Component
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 from piebald.randomness import generator
@@ -160,6 +161,6 @@ def check_classes(change: DataChange, named: list[int], classes: int) -> None:
 
 AnyChange = Annotated[
     DataChange,
-    BeforeValidator(lambda table: build("change", table)),
+    BeforeValidator(lambda table: plugins.built("change", table)),
     PlainSerializer(lambda change: change.table()),
 ]

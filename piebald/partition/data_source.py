@@ -13,14 +13,14 @@ from piebald import plugins, pytree
 from piebald.contracts import Clients, HoldsRows
 from piebald.data import data_sets
 from piebald.data.dataset import DataSet, Owners
-from piebald.data.folders import IMAGES, audio_folder, image_folder
+from piebald.data.folders import IMAGES, audio_folder, image_folder, visible
 from piebald.data.safe_reading import read_arrays
 from piebald.errors import SettingError
 from piebald.partition.client_tables import Table, from_frame, from_hub, is_table, read_table
 from piebald.partition.collate import Collate
-from piebald.partition.convert import Array, kind, target_arrays
+from piebald.partition.convert import Array
 from piebald.partition.pairs import from_owned, from_pairs, is_owned
-from piebald.partition.sources import clients_from
+from piebald.partition.sources import clients_from, labelled
 
 
 class DataSource(BaseModel):
@@ -32,10 +32,12 @@ class DataSource(BaseModel):
             images or WAV recordings (class/file, or client/class/file where `client` is given), a folder that Hugging
             Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a function without arguments.  It
             returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything else that `clients_from` takes.
-        client: the column that names the client of each row; in a folder, what the upper folders stand for.
+        client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
+            set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict.
         features: the columns to predict from, all others by default.
         classes: names of the classes in the order of their numbers, sorted by default.
+        regression: targets are numbers to predict, also where all of them are whole.
         tokens: inputs are whole numbers for an embedding layer.
         collate: "pad" fills up sequences of unequal length and makes masks; "stack" refuses them.
         length: length of filled-up sequences, by default that of the longest one.
@@ -51,6 +53,7 @@ class DataSource(BaseModel):
     target: str | None = None
     features: list[str] | None = Field(default=None, min_length=1)
     classes: list[str] | None = Field(default=None, min_length=1)
+    regression: bool = False
     tokens: bool = False
     collate: Collate = "stack"
     length: int | None = Field(default=None, ge=1)
@@ -71,8 +74,7 @@ class DataSource(BaseModel):
             SettingError: there is no such source, it cannot be read, or holds something else.
         """
         if self.source is None:
-            self._refuse_columns()
-            return data_sets.load(self.name or "")
+            return self.rows_of(data_sets.load(self.name or ""))
         if plugins.is_reference(self.source):
             return self.rows_of(plugins.call(self.source, "data source"))
         path = Path(self.source)
@@ -81,7 +83,7 @@ class DataSource(BaseModel):
         if not path.is_file():
             raise SettingError(f"there is no file or folder {self.source!r}, and it is not 'my_data.py:load' either")
         if is_table(path):
-            return self.rows_of(read_table(path))
+            return self.rows_of(read_table(path, self.client))
         if path.suffix == ".npz":
             return self.rows_of(_arrays(path))
         raise SettingError(
@@ -93,50 +95,58 @@ class DataSource(BaseModel):
         """The rows in a value that a file held or a function returned.
 
         Args:
-            value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), or
-                anything else that `clients_from` takes.
+            value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), a torch
+                data set of such pairs, or anything else that `clients_from` takes.
 
         Raises:
             SettingError: it is something else, or settings do not fit it.
         """
-        if isinstance(value, DataSet | HoldsRows):
-            self._refuse_columns()
+        if isinstance(value, DataSet):
+            self._refuse("target", "features", "regression")
+            if self.client not in value.owners:
+                self._refuse("client")
+            return value
+        if isinstance(value, HoldsRows):
+            self._refuse("client", "target", "features", "regression")
             return value  # type: ignore[return-value]
         module = type(value).__module__.partition(".")[0]
         if module == "pandas":
             return self._data_set(from_frame(value, self.client, self.target, self.features, self.tokens, owned=False))
         if module == "datasets":
             return self._data_set(from_hub(value, self.client, self.target, self.features, self.tokens, owned=False))
-        self._refuse_columns()
+        self._refuse("target", "features")
         if is_owned(value):
             return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
-        if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple):
+        self._refuse("client")
+        pair = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple)
+        if pair or isinstance(value, torch.utils.data.Dataset):
             return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))
-        return clients_from(value, classes=self.classes, tokens=self.tokens, collate=self.collate, length=self.length)
+        shared = self.model_dump(include={"classes", "regression", "tokens", "collate", "length"})
+        return clients_from(value, **shared)
 
     def _data_set(self, table: Table, owner: str | None = None) -> DataSet:
-        named = self.classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
         what = str(self.source)
-        y = target_arrays(table.y, what, named)
-        if named is None and kind(y) == "whole":
-            named = [str(number) for number in range(int(y.max()) + 1)]
+        y, named = labelled(table, self.classes, self.regression, what)
         owner = self.client or owner
         return DataSet(
             name=Path(what).name,
             x=pytree.mapped(torch.from_numpy, table.x),
             y=pytree.mapped(torch.from_numpy, y),
-            classes=None if named is None or kind(y) != "whole" else [str(name) for name in named],
+            classes=named,
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
             features=self.features if isinstance(table.x, np.ndarray) and table.x.ndim == 2 else None,
             source="your own",
         )
 
     def _folder(self, path: Path) -> DataSet | Clients:
-        if (path / "dataset_info.json").is_file() or (path / "state.json").is_file():
+        if any((path / name).is_file() for name in ("dataset_info.json", "state.json", "dataset_dict.json")):
             return self.rows_of(_saved(path))
         if self.target is not None or self.features is not None:
             raise SettingError(f"{path} is a folder, whose classes are its folders: remove target and features")
-        suffixes = {file.suffix.lower() for file in path.glob("*/*" if self.client is None else "*/*/*")}
+        self._refuse("regression")
+        suffixes = {file.suffix.lower() for file in visible(path, "*/*" if self.client is None else "*/*/*")}
+        if ".wav" in suffixes and suffixes & set(IMAGES):
+            raise SettingError(f"{path} holds images and WAV recordings: leave one of them")
         if ".wav" in suffixes:
             return audio_folder(path, self.seconds, self.rate, self.client)
         if suffixes & set(IMAGES):
@@ -146,11 +156,13 @@ class DataSource(BaseModel):
             f"there are no images and no WAV recordings {layout} in {path}: put one folder per class there"
         )
 
-    def _refuse_columns(self) -> None:
-        for name in ("client", "target", "features"):
-            if getattr(self, name) is not None:
+    def _refuse(self, *names: str) -> None:
+        """Refuse settings of tables, where the rows are none."""
+        for name in names:
+            if getattr(self, name) not in (None, False):
                 what = self.source or f"data set {self.name!r}"
-                raise SettingError(f"{name} names columns of a table, which {what} does not have: remove {name}")
+                has = "is about targets of a table or of arrays" if name == "regression" else "names columns of a table"
+                raise SettingError(f"{name} {has}, which {what} does not have: remove {name}")
 
 
 def _arrays(path: Path) -> tuple[Array, ...]:
@@ -170,6 +182,10 @@ def _saved(path: Path) -> Any:
             f"{path} is a Hugging Face data set, which needs datasets: pip install 'piebald[hf]'"
         ) from None
     try:
-        return load_from_disk(str(path))
+        found = load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} cannot be read as a Hugging Face data set: {error}") from None
+    if isinstance(found, dict):
+        name = next(iter(found), "train")
+        raise SettingError(f"{path} holds the splits {', '.join(found)}: name the folder of one, like {path / name}")
+    return found

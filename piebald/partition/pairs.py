@@ -149,7 +149,7 @@ def is_owned(source: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray | torch.Tensor)
+    return isinstance(value, np.ndarray | torch.Tensor) or type(value).__module__.partition(".")[0] == "pandas"
 
 
 def pair(member: Any, who: str, tokens: bool, to: Lengths | None = None) -> tuple[Any, Any]:

@@ -46,6 +46,7 @@ def clients_from(
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     common: Any = None,
+    regression: bool = False,
     tokens: bool = False,
     server_rows: Any = None,
     collate: Collate = "stack",
@@ -73,6 +74,7 @@ def clients_from(
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
+        regression: targets are numbers to predict, also where all of them are whole.
         tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
         server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
         collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
@@ -87,7 +89,7 @@ def clients_from(
         raise SettingError(f"length is that of padded sequences: leave it out, or set collate = 'pad', got {collate!r}")
     table = _table(source, client, target, features, tokens, collate, length)
     names = _different(table.names if names is None else names)
-    y, named = _labelled(table, classes)
+    y, named = labelled(table, classes, regression)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
@@ -95,19 +97,36 @@ def clients_from(
         pytree.mapped(torch.from_numpy, y),
         parts,
         names=names,
-        classes=None if named is None or kind(y) != "whole" else [str(name) for name in named],
+        classes=named,
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
     )
 
 
-def _labelled(table: Table, classes: Sequence[str] | None) -> tuple[Any, Sequence[str] | None]:
-    """Targets as numbers, and the names of the classes where targets are classes that have a name or a number."""
+def labelled(
+    table: Table, classes: Sequence[str] | None, regression: bool, what: str = "the data"
+) -> tuple[Any, list[str] | None]:
+    """Targets as numbers, and the names of the classes where targets are classes that have a name or a number.
+
+    Args:
+        table: the rows.
+        classes, regression: see `clients_from`.
+        what: where the rows come from, for messages.
+
+    Raises:
+        SettingError: targets cannot be used, or are names of classes and not numbers to predict.
+    """
+    if regression:
+        if classes is not None:
+            raise SettingError("regression predicts numbers, which have no classes: leave out one of both")
+        if kind(table.y) not in ("whole", "real"):
+            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {what}")
+        return target_arrays(table.y.astype(np.float32), what), None
     named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
-    y = target_arrays(table.y, "the data", named)
+    y = target_arrays(table.y, what, named)
     if named is None and kind(y) == "whole":
         named = [str(number) for number in range(int(y.max()) + 1)]
-    return y, named
+    return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
 
 
 def _parts(table: Table, label: Ints | None, validation: float, test: float, seed: int) -> dict[Split, Lists]:
@@ -124,7 +143,7 @@ def _table(
 ) -> Table:  # fmt: skip
     """Rows of all clients from any allowed source."""
     if isinstance(source, str | Path) and is_table(source):
-        source = read_table(Path(source))
+        source = read_table(Path(source), client)
     if _made_by(source, "pandas") and hasattr(source, "columns"):
         return from_frame(source, client, target, features, tokens)
     if _made_by(source, "flwr_datasets"):

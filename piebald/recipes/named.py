@@ -152,6 +152,11 @@ def lookup(name: str) -> _Named:
     return _Named(function, "", Trainer, name)
 
 
+def maker(recipe: Recipe) -> Callable[..., Recipe] | None:
+    """The function that makes the recipe of this name, or None where there is none."""
+    return _made[recipe.name].function if recipe.name in _made else None
+
+
 @checked
 def settings_of(name: str) -> tuple[str, ...]:
     """The names of a recipe's settings.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald import plugins, pytree
-from piebald.component import Component, build
+from piebald.component import Component
 from piebald.contracts import Rows
 from piebald.errors import SettingError, shown
 from piebald.losses import MixedTargets
@@ -234,9 +234,7 @@ def _made(given: Any) -> tuple[Component, ...]:
 
 
 def _one(given: Any) -> Component:
-    if (callable(given) and not isinstance(given, Component)) or plugins.is_reference(given):
-        given = {"kind": "function", "function": given}
-    return build("augmentation", given)
+    return plugins.built("augmentation", given)
 
 
 Augmentations = Annotated[

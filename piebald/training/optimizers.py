@@ -9,7 +9,8 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
 
-from piebald.component import Component, build
+from piebald import plugins
+from piebald.component import Component
 from piebald.contracts import StateVector, StepSettings
 from piebald.errors import SettingError
 from piebald.training.torch_adapter import RuleOptimizer
@@ -305,6 +306,6 @@ def _descend_quotient(w: Tensor, above: Tensor, below: Tensor, lr: float | Tenso
 
 AnyOptimizer = Annotated[
     Optimizer,
-    BeforeValidator(lambda table: build("optimizer", table)),
+    BeforeValidator(lambda table: plugins.built("optimizer", table)),
     PlainSerializer(lambda optimizer: optimizer.table()),
 ]

@@ -8,15 +8,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 from piebald import plugins
-from piebald.component import Component, build
+from piebald.component import Component
 from piebald.errors import SettingError, shown
 
 
 def schedule(axis: str, given: Any) -> Component:
     """A schedule from a component, its table, its kind, or a function."""
-    if callable(given) and not isinstance(given, Component):
-        given = {"kind": "function", "function": given}
-    return build(axis, given)
+    return plugins.built(axis, given)
 
 
 def called(reference: str, *numbers: int) -> float:

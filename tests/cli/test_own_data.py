@@ -125,6 +125,9 @@ def images(folder: Path, frame: pd.DataFrame) -> str:
     rng = np.random.default_rng(0)
     for file in nested(folder / "pictures", ("north", "south"), ("cat", "dog"), ".png"):
         image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).save(file)
+    (folder / "pictures" / "north" / ".ipynb_checkpoints").mkdir()  # what other programs leave is not read
+    (folder / "pictures" / "north" / ".ipynb_checkpoints" / "0.png").write_text("no image")
+    (folder / "pictures" / "north" / "cat" / "._0.png").write_text("no image")
     return 'source = "pictures", client = "hospital", side = 8'
 
 
@@ -148,7 +151,12 @@ RETURNED = {
     "a data set": "data.digits()",
     "clients": "partition.Iid(clients=3, limit=90).split(data.digits())",
     "rows and owners": "(np.random.rand(60, 4), np.arange(60) % 2, np.arange(60) % 3)",
+    "columns and owners": "(pd.DataFrame(np.random.rand(60, 4)), pd.Series(np.arange(60) % 2), "
+    "pd.Series(list('abc') * 20))",
+    "a data set with owners": "data.DataSet('d', torch.rand(60, 4), torch.arange(60) % 2, ['n', 'y'], "
+    "owners={'ward': list('abc') * 20, 'sex': list('fm') * 30})",
     "rows": "(np.random.rand(60, 4), np.arange(60) % 2)",
+    "a torch data set": "torch.utils.data.TensorDataset(torch.rand(60, 4), torch.arange(60) % 2)",
     "a table": "pd.DataFrame({'who': list('ab') * 20, 'a': range(40), 'b': 1.0, 'label': [0, 0, 1, 1] * 10})",
     "clients' own parts": "{n: {'train': (np.random.rand(9, 4), np.arange(9) % 2), 'test': (np.random.rand(3, 4), "
     "np.arange(3) % 2)} for n in 'ab'}",
@@ -156,7 +164,9 @@ RETURNED = {
 NEEDS = {
     "a data set": 'partition = { kind = "iid", clients = 3, limit = 90 }',
     "rows": 'partition = { kind = "iid", clients = 3 }',
+    "a torch data set": 'partition = { kind = "iid", clients = 3 }',
 }
+COLUMNS = {"a table": 'client = "who"\ntarget = "label"', "a data set with owners": 'client = "ward"'}
 
 
 @pytest.mark.parametrize("made", [parquet, tsv, arrays, images, recordings, saved], ids=lambda made: made.__name__)
@@ -164,8 +174,7 @@ def test_every_kind_of_source(
     command: Command, tmp_path: Path, patients: pd.DataFrame, made: Callable[[Path, pd.DataFrame], str]
 ) -> None:
     about = made(tmp_path, patients)
-    owner = 'partition = { kind = "by_owner", owner = "client" }\n' if made is arrays else ""
-    text = f"rounds = 1\ndata = {{ {about} }}\nmodel = {{ name = 'mlp' }}\nrecipe = {{ name = 'fedavg' }}\n{owner}"
+    text = f"rounds = 1\ndata = {{ {about} }}\nmodel = {{ name = 'mlp' }}\nrecipe = {{ name = 'fedavg' }}\n"
     said = command("run", write(tmp_path, text), "--out", "run", "--json")
     assert said.code == 0, said.err
 
@@ -175,13 +184,11 @@ def test_everything_a_function_may_return(command: Command, tmp_path: Path, what
     """The file is found beside the experiment, whatever the current folder is."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    code = "import numpy as np, pandas as pd\nfrom piebald import data, partition\n"
+    code = "import numpy as np, pandas as pd, torch\nfrom piebald import data, partition\n"
     code += f"def load():\n    return {RETURNED[what]}\n"
     (folder / "my_data.py").write_text(code)
-    columns = ', client = "who", target = "label"' if what == "a table" else ""
-    more = 'partition = { kind = "by_owner", owner = "client" }' if what == "rows and owners" else NEEDS.get(what, "")
-    text = f'rounds = 1\n{more}\n[data]\nsource = "my_data.py:load"\n' + columns.replace(", ", "\n")
-    text += '\n[model]\nname = "mlp"\n[recipe]\nname = "fedavg"\n'
+    text = f'rounds = 1\n{NEEDS.get(what, "")}\n[data]\nsource = "my_data.py:load"\n{COLUMNS.get(what, "")}\n'
+    text += '[model]\nname = "mlp"\n[recipe]\nname = "fedavg"\n'
     said = command("run", write(folder, text), "--out", "run", "--json")
     assert said.code == 0, said.err
 
@@ -199,6 +206,9 @@ def test_everything_a_function_may_return(command: Command, tmp_path: Path, what
             'name = "digits", client = "hospital"',
             "client names columns of a table, which data set 'digits' does not have",
         ),
+        ('source = "pickled.npz"', "y.npy holds Python objects, which are never unpickled: save numbers, or text"),
+        ('source = "both"', "both holds images and WAV recordings: leave one of them"),
+        ('source = "splits", target = "y"', "splits holds the splits train, test: name the folder of one, like"),
         ('source = "my_gone.py:load"', "there is no file my_gone.py: start in the folder that holds it"),
         ('source = "my_data.py:lod"', "there is no data source in my_data.py called 'lod': did you mean 'load'?"),
         ('source = "my_data.py:load"', "my_data.py:load fails: ZeroDivisionError: division by zero"),
@@ -208,15 +218,57 @@ def test_everything_a_function_may_return(command: Command, tmp_path: Path, what
     ],
 )
 def test_bad_sources_are_one_sentence(
-    command: Command, tmp_path: Path, patients: pd.DataFrame, line: str, message: str
+    command: Command,
+    tmp_path: Path,
+    patients: pd.DataFrame,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    message: str,
 ) -> None:
     (tmp_path / "my_data.py").write_text(
         "def load():\n    return 1 / 0\ndef leave():\n    raise SystemExit(7)\ndef three():\n    return 3\n"
     )
     (tmp_path / "my_broken.py").write_text("nothing")
+    np.savez(tmp_path / "pickled.npz", x=np.zeros((2, 2)), y=np.array(["a", "b"], dtype=object))
+    for file in ("0.png", "0.wav"):
+        (tmp_path / "both" / "cat").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "both" / "cat" / file).touch()
+    if "splits" in line:
+        datasets = pytest.importorskip("datasets")
+        rows = datasets.Dataset.from_dict({"x": [1.0], "y": [0]})
+        datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "splits"))
+        capsys.readouterr()  # its progress
     text = THREE_LINES.replace('source = "patients.csv", client = "hospital", target = "benign"', line)
     said = command("run", write(tmp_path, text + 'partition = { kind = "iid", clients = 2 }\n'), "--out", "run")
     assert said.code == 2, said
     assert message in said.err
     assert said.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_whole_numbers_are_predicted_if_the_file_says_so(
+    command: Command, tmp_path: Path, patients: pd.DataFrame
+) -> None:
+    patients.assign(benign=range(20, 320)).to_csv(tmp_path / "patients.csv", index=False)
+    text = "rounds = 1\nloss = 'huber'\n" + THREE_LINES
+    said = command("run", write(tmp_path, text), "--out", "run")
+    assert said.code == 2
+    told = "mine.toml:2: loss 'huber' predicts numbers, but the targets are 320 classes: set regression = true"
+    assert told in said.err
+    said = command("run", write(tmp_path, text), "--set", "data.regression=true", "--out", "run", "--json")
+    assert (said.code, "absolute_error" in json.loads(said.out)) == (0, True), said.err
+    said = command("adapt", "run", "--data", "patients.csv", "--json")
+    assert said.code == 0, said.err
+
+
+def test_a_source_of_the_command_line_is_found_from_everywhere(
+    command: Command, tmp_path: Path, patients: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the run folder kept it relative to the folder in which the run was started."""
+    file = write(tmp_path, THREE_LINES.replace("patients.csv", "gone.csv") + "rounds = 1\n")
+    said = command("run", file, "--set", "data.source=patients.csv", "--out", "run", "--json")
+    assert said.code == 0, said.err
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    said = command("resume", "../run", "--rounds", "2", "--json")
+    assert (said.code, json.loads(said.out)["rounds"]) == (0, 2), said.err

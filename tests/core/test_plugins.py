@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +12,24 @@ import torch
 
 import piebald
 from piebald import data, models, partition, plugins, recipes
+from piebald.callbacks import trackers_of
 from piebald.component import Component
 from piebald.errors import SettingError
+from piebald.experiment_file import ExperimentSettings
+from piebald.partition.sites import Sites
 from piebald.recipes import named
 
 LAB = '''
 """A user's module."""
+import numpy as np
 import torch
 from torch import nn
-from piebald import data, recipes
+from piebald import data, partition, recipes
+from piebald.callbacks import Callback, Tracker
+from piebald.partition.data_change import DataChange
+from piebald.partition.sizes import Sizes
+from piebald.training.augmentation import Augmentation
+from piebald.training.optimizers import Optimizer
 from piebald.aggregation.linear import Linear
 from piebald.recipes.named import recipe
 from piebald.training import Sgd
@@ -59,6 +69,44 @@ def right(outputs, targets):
 def rows():
     return data.digits()
 
+class Parity(partition.Partition):
+    def deal(self, data, rows):
+        return rows % 2, ["even", "odd"]
+
+class Halves(Sizes):
+    def counts(self, clients, rows, rng):
+        return np.full(clients, rows // 2 // clients, dtype=np.int64)
+
+class Darker(DataChange):
+    def inputs(self, x, client):
+        return x / 2
+
+class Slow(partition.Homogeneous):
+    seconds_per_step: float = 2.0
+
+class Silent(Tracker):
+    def callback(self):
+        return Callback()
+
+class Plain(Optimizer):
+    pass
+
+class Shifted(Augmentation):
+    pass
+
+def turned(x, y, rng):
+    return x.flip(-1), y
+
+def falling(version):
+    return 1 / (1 + version)
+
+def clamped(outputs, targets, most=2.0):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none").clamp(max=most)
+
+class Corner(nn.Module):
+    def forward(self, x):
+        return x[..., :4, :4].flatten(1)
+
 def fails():
     raise RuntimeError("no\\nsuch rows")
 
@@ -91,6 +139,73 @@ def test_a_component_is_named_by_its_kind_or_by_its_module(lab: str) -> None:
     assert recipes.fedavg().with_(aggregation={"kind": f"{lab}:Lessened"}) == by_module
     assert recipes.fedavg().with_(aggregation="lessened") == by_module
     assert recipes.rebuild(by_module.model_dump()) == by_module
+
+
+def test_every_part_of_a_component_takes_a_name(lab: str) -> None:
+    """As a kind alone, as the kind of a table, and as a function where functions are taken."""
+    for sizes in (f"{lab}:Halves", {"kind": f"{lab}:Halves"}):
+        split = partition.Iid(clients=2, limit=40, sizes=sizes, changes=[f"{lab}:Darker"])  # type: ignore[arg-type]
+        assert (split.sizes.kind, split.changes[0].kind) == ("halves", "darker")
+        assert split.split(data.digits()).size(0, "train") + split.split(data.digits()).size(0, "test") == 10
+    assert piebald.Simulator(fleet=f"{lab}:Slow").fleet.device(0).seconds_per_step == 2.0
+    assert [type(one).__name__ for one in trackers_of([f"{lab}:Silent", {"kind": f"{lab}:Silent"}])] == ["Silent"] * 2
+    made = recipes.fedavg(
+        optimizer=f"{lab}:Plain", lr_schedule=f"{lab}:falling", augmentation=[f"{lab}:turned", f"{lab}:Shifted"]
+    ).training.table()
+    assert made["optimizer"]["kind"] == "plain"
+    assert made["lr_schedule"] == {"kind": "function", "function": f"{lab}:falling"}
+    assert [one["kind"] for one in made["augmentation"]] == ["function", "shifted"]
+    clients = partition.Iid(clients=2, limit=40).split(data.digits())
+    assert models.embedded(clients, f"{lab}:Corner").rows(0, "train").x.shape[1:] == (16,)
+    with pytest.raises(SettingError, match=r":Net fails: TypeError: .* missing 2 required"):
+        models.embedded(clients, f"{lab}:Net")
+    objective = plugins.objective_named(
+        torch.zeros(2, dtype=torch.int64), {"name": f"{lab}:clamped", "most": 0.5}, None
+    )
+    assert objective.loss(torch.tensor([[9.0, 0.0]]), torch.tensor([1])).item() == 0.5
+    assert plugins.modules_of(objective.loss) == {lab}
+
+
+def test_only_names_of_kinds_are_looked_up() -> None:
+    """Before, any text with a colon in a list was taken for a plugin: classes, clients, layers."""
+    table = {"kind": "sites", "clients": ["a:b"], "inputs": [3], "classes": ["grade: low", "os:system"]}
+    assert plugins.resolved(table) == table
+    del table["kind"]
+    assert Sites(**table).clients_elsewhere().names == ["a:b"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"partition": {"kind": "{lab}:Parity"}},
+        {"partition": {"kind": "iid", "clients": 2, "sizes": {"kind": "{lab}:Halves"}}},
+        {"partition": {"kind": "iid", "clients": 2, "changes": ["{lab}:Darker"]}},
+        {"data": {"name": "{lab}:rows"}},
+        {"data": {"source": "{lab}.py:rows"}},
+        {"recipe": {"name": "{lab}:plain"}},
+        {"fleet": {"kind": "{lab}:Slow"}},
+        {"trackers": ["{lab}:Silent"]},
+        {"extractor": "{lab}:Corner"},
+        {"plugins": ["{lab}"]},
+    ],
+    ids=lambda table: "-".join([*table, *str(table).split("'")[3:4]]),
+)
+def test_a_run_keeps_the_modules_that_it_needs(lab: str, tmp_path: Path, table: dict[str, object]) -> None:
+    """Before, only those of the recipe's components, the model, the loss and the metrics were kept."""
+    whole = {
+        "rounds": 1,
+        "measure": "none",
+        "data": {"name": "digits"},
+        "partition": {"kind": "iid", "clients": 2, "limit": 40},
+        "model": {"name": "logistic"},
+        "recipe": {"name": "fedavg"},
+    }
+    settings = ExperimentSettings.of_table(whole | json.loads(json.dumps(table).replace("{lab}", lab)), "the test")
+    plan = settings.plan()
+    (recipe,) = plan.recipes.values()
+    more = {"settings": settings.table(), "trackers": settings.trackers, "runtime": plan.runtime}
+    run = piebald.run(recipe, plan.clients, plan.model, rounds=1, evaluate_every=0, **more)
+    assert run.meta["plugins"] == [[lab, plugins.version(lab)]]
 
 
 @pytest.mark.parametrize("form", ["{lab}:{lab}_lessened", "{lab}_lessened"])

@@ -3,10 +3,11 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
-from piebald import data
+from piebald import data, partition
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.traffic import scale_sizes
 from piebald.errors import SettingError
@@ -160,3 +161,49 @@ def test_data_sets_that_do_not_fit_together(fields, message: str) -> None:
     sound = {"name": "own", "x": torch.zeros(4, 1), "y": torch.zeros(4, dtype=torch.int64), "classes": ["a", "b"]}
     with pytest.raises(SettingError, match=message):
         DataSet(**(sound | fields))
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["b", "a", "b", "a"], ["a", "b"]),
+        (("b", "a", "b", "a"), ["a", "b"]),
+        (np.array(["b", "a"] * 2, dtype=object), ["a", "b"]),
+        (torch.tensor([10, 9, 10, 9]), ["9", "10"]),
+        ([np.int64(10), 9, 10, 9], ["9", "10"]),
+        ([True, False] * 2, ["False", "True"]),
+        (pandas.Series(["b", "a"] * 2, dtype="category"), ["a", "b"]),
+        (Owners(np.array([1, 0, 1, 0]), ["x", "y"]), ["x", "y"]),
+    ],
+)
+def test_owners_of_rows_are_names_or_numbers(given, names: list[str]) -> None:
+    made = DataSet("own", torch.zeros(4, 1), torch.zeros(4), owners={"ward": given})
+    assert made.owners["ward"].names == names
+    assert made.owners["ward"].codes.tolist() == [1, 0, 1, 0]
+    clients = partition.ByOwner(owner="ward").split(made)
+    assert list(clients.names) == names
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1.5, 2.0, 1.5, 2.0], "owners 'ward' must be Owners, or the name or number of each row's owner"),
+        (["a", float("nan"), "a", "b"], "owners 'ward' must be Owners, .* nan, "),
+        (["a", None, "a", "b"], "owners 'ward' must be Owners"),
+        (["a", 1, "a", 1], "owners 'ward' must be Owners"),
+        ([["a"], ["a", "b"], [], []], "owners 'ward' must be Owners"),
+        (np.zeros((4, 2), dtype=np.int64), "owners 'ward' must be Owners"),
+        (np.zeros(4, dtype="datetime64[D]"), "owners 'ward' must be Owners"),
+        ("abab", "owners 'ward' must be Owners, .* got 'abab'"),
+        (None, "owners 'ward' must be Owners, .* got None"),
+        (["a", "b"], "ward must have one entry for each of the 4 rows, got 2"),
+    ],
+)
+def test_other_owners_are_refused_in_a_sentence(given, message: str) -> None:
+    with pytest.raises(SettingError, match=message) as raised:
+        DataSet("own", torch.zeros(4, 1), torch.zeros(4), owners={"ward": given})
+    assert "\n" not in str(raised.value)
+    with pytest.raises(SettingError, match="owners must be a mapping from kinds to the owner of each row, like"):
+        DataSet("own", torch.zeros(4, 1), torch.zeros(4), owners=given)
+    with pytest.raises(SettingError, match=r"codes of owners must be in 0\.\.1, since there are 2 names, got 0\.\.2"):
+        Owners(np.array([0, 2]), ["a", "b"])

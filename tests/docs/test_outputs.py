@@ -20,7 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from printed import assert_alike
 
-ELSEWHERE = {"examples", "extend.md", "should-we-train-together.md"}  # pages with tests of their own
+ELSEWHERE = {
+    "examples",
+    "extend.md",
+    "federation.md",
+    "operate.md",
+    "should-we-train-together.md",
+}  # in their own tests
 
 
 def outputs(page: Path) -> Iterator[tuple[str, str, str]]:

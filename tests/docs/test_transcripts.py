@@ -1,0 +1,229 @@
+"""What the pages about federations show is what a server and three hospitals print, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from piebald.cli import main
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+from transcripts import missing, transcripts
+
+HOWTO = pages.ROOT / "docs" / "howto"
+FEDERATION, OPERATE, KEEP = (transcripts(HOWTO / f"{name}.md") for name in ("federation", "operate", "keep-running"))
+SITES = ("north", "south", "east")
+RARE = (  # lines of logs that need 20 seconds without a word, private layers, or a site that does not stay
+    "<time> waiting for ",
+    "<time> this site goes on with the state",
+    "the run is over",
+)
+# Commands of these pages that are not run here, and what compares their output instead.
+ELSEWHERE = {
+    "piebald up --local": "test_extend.py, test_examples.py",
+    "piebald server credentials/server more.toml": "tests/federation/test_going_on.py",
+    "piebald server credentials/server experiment.toml --set": "tests/federation/test_provisioning.py",
+    "piebald approve": "tests/federation/test_consent.py",
+    "piebald run secure.toml": "test_pages.py",
+    "piebald report run": "test_pages.py",
+}
+
+
+CHECK = "piebald client credentials/north --data north.csv --target diagnosis --check"
+
+
+class Federation:
+    """A server and its sites on a port of their own, with the logs of their processes."""
+
+    def __init__(self, folder: Path, ports: tuple[int, int]) -> None:
+        self.folder, self.ports = folder, dict(zip(("8477", "8478"), map(str, ports), strict=True))
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.done: set[str] = set()  # commands of the pages
+        self.unlike: list[str] = []
+
+    def here(self, text: str) -> str:
+        """Text of a page with this federation's ports."""
+        return re.sub("847[78]", lambda found: self.ports[found[0]], text)
+
+    def write(self, page: str, name: str) -> None:
+        """A file that a page shows."""
+        (block,) = [one for one in pages.blocks(HOWTO / page) if one.text.startswith(f"# {name}\n")][:1]
+        (self.folder / name).write_text(self.here(block.text), "utf-8")
+
+    def start(self, name: str, command: str, *more: str) -> None:
+        """Start a command of a page as a process; it ends with the test at the latest."""
+        self.done.add(command)
+        words = [*shlex.split(self.here(command).removeprefix("piebald ")), *more]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "piebald.cli", *words], stdout=log, stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text("utf-8", "replace")
+
+    def wait(self, name: str, text: str) -> None:
+        """Wait until the log of a process has this text, and fail if the process ends before."""
+        until = time.monotonic() + 240
+        while not re.search(text, self.log(name)):
+            assert self.running[name].poll() is None, self.log(name)
+            assert time.monotonic() < until, f"{name} does not print {text!r}:\n{self.log(name)}"
+            time.sleep(0.05)
+
+    def say(self, command: str, process: bool = False) -> str:
+        """Run a short command of a page to its end; returns what it printed."""
+        self.done.add(command)
+        words = shlex.split(self.here(command).removeprefix("piebald "))
+        if process:
+            program = [sys.executable, "-m", "piebald.cli", *words]
+            return subprocess.run(program, capture_output=True, text=True, timeout=240, check=False).stdout
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            main(words)
+        return out.getvalue()
+
+    def check(
+        self, shown: dict[str, list[str]], command: str, nth: int = 0, *, process: bool = False, numbers: bool = False
+    ) -> None:
+        """A command prints the lines that its page shows at the first or a later time; `numbers` may differ."""
+        self.compare(shown[command][nth], self.say(command, process), command, numbers)
+
+    def compare(self, shown: str, printed: str, what: str, numbers: bool = False) -> None:
+        """Note the lines of a page that are not printed."""
+        if lost := [line for line in missing(self.here(shown), printed, numbers) if not line.startswith(RARE)]:
+            self.unlike.append(f"{what} does not print {lost}, but\n{printed}")
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
+    pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
+    from piebald.runtimes.federation.local_federation import free_port
+
+    monkeypatch.chdir(tmp_path)
+    made = Federation(tmp_path, (free_port(), free_port()))
+    yield made
+    made.close()
+
+
+@pytest.mark.full
+def test_three_hospitals(hospitals: Federation) -> None:
+    prepare(hospitals)
+    train(hospitals)
+    operate(hospitals)
+    keep_running(hospitals)
+    assert hospitals.unlike == [], "\n".join(hospitals.unlike)
+    commands = {one for page in (FEDERATION, OPERATE, KEEP) for one in page if one.startswith("piebald ")}
+    assert {one for one in commands - hospitals.done if not one.startswith(tuple(ELSEWHERE))} == set()
+
+
+def prepare(world: Federation) -> None:
+    """The files of the guide, credentials, and the checks before a server is there."""
+    (tables, *_) = [block for block in pages.blocks(HOWTO / "federation.md") if block.language == "python"]
+    exec(compile(tables.text, "federation.md", "exec"), {})
+    world.write("federation.md", "federation.toml")
+    world.check(FEDERATION, "piebald provision federation.toml --out credentials")
+    listed = FEDERATION["ls -l credentials/north"][0].split()
+    assert {file.name for file in (world.folder / "credentials" / "north").iterdir()} == set(listed[8::9])
+    (site,) = [one for one in pages.blocks(HOWTO / "federation.md") if one.text.startswith("[data]\nsource")]
+    settings = site.text.replace("/data/north.csv", str(world.folder / "north.csv"))
+    (world.folder / "credentials" / "north" / "site.toml").write_text(settings, "utf-8")
+    (world.folder / "my_data.py").write_text(FEDERATION["cat my_data.py"][0], "utf-8")
+    world.write("operate.md", "experiment.toml")
+    world.check(OPERATE, "piebald server credentials/server experiment.toml --out run --check")
+    world.check(OPERATE, CHECK, process=True)
+    world.check(OPERATE, "piebald client credentials/north --data nort.csv --target diagnosis")
+
+
+def train(world: Federation) -> None:
+    """The run of the guide, from a site's last check to its end; the sites stay for the next one."""
+    shutil.copy("experiment.toml", "long.toml")
+    world.write("federation.md", "experiment.toml")
+    command = "piebald server credentials/server experiment.toml --out run"
+    world.start("first", command)
+    world.wait("first", "listening on port")
+    world.check(OPERATE, CHECK, 1, process=True)
+    starts = [one for one in FEDERATION if one.startswith("piebald client")]
+    for name, start in zip(SITES, starts, strict=True):
+        world.start(name, start, "--stay")
+    assert world.running["first"].wait(240) == 0, world.log("first")
+    world.compare(FEDERATION[command][0], world.log("first"), command)
+    world.check(FEDERATION, "piebald status run", numbers=True)
+    shutil.move("run", "first")
+
+
+def operate(world: Federation) -> None:
+    """A long run, while it goes on."""
+    shutil.move("long.toml", "experiment.toml")
+    world.start("server", "piebald server credentials/server experiment.toml --out run --status-port 8478")
+    world.wait("server", "step 3/2000")
+    world.check(OPERATE, "piebald status run", numbers=True)
+
+
+def keep_running(world: Federation) -> None:
+    """Backups, the audit log, renewed and revoked certificates, and a server that is killed."""
+    for command in ("piebald backup run backup.tar", "piebald restore backup.tar again"):
+        world.check(KEEP, command, numbers=True)
+    world.check(KEEP, "piebald audit credentials/server", numbers=True)
+    edited = Path(shutil.copytree("credentials/north", "edited")) / "audit.jsonl"
+    world.check(KEEP, next(one for one in KEEP if one.startswith("piebald audit edited --head")))
+    lines = edited.read_text("utf-8").splitlines(keepends=True)
+    lines[18] = re.sub(r'"at":"2\d', '"at":"19', lines[18])
+    edited.write_text("".join(lines), "utf-8")
+    world.check(KEEP, "piebald audit edited")
+    text = Path("federation.toml").read_text("utf-8")
+    Path("federation.toml").write_text(text.replace('"east"]', '"east", "west"]'), "utf-8")
+    world.check(KEEP, "piebald provision federation.toml --out credentials")
+    world.check(KEEP, "piebald provision federation.toml --out credentials --renew")
+    world.wait("south", "was renewed: it is valid until")
+    world.check(KEEP, "piebald provision federation.toml --out credentials --revoke south")
+    world.wait("server", "south is shut out")
+    world.running["server"].kill()
+    world.wait("north", "it is tried again every second")
+    said = "".join(world.log(name) for name in ("first", "server", *SITES))
+    for page in ("federation.md", "operate.md", "keep-running.md"):
+        logs = [block.text for block in pages.blocks(HOWTO / page) if re.match(r"\d{4}-\d\d-\d\d ", block.text)]
+        world.compare("".join(logs), said, f"the log of {page}", numbers=True)
+
+
+@pytest.mark.full
+def test_one_file_in_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the first loop of the page, and the program that compares their models."""
+    for package in ("ray", "nvflare"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    page = HOWTO / "where-it-runs.md"
+    file, loop, *_ = [block.text for block in pages.blocks(page) if block.language in ("toml", "sh")]
+    Path("experiment.toml").write_text(file, "utf-8")
+    places = re.findall("for place in (.*)", loop)[0].split()
+    (command,) = re.findall("piebald (.*)", loop)
+    for place in places:
+        words = [sys.executable, "-m", "piebald.cli", *shlex.split(command.replace("$place", place)), "--quiet"]
+        subprocess.run(words, check=True, timeout=600)
+    shown = transcripts(page)
+    Path("apart.py").write_text(shown["cat apart.py"][0], "utf-8")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        runpy.run_path("apart.py")
+    apart = {line.split()[0]: float(line.split()[1]) for line in out.getvalue().splitlines()}
+    assert list(apart) == [line.split()[0] for line in shown["python apart.py"][0].strip().splitlines()] == places
+    assert apart["simulator"] == 0
+    assert max(apart.values()) < 1e-5
