@@ -111,7 +111,10 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
         labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
     embeddings = None
     if overall.mean is not None:
-        embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(1):  # several threads take five times as long for matrices of this size
+            embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
     return Heterogeneity(
         rows=np.array([own.rows for own in statistics], dtype=np.float64),
         frechet=embeddings,
