@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,18 @@ def set_tf32(wanted: bool) -> None:
     backends: Any = torch.backends
     for one in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         one.fp32_precision = precision
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Compute with one thread, if wanted; the user's setting is restored afterwards."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from piebald.client_work import ClientWork
 from piebald.component import build
 from piebald.contracts import Clients, Fleet
-from piebald.machine import device_named, set_tf32
+from piebald.machine import device_named, one_thread, set_tf32
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.engines.choose import counted, fastest, make_engine, stack_limit, stacks
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork, one_thread
+from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork
 from piebald.runtimes.workers.state_store import ClientStateStore
 from piebald.training.sgd import Sgd
 
@@ -190,5 +190,7 @@ class Simulator(Simulated):
             set_tf32(self.tf32)
         if self.deterministic and self.device != "cpu":
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
+        device = torch.device(self.device)
+        with one_thread(device.type == "cpu" and can_fork()):  # as it will compute
+            engine = make_engine(self.engine, work, clients, device, self.bfloat16)
         return ForkedWorkers(engine, self.workers, *room) if self.workers else InProcess(engine)
