@@ -237,7 +237,7 @@ def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covarian
 def _root(covariance: Floats) -> Floats:
     """R [d, r] with R R' = covariance, of rank r."""
     with suppress(np.linalg.LinAlgError):  # a tenth of the time of eigenvalues, where none of them is about 0
-        lower = np.linalg.cholesky(covariance)
+        lower: Floats = np.linalg.cholesky(np.asarray(covariance, dtype=np.float64))
         if lower.diagonal().min() ** 2 > _CLEAR * covariance.diagonal().max():
             return lower
     values, vectors = np.linalg.eigh(covariance)
