@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,29 @@ def machine() -> dict[str, str | int]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cache_folder() -> Path | None:
+    """The user's folder for what can be made or downloaded again: the variable PIEBALD_CACHE, or the system's place.
+
+    Returns:
+        The folder, which need not exist; None where the user has no home.
+    """
+    if given := os.environ.get("PIEBALD_CACHE"):
+        return Path(given)
+    home = Path("~").expanduser()
+    if not home.is_absolute():
+        return None
+    if platform.system() == "Windows":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "piebald" / "piebald" / "Cache"
+    if platform.system() == "Darwin":
+        return home / "Library" / "Caches" / "piebald"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "piebald"
 
 
 def device_named(name: str) -> str:
