@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.aggregation.base import Aggregator
-from piebald.cohort_matrix import weighted_sum
+from piebald.cohort_matrix import divided, weighted_sum
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
 from piebald.errors import SettingError
 from piebald.runtimes.engines.stack import RunningSum
@@ -216,3 +216,13 @@ def test_steps_leave_the_old_model_alone() -> None:
 def test_optimizers_refuse_what_cannot_work(optimizer: Any, fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match=next(iter(fields))):
         optimizer(**fields)
+
+
+@pytest.mark.parametrize("whole", [3.0, 7.1, 1e-3, 60_000.0])
+def test_a_sum_is_divided_in_float64_and_rounded_once(whole: float) -> None:
+    random = torch.Generator().manual_seed(1)
+    total = torch.randn(5000, dtype=torch.float64, generator=random) * 10.0 ** torch.randint(
+        -45, 38, (5000,), generator=random
+    )
+    assert torch.equal(divided(total, whole), (total / whole).float())
+    assert not torch.equal(divided(total, whole), total.float() / whole)  # so the test would notice
