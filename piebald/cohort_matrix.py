@@ -126,6 +126,11 @@ def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
     return found
 
 
+def divided(total: Tensor, whole: float) -> Tensor:
+    """A sum [s] in float64 divided by a number and rounded to float32 once, without a quotient in float64 in memory."""
+    return torch.div(total, whole, out=total.new_empty(total.shape, dtype=torch.float32))
+
+
 def coordinates(matrix: Tensor) -> Tensor:
     """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
     inner = gram(matrix, matrix.mean(0))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,29 @@ def machine() -> dict[str, str | int]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cache_folder() -> Path | None:
+    """The user's folder for what can be made or downloaded again: the variable PIEBALD_CACHE, or the system's place.
+
+    Returns:
+        The folder, which need not exist; None where the user has no home.
+    """
+    if given := os.environ.get("PIEBALD_CACHE"):
+        return Path(given)
+    home = Path("~").expanduser()
+    if not home.is_absolute():
+        return None
+    if platform.system() == "Windows":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "piebald" / "piebald" / "Cache"
+    if platform.system() == "Darwin":
+        return home / "Library" / "Caches" / "piebald"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "piebald"
 
 
 def device_named(name: str) -> str:
@@ -56,6 +82,18 @@ def set_tf32(wanted: bool) -> None:
     backends: Any = torch.backends
     for one in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         one.fp32_precision = precision
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Compute with one thread, if wanted; the user's setting is restored afterwards."""
+    before = torch.get_num_threads()
+    if wanted:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -19,7 +19,7 @@ from piebald.callbacks import Tracker, trackers_of
 from piebald.choice import BestForEach
 from piebald.client_work import ClientWork
 from piebald.component import Component
-from piebald.contracts import Clients, HasServerRows, HoldsRows, Rows, RowsAtSites, Split
+from piebald.contracts import Clients, HasServerRows, HoldsRows, RowsAtSites, Split
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, unknown
 from piebald.given_models import GivenModels, kept, outputs_of

@@ -23,6 +23,7 @@ settings.register_profile(
 settings.load_profile("piebald")
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["PIEBALD_ENGINE_CACHE"] = "off"  # a test neither leaves anything to the next one nor in the user's folders
 
 
 def pytest_configure(config: pytest.Config) -> None:

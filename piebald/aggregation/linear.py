@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from piebald.aggregation.base import Aggregator, PreparesCohort
-from piebald.cohort_matrix import weighted_sum
+from piebald.cohort_matrix import divided, weighted_sum
 from piebald.contracts import Cohort, ServerContext, Update
 
 
@@ -34,9 +34,11 @@ class Linear(Aggregator):
             return torch.zeros(like.shape), [0.0] * len(weights)
         shares = [weight / whole for weight in weights]
         if summed is not None:
-            return (summed.vectors["model"] / whole).float(), shares
+            return divided(summed.vectors["model"], whole), shares
         assert cohort.matrix is not None
-        return (weighted_sum(cohort.matrix, weights) / whole).float(), shares
+        if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, to the bit
+            return cohort.matrix[0].clone(), shares
+        return divided(weighted_sum(cohort.matrix, weights), whole), shares
 
 
 class ExampleWeighted(Linear):

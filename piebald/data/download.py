@@ -17,8 +17,8 @@ from typing import Any
 
 from piebald.data.prepared_files import VARIABLE
 from piebald.errors import SettingError
+from piebald.machine import cache_folder
 
-CACHE = "PIEBALD_CACHE"
 TIMEOUT = 30.0  # seconds without a byte; the whole download may take longer
 ATTEMPTS = 3
 CHUNK = 1 << 16
@@ -37,11 +37,8 @@ def forbidden() -> Iterator[None]:
 
 
 def cache() -> Path:
-    """The folder for downloads: the variable PIEBALD_CACHE, or the system's cache folder."""
-    import pooch
-
-    given = os.environ.get(CACHE)
-    return Path(given) if given else Path(pooch.os_cache("piebald"))
+    """The folder for downloads, see `machine.cache_folder`; without a home, below the working folder."""
+    return cache_folder() or Path(".cache", "piebald")
 
 
 def official(folder: str, url: str, checksum: str) -> Path:

@@ -6,6 +6,7 @@ They are computed from `Statistics`, so a real federation can report them withou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 from piebald.partition.statistics import Floats, Statistics, total
+
+_CLEAR = 1e-8  # share of the largest variance that is far from rounding noise
 
 UNITS = {
     "frechet": "squared units of the embedding, at least 0",
@@ -111,7 +114,10 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
         labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
     embeddings = None
     if overall.mean is not None:
-        embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(1):  # several threads take five times as long for matrices of this size
+            embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
     return Heterogeneity(
         rows=np.array([own.rows for own in statistics], dtype=np.float64),
         frechet=embeddings,
@@ -210,8 +216,8 @@ def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covarian
 
         |m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1^(1/2) C2 C1^(1/2))^(1/2))
 
-    The last trace is the sum of the singular values of R1' R2 with C = R R', R from the eigenvalues of C that are not
-    rounding noise.  No root is taken of a product, so covariances of few rows (most eigenvalues are 0) lose no digits.
+    The last trace is the sum of the singular values of R1' R2 with C = R R', R without what of C is rounding noise.  No
+    root is taken of a product, so covariances of few rows (most eigenvalues are 0) lose no digits.
 
     Args:
         mean: [d].
@@ -230,6 +236,10 @@ def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covarian
 
 def _root(covariance: Floats) -> Floats:
     """R [d, r] with R R' = covariance, of rank r."""
+    with suppress(np.linalg.LinAlgError):  # a tenth of the time of eigenvalues, where none of them is about 0
+        lower: Floats = np.linalg.cholesky(np.asarray(covariance, dtype=np.float64))
+        if lower.diagonal().min() ** 2 > _CLEAR * covariance.diagonal().max():
+            return lower
     values, vectors = np.linalg.eigh(covariance)
     kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
     return np.asarray(vectors[:, kept] * np.sqrt(values[kept]), dtype=np.float64)

@@ -15,7 +15,7 @@ from torch import Tensor
 from piebald.aggregation.base import Aggregator, PreparesCohort
 from piebald.aggregation.linear import Linear
 from piebald.clustering.base import ChoosesMainCluster, JoinsClusters, MixesModels
-from piebald.cohort_matrix import weighted_sum
+from piebald.cohort_matrix import divided, weighted_sum
 from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
 from piebald.randomness import key
 from piebald.recipe import Recipe
@@ -407,7 +407,7 @@ def _norm(model: Tensor) -> float:
 def _plain_means(updates: Sequence[Update], names: Sequence[str]) -> dict[str, Tensor]:
     pool = updates[0].partial_sum
     if pool is not None:
-        return {name: (pool.vectors[name] / len(updates)).float() for name in names}
+        return {name: divided(pool.vectors[name], len(updates)) for name in names}
     ones, means = [1.0] * len(updates), dict[str, Tensor]()
     for name in names:
         own = torch.stack([update.vectors[name] for update in updates])

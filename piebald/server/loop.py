@@ -141,6 +141,7 @@ class ServerLoop:
                 result := self.runtime.next(self._deadline.next_check(self._view()) if self._deadline else math.inf)
             ) is not None:
                 self._take(result)
+                del result  # a name for it would keep the sum of its round in memory during the next one
             elif not asked and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
                 raise RuntimeFault(self.client_pool.stuck_reason())
             if scheduler.should_step(self._view()):

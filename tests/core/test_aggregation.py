@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.aggregation.base import Aggregator
+from piebald.cohort_matrix import divided, weighted_sum
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
 from piebald.errors import SettingError
 from piebald.runtimes.engines.stack import RunningSum
@@ -103,6 +105,21 @@ def test_the_mean_of_equal_changes_is_that_change(
 ) -> None:
     average, _ = aggregation.aggregate(cohort_of([update(*change, examples=count) for count in examples]), NO_CONTEXT)
     assert average.tolist() == pytest.approx(change, abs=1e-5)
+
+
+@pytest.mark.parametrize("examples", [1, 3, 7, 999_999_937])
+def test_the_mean_of_one_update_is_this_update_to_the_bit(examples: int) -> None:
+    """Also where numbers are as large and as small as float32 has them; and it is another tensor."""
+    wide = torch.randint(-(2**31), 2**31, (4096,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    change = torch.where((made := wide.view(torch.float32)).isfinite(), made, -0.0)
+    updates = [dataclasses.replace(update(1.0, examples=examples), vectors={"model": change})]
+    average, shares = ExampleWeighted().aggregate(cohort_of(updates), NO_CONTEXT)
+    whole = weighted_sum(change.unsqueeze(0), [float(examples)]) / float(examples)
+    assert torch.equal(average.view(torch.int32), change.view(torch.int32))
+    assert torch.equal(average.view(torch.int32), whole.float().view(torch.int32))
+    assert shares == [1.0]
+    average.zero_()
+    assert change.any()
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -199,3 +216,13 @@ def test_steps_leave_the_old_model_alone() -> None:
 def test_optimizers_refuse_what_cannot_work(optimizer: Any, fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match=next(iter(fields))):
         optimizer(**fields)
+
+
+@pytest.mark.parametrize("whole", [3.0, 7.1, 1e-3, 60_000.0])
+def test_a_sum_is_divided_in_float64_and_rounded_once(whole: float) -> None:
+    random = torch.Generator().manual_seed(1)
+    total = torch.randn(5000, dtype=torch.float64, generator=random) * 10.0 ** torch.randint(
+        -45, 38, (5000,), generator=random
+    )
+    assert torch.equal(divided(total, whole), (total / whole).float())
+    assert not torch.equal(divided(total, whole), total.float() / whole)  # so the test would notice

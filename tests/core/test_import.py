@@ -26,6 +26,37 @@ def test_torch_waits_until_it_is_needed(code: str) -> None:
     assert not loaded_after(code) & {"torch", "numpy", "pandas", "pydantic", "sklearn", "matplotlib", "plotly"}
 
 
+HEAVY = {
+    *(
+        "ray",
+        "optuna",
+        "pandas",
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "plotly",
+        "torchmetrics",
+        "torchvision",
+        "torchaudio",
+    ),
+    *("datasets", "PIL", "h5py", "transformers", "peft", "onnx", "onnxruntime", "dp_accounting", "opacus", "nvflare"),
+    *("flwr", "tenseal", "gmpy2", "pooch", "threadpoolctl", "mlflow", "wandb", "tensorboard", "typer"),
+}
+BEGIN = "import piebald; piebald.run; piebald.recipes.fedavg; piebald.models; piebald.partition; piebald.tune"
+
+
+def test_nothing_heavy_but_torch_is_loaded_to_begin() -> None:
+    loaded = loaded_after(BEGIN)
+    by_torch = loaded_after("import torch")
+    assert "torch" in loaded
+    assert not (loaded - by_torch) & HEAVY
+    assert not {name for name in loaded - by_torch if name.startswith("torch.") and "functional" not in name}
+
+
+def test_the_command_line_loads_neither_torch_nor_pydantic() -> None:
+    assert not loaded_after("from piebald.cli import main") & {"torch", "numpy", "pydantic", *HEAVY} - {"typer"}
+
+
 def test_the_check_would_notice_torch() -> None:
     assert "torch" in loaded_after("import piebald; piebald.Layout")
 

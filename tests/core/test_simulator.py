@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from piebald.errors import RuntimeFault, SettingError
 from piebald.losses import cross_entropy
 from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.report.tables import History
+from piebald.runtimes.simulation.simulation import Simulation
 from piebald.training import Sgd
 
 from .fakes import classified, federation, seeded, simulate
@@ -416,3 +418,22 @@ def test_a_device_is_found_or_refused_in_a_sentence(monkeypatch: pytest.MonkeyPa
     for name in ("cuda", "cuda:0", "mps"):
         with pytest.raises(SettingError, match=f"device is '{name}' but torch finds no GPU"):
             piebald.Simulator(device=name)
+
+
+def test_the_sum_of_a_round_is_not_kept_during_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is twice as large as the model.  An engine that trains many at once keeps no gradient of one model either."""
+    sums: dict[int, weakref.ref[Tensor]] = {}
+    serving, engines = Simulation._serve, list[Any]()
+
+    def serve(self: Simulation, events: list[Any]) -> None:
+        training = events[0].task.query is None
+        assert not training or not [version for version, one in sums.items() if one() is not None]
+        serving(self, events)
+        if training:
+            sums[events[0].task.version] = weakref.ref(events[0].update.partial_sum.vectors["model"])
+            engines.append(self._workers().engine)
+
+    monkeypatch.setattr(Simulation, "_serve", serve)
+    simulate("fedavg", classified(5, 6, 7), MODEL, rounds=3, simulator={"engine": "batched", "stack": 3})
+    assert sorted(sums) == [0, 1, 2]
+    assert "_gradient" not in vars(engines[-1])

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from piebald import data
 from piebald.errors import SettingError
-from piebald.partition import Dirichlet, Iid, LazyClients
+from piebald.partition import Dirichlet, Iid, LazyClients, heterogeneity
 from piebald.partition.heterogeneity import (
     UNITS,
     frechet,
@@ -242,3 +243,16 @@ def test_distance_falls_on_features_of_photographs() -> None:
     far = steps(ByEmbedding, office, lambda x: x[:, :64], (0.0, 0.5, 1.0), clients=2, limit=1200)
     assert far == sorted(far, reverse=True)
     assert far[0] > 1.5 * far[-1]
+
+
+def test_roots_are_computed_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def watched(own: Statistics, overall: Statistics) -> float:
+        used.extend(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas")
+        return 0.0
+
+    monkeypatch.setattr(heterogeneity, "frechet_to_rest", watched)
+    with threadpool_limits(2):
+        measure([Statistics(2, None, np.zeros(2), np.eye(2))])
+    assert set(used) == {1}

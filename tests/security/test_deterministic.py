@@ -56,7 +56,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(settings, "fastest", measured)
     monkeypatch.setattr(settings, "onednn_is_faster", measured)
-    monkeypatch.setattr(choose.time, "perf_counter", measured)
+    monkeypatch.setattr(choose, "clock", measured)
 
 
 @pytest.mark.full

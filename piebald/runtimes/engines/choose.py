@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -30,10 +30,12 @@ _STACKS_ON_GPU = (1, 8, 32, 128, 512)  # larger ones: a GPU has no use for one s
 _VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts, gradients, state, copies, activations
 _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
 _STEPS = 4
+_FEW_STEPS = 2  # the loss of the second one shows the first one's gradient
 _REPEATS, _SECONDS = 4, 0.2  # a measurement is the best of this many repeats, or of fewer that have taken this long
 _MARGIN = 0.85  # another engine must be this much faster than the sequential one: measuring is noisy
 _COUNTED_STACK = 25  # of the batched engine, where the choice is made by counting alone
 _LOOKED_AT = 1000  # clients among which two with rows are looked for
+_CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning)
 _CLOSE = 1e-3  # allowed relative difference of another engine's first losses from the sequential one's
 
 
@@ -86,7 +88,7 @@ def fastest(
                     # vmap falls back to a loop
                     warnings.filterwarnings("error", message="There is a performance drop")
                     found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
-            except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
+            except _CANNOT_RUN:
                 break  # this engine cannot run the model
             if not torch.allclose(found[:2], expected, rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True):
                 break
@@ -95,6 +97,25 @@ def fastest(
         if best[0] == BatchedEngine.name and device.type == "cpu":
             break  # many clients through vmap would not be faster
     return best
+
+
+def agrees(
+    name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
+) -> bool:
+    """Whether an engine can run the model here, and its first losses are those of the sequential one."""
+    sequential = make_engine("sequential", work, clients, device, bfloat16)
+    if name == "sequential":
+        return True
+    engine = ENGINES[name](work, sequential.row_loader, sequential.traits, device, bfloat16)
+    if sequential.traits.random or (isinstance(engine, BatchedEngine) and not engine.can_batch):
+        return False
+    try:
+        found = _losses(engine, sample[:2], _FEW_STEPS)
+    except _CANNOT_RUN:
+        return False
+    return torch.allclose(
+        found, _losses(sequential, sample[:2], _FEW_STEPS), rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True
+    )
 
 
 def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, expected: int) -> tuple[str, int]:
@@ -117,13 +138,14 @@ def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: 
     return ("batched", stack) if close else ("sequential", 1)
 
 
-def _losses(engine: SequentialEngine, clients: Sequence[int]) -> torch.Tensor:
+def _losses(engine: SequentialEngine, clients: Sequence[int], steps: int = _STEPS) -> torch.Tensor:
     """The mean losses of a few steps of these clients, trained in one stack."""
     start = engine.work.initial.to(engine.device).expand(len(clients), -1)
-    return engine.run_sgd(SgdRun(clients, [0] * len(clients), 0, start, _trial(engine.work))).loss
+    config = dataclasses.replace(trial(engine.work), steps=steps)
+    return engine.run_sgd(SgdRun(clients, [0] * len(clients), 0, start, config)).loss
 
 
-def _trial(work: ClientWork) -> SgdConfig:
+def trial(work: ClientWork) -> SgdConfig:
     """A few steps with the run's batch and optimizer."""
     if not isinstance(work.trainer, Sgd):
         return SgdConfig(lr=0.01, batch=20, steps=_STEPS, privacy=work.row_privacy)
@@ -135,15 +157,21 @@ def _trial(work: ClientWork) -> SgdConfig:
     )  # fmt: skip
 
 
+def clock(device: torch.device) -> Callable[[], float]:
+    """A clock of what this process computes, where it computes by itself: what other programs take does not count."""
+    return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+
+
 def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tuple[torch.Tensor, float]:
     """The clients' mean losses, and seconds for one client and step."""
-    config = _trial(engine.work)
+    config = trial(engine.work)
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []
     engine.run_sgd(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(config, steps=1)))  # warm up
+    now = clock(engine.device)
     while len(times) < _REPEATS and sum(times) < _SECONDS:
-        began, losses = time.perf_counter(), []
+        began, losses = now(), []
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
             end = engine.run_sgd(SgdRun(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), config))
@@ -153,5 +181,5 @@ def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tu
             losses.append(end.loss)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
-        times.append(time.perf_counter() - began)
+        times.append(now() - began)
     return torch.cat(losses), min(times) / (len(clients) * _STEPS)

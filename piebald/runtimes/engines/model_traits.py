@@ -42,12 +42,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
         SettingError: the model or the loss cannot take the clients' rows, or the model starts from numbers that are not
             finite.
     """
-    for name, view in work.layout.views(work.initial).items():
-        if not bool(torch.isfinite(view).all()):
-            raise SettingError(
-                f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
-                "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
-            )
+    _check_finite(work)
     module = copied(work.model).train().to(device := pytree.leaves(rows.x)[0].device)
     # batch norm refuses a single row; a repeated one will do
     few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
@@ -73,6 +68,17 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
             each=loss.dim() == 1,
             pooled=any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in pytree.leaves(outputs)),
         )
+
+
+def _check_finite(work: ClientWork) -> None:
+    extremes = work.initial.aminmax() if work.layout.size else ()  # NaN if any number is; one pass over the model
+    if all(bool(torch.isfinite(one)) for one in extremes):
+        return
+    name = next(n for n, view in work.layout.views(work.initial).items() if not bool(torch.isfinite(view).all()))
+    raise SettingError(
+        f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
+        "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
+    )
 
 
 def _with_another_last(x: Tensor) -> Tensor:

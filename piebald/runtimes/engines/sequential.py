@@ -59,10 +59,7 @@ class SequentialEngine:
         self._integers = {
             name: value.clone() for name, value in self.module.named_buffers() if not value.dtype.is_floating_point
         }
-        self._gradient = torch.zeros_like(self.vector)
-        views = work.layout.views(self._gradient)
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
-        self._gradient_views = [views[name] for name in self._names]
         self._vectorizes: bool | None = None
         self._evaluator: LossEvaluator | None = None
         self._tensor_spans: dict[
@@ -70,6 +67,16 @@ class SequentialEngine:
         ] = {}  # by what they depend on: patterns are slow to match
         self._own_engines: dict[int, SequentialEngine] = {}
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
+
+    @cached_property
+    def _gradient(self) -> Tensor:
+        """The gradient of one model [p]; engines that train many at once have no use for it."""
+        return torch.zeros_like(self.vector)
+
+    @cached_property
+    def _gradient_views(self) -> list[Tensor]:
+        views = self.work.layout.views(self._gradient)
+        return [views[name] for name in self._names]
 
     @cached_property
     def packer(self) -> StatePacker:

@@ -12,10 +12,11 @@ from pydantic import Field, model_validator
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients
+from piebald.machine import count_cores
 from piebald.runtimes.ray.actors import RayWorkerPool, measured
 from piebald.runtimes.ray.connection import RayConnection, connected, imported
 from piebald.runtimes.ray.state_actors import StateActors
-from piebald.runtimes.simulation.settings import Simulated, count_cores
+from piebald.runtimes.simulation.settings import Simulated
 from piebald.runtimes.workers.pool import WorkerPool
 from piebald.runtimes.workers.state_store import ClientStateStore
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -11,13 +11,14 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from piebald import plugins
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, Fleet
-from piebald.machine import device_named, set_tf32
+from piebald.machine import count_cores, device_named, one_thread, set_tf32
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
-from piebald.runtimes.engines.choose import counted, fastest, make_engine, stack_limit, stacks
+from piebald.runtimes.engines.choose import agrees, counted, fastest, make_engine, stack_limit, stacks, trial
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
+from piebald.runtimes.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork, one_thread
+from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork
 from piebald.runtimes.workers.state_store import ClientStateStore
 from piebald.training.sgd import Sgd
 
@@ -37,11 +38,6 @@ def _fleet(table: Any) -> Any:
 AnyFleet = Annotated[
     Any, BeforeValidator(_fleet), PlainSerializer(lambda fleet: None if fleet is None else fleet.table())
 ]
-
-
-def count_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Simulated(RuntimeSettings):
@@ -108,23 +104,23 @@ class Simulated(RuntimeSettings):
         return self.measured(work, clients, expected)
 
     def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
-        """Measure or count, in this process, engine, stack and workers where they were left open."""
+        """Recall, measure or count, in this process, engine, stack and workers where they were left open."""
         if self.deterministic:
             return self._counted(work, clients, expected)
         device, engine, stack, workers = torch.device(self.device), self.engine, self.stack, self.workers
         forks = device.type == "cpu" and can_fork()
         cores = count_cores()
-        seconds_per_step, onednn = 0.0, self.onednn
-        if onednn is None:
-            with one_thread(forks):
-                onednn = device.type == "cpu" and onednn_is_faster()
+        seconds_per_step, sample = 0.0, [0]
+        with one_thread(forks):
+            if engine == "auto":
+                count = min(len(clients), max(stacks(device)))
+                sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
+                chosen = self._fastest(work, clients, device, sample)
+                engine, seconds_per_step, onednn = chosen.engine, chosen.seconds_per_step, chosen.onednn  # type: ignore[assignment]
+                stack = stack or chosen.stack
+            else:
+                onednn = self._faster_product(device)
         set_onednn(onednn)
-        if engine == "auto":
-            count = min(len(clients), max(stacks(device)))
-            sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
-            with one_thread(forks):
-                engine, found, seconds_per_step = fastest(work, clients, device, self.bfloat16, sample)  # type: ignore[assignment]
-            stack = stack or found
         if stack is None:
             stack = 8 if engine in ("vmapped", "batched") else 1
         if workers is None:
@@ -141,6 +137,26 @@ class Simulated(RuntimeSettings):
         workers = min(workers, len(clients))  # others would have nothing to do
         stack = min(stack, stack_limit(work, device), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
+
+    def _fastest(self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int]) -> EngineChoice:
+        """What was fastest in an earlier run like this one, if it computes what it should, or else is measured now."""
+        holding = [client for client in sample if clients.size(client, "train") != 0] or sample
+        sizes = [clients.size(client, "train") for client in holding]
+        key = key_of(work, trial(work), sizes, device, self.bfloat16)
+        most = min(len(holding), stack_limit(work, device))
+        known = recall(key, ("sequential", "vmapped", "batched"), [one for one in stacks(device) if one <= most])
+        if known is not None and self.onednn in (None, known.onednn):
+            set_onednn(known.onednn)
+            if agrees(known.engine, work, clients, device, self.bfloat16, holding):
+                return known
+        onednn = self._faster_product(device)
+        set_onednn(onednn)
+        made = EngineChoice(*fastest(work, clients, device, self.bfloat16, sample), onednn)
+        remember(key, made)
+        return made
+
+    def _faster_product(self, device: torch.device) -> bool:
+        return self.onednn if self.onednn is not None else device.type == "cpu" and onednn_is_faster()
 
     def _counted(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """Choose what was left open by counting alone."""
@@ -190,5 +206,7 @@ class Simulator(Simulated):
             set_tf32(self.tf32)
         if self.deterministic and self.device != "cpu":
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        engine = make_engine(self.engine, work, clients, torch.device(self.device), self.bfloat16)
+        device = torch.device(self.device)
+        with one_thread(device.type == "cpu" and can_fork()):  # as it will compute
+            engine = make_engine(self.engine, work, clients, device, self.bfloat16)
         return ForkedWorkers(engine, self.workers, *room) if self.workers else InProcess(engine)

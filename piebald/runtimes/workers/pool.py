@@ -23,6 +23,7 @@ import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
 from piebald.errors import PiebaldError, RuntimeFault
+from piebald.machine import one_thread
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.row_loader import RowLoader
 from piebald.runtimes.engines.serving import serve
@@ -49,18 +50,6 @@ class WorkerPool(Protocol):
 def can_fork() -> bool:
     """Whether this platform can fork worker processes."""
     return "fork" in multiprocessing.get_all_start_methods()
-
-
-@contextlib.contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Compute with one thread, if wanted; the user's setting is restored afterwards."""
-    before = torch.get_num_threads()
-    if wanted:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
