@@ -142,6 +142,29 @@ def test_seeds_decide_adapters_and_new_heads(folder: Path) -> None:
         models.count_parameters("pretrained", (LENGTH,), 2, 100, weights=str(folder))
 
 
+def test_checkpointed_blocks_have_the_same_gradients_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with dropout, and whether the network names its blocks or the setting does."""
+    config = transformers.DistilBertConfig(
+        vocab_size=WORDS, dim=8, n_layers=2, n_heads=2, hidden_dim=8, max_position_embeddings=LENGTH, num_labels=2
+    )
+    with torch.random.fork_rng(devices=[]):
+        transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "tiny")
+    model = models.pretrained(tmp_path / "tiny", adapter="lora", rank=2)
+    block, passes, ends = transformers.models.distilbert.modeling_distilbert.FFN, list[int](), list[Tensor]()
+    forward = block.forward
+    monkeypatch.setattr(
+        block, "forward", lambda self, x: (passes.append(0) if self.training else None, forward(self, x))[1]
+    )
+    counts = []
+    for layers in ((), "*.layer.*", "auto"):
+        passes.clear()
+        ends.append(trained(model, piebald.recipes.fedavg(lr=0.1, batch=5, checkpointing=layers)).start())
+        counts.append(len(passes))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+    assert counts[1] == counts[2] > 1.5 * counts[0]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("training", [None, DpSgd(lr=0.1, batch=5, clip=0.5, noise=0.0)], ids=["sgd", "dp_sgd"])
 def test_engines_and_workers_agree_on_adapters(folder: Path, training: DpSgd | None) -> None:
