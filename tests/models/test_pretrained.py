@@ -222,6 +222,27 @@ def test_exports_are_read_by_peft_and_come_back(folder: Path, tmp_path: Path) ->
     assert torch.equal(piebald.load_weights(copy.deepcopy(model), whole)(x), run.model()(x))
 
 
+@pytest.mark.full
+def test_inputs_with_names_are_recorded_with_names(folder: Path, tmp_path: Path) -> None:
+    """torch.export takes a dict, ONNX its tensors by name; both any number of texts."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x, y = rows(12, 0)
+    held = {f"c{i}": ({"input_ids": x, "attention_mask": (x != 0).long()}, y) for i in range(2)}
+    run = piebald.run(
+        piebald.recipes.fedavg(lr=0.1), piebald.clients_from(held, tokens=True),
+        models.pretrained(folder, 2, adapter="lora", rank=2), rounds=1,
+        runtime=Simulator(engine="sequential", workers=0),
+    )  # fmt: skip
+    ids, _ = rows(5, 3)
+    texts = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    expected = run.model()(**texts).detach()
+    program = torch.export.load(run.save(tmp_path / "m.pt2"))
+    torch.testing.assert_close(program.module()(texts), expected)
+    session = onnxruntime.InferenceSession(str(run.save(tmp_path / "m.onnx")))
+    (found,) = session.run(["output"], {name: part.numpy() for name, part in texts.items()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-4)
+
+
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     "llama": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32},
