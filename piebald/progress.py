@@ -107,14 +107,17 @@ class NotebookBar:
 
     def draw(self) -> None:
         """Draw the bar as it is now."""
-        from IPython.display import HTML, display
+        from IPython import display
 
+        notebook: Any = display  # its functions have no types
         self._drawn = monotonic()
         value = "" if self.total is None else f" value='{self.version}' max='{max(self.total, 1)}'"
         steps = f"{self.version}" if self.total is None else f"{self.version} of {self.total}"
-        drawn = HTML(f"{html.escape(self.text)} <progress{value}></progress> {steps} {html.escape(self.score)}")
+        drawn = notebook.HTML(
+            f"{html.escape(self.text)} <progress{value}></progress> {steps} {html.escape(self.score)}"
+        )
         if self._handle is None:
-            self._handle = display(drawn, display_id=True)
+            self._handle = notebook.display(drawn, display_id=True)
         else:
             self._handle.update(drawn)
 
