@@ -190,8 +190,8 @@ class History:
     @cached_property
     def metrics(self) -> list[str]:
         """The names of all metrics by which clients were evaluated."""
-        rows = self._store.query("SELECT DISTINCT metric FROM score WHERE client IS NOT NULL ORDER BY metric")
-        return [row["metric"] for row in rows]
+        found = self._store.query("SELECT DISTINCT metric FROM score WHERE client IS NOT NULL ORDER BY metric")
+        return [row["metric"] for row in found]
 
     @checked
     def curve_of(self, metric: str) -> list[Point]:
@@ -201,14 +201,10 @@ class History:
         for row in self.rounds:
             total += (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
             costs[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
-        means = self._store.query(
-            f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version",
-            metric,
-            self.split,
-        )
+        means = f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version"
         return [
             Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
-            for row in means
+            for row in self._store.query(means, metric, self.split)
             if row["version"] in costs
             for spent, seconds, wall in [costs[row["version"]]]
         ]
