@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.aggregation.base import Aggregator
+from piebald.cohort_matrix import add_weighted, weighted_sum
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
 from piebald.errors import SettingError
 from piebald.runtimes.engines.stack import RunningSum
@@ -199,3 +200,13 @@ def test_steps_leave_the_old_model_alone() -> None:
 def test_optimizers_refuse_what_cannot_work(optimizer: Any, fields: dict[str, float]) -> None:
     with pytest.raises(SettingError, match=next(iter(fields))):
         optimizer(**fields)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sum_that_grows_in_place_has_the_same_bits(rows: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    total = torch.randn(300_001, dtype=torch.float64, generator=draw)  # of several blocks
+    matrix, weights = torch.randn(rows, 300_001, generator=draw), [1.7, 2.3, 0.1][:rows]
+    expected = total + weighted_sum(matrix, weights)
+    add_weighted(total, matrix, weights)
+    assert torch.equal(total, expected)
