@@ -131,6 +131,18 @@ def divided(total: Tensor, whole: float) -> Tensor:
     return torch.div(total, whole, out=total.new_empty(total.shape, dtype=torch.float32))
 
 
+def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> None:
+    """Add the weighted sum of rows to `total` [s], in float64 and in place.
+
+    The numbers are those of `total += weighted_sum(matrix, weights)`, without a new vector: for a long model, most of
+    its time would go into memory pages that the system has to clear.
+    """
+    own = torch.tensor(weights, dtype=torch.float64, device=matrix.device)
+    for span, block in blocks(matrix, budget=_CACHED):
+        wide = block.double()
+        total[span] += wide[0] * own if len(matrix) == 1 else torch.mv(wide.T, own)
+
+
 def coordinates(matrix: Tensor) -> Tensor:
     """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
     inner = gram(matrix, matrix.mean(0))

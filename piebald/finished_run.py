@@ -10,13 +10,13 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from piebald import pytree
 from piebald.arguments import PathLike, checked, checked_class
 from piebald.choice.candidates import SHARED
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, RowsAtSites, Split
 from piebald.errors import SettingError, unknown
 from piebald.export import Exported, ExportFormat, export_model, model_card
+from piebald.pytree import Tree
 from piebald.report.chosen_models import read_model
 from piebald.report.store import RunStore
 from piebald.report.tables import History
@@ -114,7 +114,7 @@ class Run(History):
         client: int | str | None = None,
         *,
         file_format: ExportFormat | None = None,
-        example: Tensor | None = None,
+        example: Tree | None = None,
     ) -> Path:
         """Write a model to a file that other programs read.
 
@@ -124,7 +124,7 @@ class Run(History):
             client: whose model, see `model`.
             file_format: the format, where the suffix should not choose it.
             example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
-                client's first row.
+                client's first row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
 
         Returns:
             The path.
@@ -149,14 +149,14 @@ class Run(History):
         )
         return export_model(exported, Path(path), file_format)
 
-    def _example(self) -> Tensor:
+    def _example(self) -> Tree:
         """The first row that a client holds on this machine."""
         at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
         for client in () if at_sites else range(len(self._clients)):
             for split in get_args(Split):
                 rows = self._clients.rows(client, split)
                 if len(rows):
-                    return pytree.single(rows[:1].x, "an exported model")
+                    return rows[:1].x
         raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
 
     def _personal(self, client: int) -> Tensor:

@@ -158,8 +158,9 @@ class _Trial:
         sgd = plain_sgd(run.work.trainer)
         rate = sgd.lr if lr is None else lr
         self.config = SgdConfig(
-            rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch, augmentation=sgd.augmentation
-        )
+            rate, sgd.momentum, sgd.weight_decay, sgd.clip, sgd.batch, augmentation=sgd.augmentation,
+            passes=sgd.passes,
+        )  # fmt: skip
         self.optimizer = sgd.optimizer
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
 

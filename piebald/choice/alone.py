@@ -36,7 +36,7 @@ def local_work(trainer: Trains, rows: int, steps: int) -> int:
         steps: the optimizer steps that the client took, 0 where it does not say.
     """
     plain = plain_sgd(trainer)
-    each = max(1, -(-rows // plain.batch))
+    each = max(1, -(-rows // plain.step_rows))
     return plain.epochs if steps <= plain.epochs * each else round(steps / each)
 
 

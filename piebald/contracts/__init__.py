@@ -27,6 +27,7 @@ from piebald.contracts.messages import (
     Update,
     WeighsUpdates,
 )
+from piebald.contracts.passes import PLAIN_PASSES, PassSettings, Precision
 from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, described
 from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime, TakesClientState
 from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
@@ -57,6 +58,7 @@ from piebald.contracts.training import (
 __all__ = [
     "MASKING",
     "MOST_ROWS",
+    "PLAIN_PASSES",
     "SERVER_ID",
     "SIGNATURE",
     "Checkpoint",
@@ -77,7 +79,9 @@ __all__ = [
     "LocalStep",
     "LossBatch",
     "PartialSum",
+    "PassSettings",
     "Personalizes",
+    "Precision",
     "Query",
     "QueryRequest",
     "Result",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
+from piebald.contracts.passes import PLAIN_PASSES, PassSettings
 
 if TYPE_CHECKING:
     import torch
@@ -148,10 +149,11 @@ class SgdConfig:
         momentum: in [0, 1).
         weight_decay: added to the gradient as weight_decay * w.
         clip: longest gradient allowed (Euclidean norm over all parameters), None for no limit.
-        batch: rows in each step; the last batch of an epoch is shorter, never dropped.
+        batch: rows in each pass, and in each step unless gradients are accumulated; the last batch of an epoch is
+            shorter, never dropped.
         epochs: epochs over the client's training rows.
         steps: if given, exactly this many steps instead of `epochs`.
-        privacy: if given, each row is in a step's batch independently with probability q = min(1, batch / rows), and
+        privacy: if given, each row is in a step independently with probability q = min(1, step_rows / rows), and
             the gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
         rule: another update than Metis eq. 2, or None.
         schedule: if given, factors on the learning rate within the run; needs a `rule`.
@@ -162,6 +164,7 @@ class SgdConfig:
             they are; batch norm takes its statistics from each batch as always.
         only_step: if given, only this one of the steps is taken, counted from 0, with the batch and the random numbers
             that it has among the others; none where there are not so many.
+        passes: how the gradient of a step is computed.
         share: share of the client's rows that the run sees, drawn anew for each run; at least 2 rows.
         sam_radius: if above 0, each step goes along the gradient at w + sam_radius * g / |g|, with g the batch's
             gradient at w (sharpness-aware minimization).  Neither gradient sees the proximal term, the correction or
@@ -185,6 +188,12 @@ class SgdConfig:
     only_step: int | None = None
     share: float = 1.0
     sam_radius: float = 0.0
+    passes: PassSettings = PLAIN_PASSES
+
+    @property
+    def step_rows(self) -> int:
+        """Rows in each step."""
+        return self.batch * self.passes.accumulate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

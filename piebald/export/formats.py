@@ -23,6 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from piebald.errors import SettingError, unknown
+from piebald.export.recording import Recorded
+from piebald.pytree import Tree
 
 ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
@@ -47,7 +49,7 @@ class Exported:
     """
 
     module: nn.Module
-    example: Callable[[], Tensor]
+    example: Callable[[], Tree]
     card: Callable[[], str]
     metadata: Mapping[str, str]
 
@@ -116,9 +118,9 @@ def _state_dict(exported: Exported, path: Path) -> None:
 
 
 def _torch_export(exported: Exported, path: Path) -> None:
-    batch = _batch(exported)
+    recorded = Recorded.of(exported.module, exported.example())
     try:
-        program = torch.export.export(exported.module, (batch,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+        program = recorded.program()
     except Exception as error:  # torch raises many kinds, for what a module does that cannot be recorded
         raise _unrecorded("torch.export", exported, error) from None
     torch.export.save(program, path, extra_files={"piebald.json": json.dumps(dict(exported.metadata))})
@@ -129,15 +131,16 @@ def _onnx(exported: Exported, path: Path) -> None:
         import onnxscript  # noqa: F401 - torch.onnx needs it
     except ImportError:
         raise SettingError("onnx and onnxscript are missing: pip install 'piebald[onnx]'") from None
-    batch = _batch(exported)
+    recorded = Recorded.of(exported.module, exported.example())
     try:
         with _quiet_exporter():
+            # torch.onnx cannot call a module with a dict itself
             program = torch.onnx.export(
-                exported.module,
-                (batch,),
+                recorded.program() if recorded.wrapped else recorded.module,
+                () if recorded.wrapped else recorded.inputs,
                 dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim.AUTO},),
-                input_names=["input"],
+                dynamic_shapes=None if recorded.wrapped else recorded.dynamic_shapes,
+                input_names=recorded.names,
                 output_names=["output"],
                 verbose=False,
             )
@@ -181,12 +184,6 @@ _WRITERS: Mapping[str, Callable[[Exported, Path], None]] = {
     "onnx": _onnx,
     "huggingface": _huggingface,
 }
-
-
-def _batch(exported: Exported) -> Tensor:
-    """Two rows: torch takes a first axis of 1 for a constant."""
-    rows = exported.example()
-    return torch.cat([rows[:1], rows[:1]])
 
 
 def _unrecorded(what: str, exported: Exported, error: Exception) -> SettingError:

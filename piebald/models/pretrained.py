@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from piebald.errors import SettingError, unknown
 from piebald.models.lora import with_lora
 from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config
 from piebald.randomness import key
+from piebald.training.checkpointing import enable_own
 
 NetworkTask = Literal["sequence_classification", "token_classification", "causal_lm", "image_classification"]
 _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in transformers, and peft's word for it
@@ -73,6 +74,16 @@ class PretrainedNetwork(nn.Module):
         for name, buffer in super().named_buffers(prefix, recurse, remove_duplicate):
             if name in held or not buffer.is_floating_point():
                 yield name, buffer
+
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Checkpoint the network's blocks from now on, in training; the arguments are those of transformers."""
+        from peft import PeftModel
+
+        network = self.network
+        enable_own(
+            network.get_base_model() if isinstance(network, PeftModel) else network,
+            activation_checkpointing_kwargs or {"use_reentrant": False},
+        )
 
     def save_pretrained(self, save_directory: Path) -> None:
         """Write the folder that transformers reads, or peft's with the adapters and the head."""

@@ -180,7 +180,7 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
         )
     if not isinstance(trainer, Sgd):
         raise SettingError(f"the budget of {trainer.kind!r} is not known: it is no trainer of batches")
-    batch, epochs, own = trainer.batch, trainer.epochs, trainer.steps
+    batch, epochs, own = trainer.step_rows, trainer.epochs, trainer.steps
     smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
     for size in sorted({size for size in sizes if size}):
         smallest.setdefault(epochs * math.ceil(size / batch) if own is None else own, size)

@@ -16,7 +16,7 @@ from piebald.errors import SettingError, unknown
 from piebald.report.headline import rule
 from piebald.report.notebook import html_table
 from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
-from piebald.report.tables import History, mean
+from piebald.report.tables import History, Over, mean
 from piebald.report.wording import MetricFormat
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard")
@@ -272,15 +272,34 @@ class Comparison:
 
     # ------------------------------------------------------------------------------------------------------- curves
 
-    def band(self, label: str, axis: Axis, points: int = 300) -> Band | None:
-        """The curve of a label over its seeds, None where there is none.
+    @checked
+    def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
+        """Draw the page's curves with matplotlib: the mean over clients, a line for each label with a band over its
+        seeds.
+
+        Args:
+            metric: one by which all runs were evaluated, like "accuracy" or "loss"; by default the main one.
+            over: the cost across: "rounds", "megabytes" sent both ways, or "seconds" of the run's clock.
+            ax: `matplotlib.axes.Axes` to draw into; by default those of a new figure of `matplotlib.pyplot`.
+
+        Returns:
+            The axes, whose figure is `.figure`.
+
+        Raises:
+            SettingError: there is no such metric, or nothing has been evaluated.
+        """
+        from piebald.report.plotting import plot
+
+        return plot(self.runs, metric, over, ax)
+
+    def band(self, label: str, axis: Axis, points: int = 300, metric: str | None = None) -> Band | None:
+        """The curve of a label over its seeds, None where there is none; of the main metric unless another is named.
 
         The metric and the cost are averaged over seeds at each version at which all seeds were evaluated, thinned out
         to `points` versions.
         """
-        seeds = [
-            {point["version"]: point for point in history.curve} for history in self.by_label[label] if history.curve
-        ]
+        curves = [history.curve_of(metric or self.metric) for history in self.by_label[label]]
+        seeds = [{point["version"]: point for point in curve} for curve in curves if curve]
         if not seeds:
             return None
         versions = sorted(set.intersection(*(set(seed) for seed in seeds)))
@@ -298,13 +317,13 @@ class Comparison:
             len(seeds),
         )
 
-    def bands(self, axis: Axis) -> dict[str, Band]:
+    def bands(self, axis: Axis, metric: str | None = None) -> dict[str, Band]:
         """The curves of all labels that have one.
 
         A label that sends almost nothing (less than a twentieth of the largest traffic) would be a dot on the axis of
         bytes, so it is drawn as a level there.
         """
-        found = {label: band for label in self.labels if (band := self.band(label, axis))}
+        found = {label: band for label in self.labels if (band := self.band(label, axis, metric=metric))}
         last = max((band.x[-1] for band in found.values()), default=0.0)
         for label, band in found.items():
             if axis == "bytes" and band.x[-1] < 0.05 * last:

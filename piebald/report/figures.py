@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +49,9 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def _write(path: Path, paint: Callable[[Axes], bool]) -> Path | None:
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(LOOK):  # type: ignore[arg-type]
+    with look():
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         if not paint(figure.subplots()):
             return None
@@ -60,11 +60,25 @@ def _write(path: Path, paint: Callable[[Axes], bool]) -> Path | None:
     return path
 
 
-def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
+def look() -> AbstractContextManager[None]:
+    """The context in which figures are made."""
+    from matplotlib import rc_context
+
+    return rc_context(LOOK)  # type: ignore[arg-type]
+
+
+def curves(ax: Axes, comparison: Comparison, axis: Axis, metric: str | None = None) -> bool:
+    """Draw the mean over clients along an axis, a line for each label with a band over its seeds; whether there is one.
+
+    Args:
+        ax: what is drawn into, without texts.
+        comparison: the runs.
+        axis: the cost across.
+        metric: by default the main one.
+    """
     from matplotlib.ticker import MaxNLocator
 
-    shown = MetricFormat(comparison.metric)
-    bands = comparison.bands(axis)
+    bands = comparison.bands(axis, metric)
     scale = 1e-6 if axis == "bytes" else 1.0
     for label, band in bands.items():
         colour, style = _look(comparison, label)
@@ -75,12 +89,17 @@ def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
             ax.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
     if axis == "version":
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    _percent(ax.yaxis, MetricFormat(metric or comparison.metric))
+    return bool(bands)
+
+
+def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
+    shown, found = MetricFormat(comparison.metric), curves(ax, comparison, axis)
     name, over = AXES[axis]
     _label_axes(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")
-    _percent(ax.yaxis, shown)
-    if bands:
+    if found:
         _legend(ax)
-    return bool(bands)
+    return found
 
 
 def _clients(ax: Axes, comparison: Comparison) -> bool:

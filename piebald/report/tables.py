@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from piebald.arguments import PathLike, checked, checked_class
 from piebald.errors import RunFolderError, unknown
@@ -22,6 +22,8 @@ from piebald.report.store import RunStore
 
 if TYPE_CHECKING:
     import pandas
+
+Over = Literal["rounds", "megabytes", "seconds"]  # what curves are drawn over
 
 _NO_LIMIT = 2**62  # server steps
 
@@ -160,6 +162,13 @@ class History:
             f"<{kind} {self.label!r}: {final['rounds']} rounds, seed {self.seed}, {score}, {final['status']}, {where}>"
         )
 
+    @checked
+    def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
+        """Draw the run's curve, see `Comparison.plot`."""
+        from piebald.report.plotting import plot
+
+        return plot([self], metric, over, ax)
+
     def _repr_html_(self) -> str:
         final = {name: value for name, value in self.final.items() if name != "per_client" and value is not None}
         shown = {self.metric if name == "mean" else name: value for name, value in final.items()}
@@ -176,19 +185,26 @@ class History:
     @cached_property
     def curve(self) -> list[Point]:
         """The mean over clients at each evaluation, and the cost up to then."""
+        return self.curve_of(self.metric)
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The names of all metrics by which clients were evaluated."""
+        found = self._store.query("SELECT DISTINCT metric FROM score WHERE client IS NOT NULL ORDER BY metric")
+        return [row["metric"] for row in found]
+
+    @checked
+    def curve_of(self, metric: str) -> list[Point]:
+        """The same for any of `metrics`."""
         costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
         total = 0
         for row in self.rounds:
             total += (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
             costs[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
-        means = self._store.query(
-            f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version",
-            self.metric,
-            self.split,
-        )
+        means = f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version"
         return [
             Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
-            for row in means
+            for row in self._store.query(means, metric, self.split)
             if row["version"] in costs
             for spent, seconds, wall in [costs[row["version"]]]
         ]

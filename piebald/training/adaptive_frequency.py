@@ -126,7 +126,7 @@ class AdaptiveFrequency(Sgd):
         return tail.past.new_tensor(loss), tail.past.new_tensor(tomb)
 
     def min_steps(self, examples: int) -> int:
-        return self.epochs * self.epoch_steps(examples)
+        return 0 if self.precision == "float16" else self.epochs * self.epoch_steps(examples)
 
     def max_steps(self, examples: int) -> int:
         return self.cycles * super().max_steps(examples)

@@ -84,7 +84,9 @@ class AdaptiveLocalAggregation(Sgd):
         adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.aside()
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
-        once = SgdConfig(lr=self.weight_lr, batch=self.batch, share=self.weight_share, rule=AggregationWeights())
+        once = SgdConfig(
+            lr=self.weight_lr, batch=self.batch, share=self.weight_share, rule=AggregationWeights(), passes=self.passes
+        )
         end = aside.run_sgd(local + (sent - local) * state["weights"], once, state=state)
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
         model, weights, first = end.model, end.state["weights"], differ & (begun == 0)

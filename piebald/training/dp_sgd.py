@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from piebald.contracts import ClientContext, RowPrivacy, SgdConfig, TrainInput, TrainOutput
@@ -18,12 +19,12 @@ class DpSgd(Sgd):
     """Steps along noisy sums of clipped gradients (Abadi et al. 2016, "Deep learning with differential privacy",
     algorithm 1).
 
-    A row is in a step's batch by itself with probability q = batch / rows (Poisson sampling, as the accountants assume:
-    batches are of uneven size).  Its own gradient is scaled down to length `clip`; Gaussian noise of deviation noise *
-    clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, other optimizers and
-    their state, a proximal term (`mu`) and every transform of the update use nothing else of the rows, so the guarantee
-    holds for everything that leaves the client, also towards the server.  `privacy.accounting` computes it for a whole
-    run.
+    A row is in a step by itself with probability q = batch * accumulate / rows (Poisson sampling, as the accountants
+    assume: steps have uneven numbers of rows).  Its own gradient is scaled down to length `clip`; Gaussian noise of
+    deviation noise * clip is added to the sum, and the step goes along that / (q rows).  Momentum, weight decay, other
+    optimizers and their state, a proximal term (`mu`) and every transform of the update use nothing else of the rows,
+    so the guarantee holds for everything that leaves the client, also towards the server.  `privacy.accounting`
+    computes it for a whole run.
 
     Private layers are clipped and noised together with the shared ones, though they never leave.  The gradients of
     shared layers are taken through them: a single row that moved a private layer unhidden would move what all other
@@ -35,7 +36,7 @@ class DpSgd(Sgd):
     Attributes:
         clip: C, longest gradient of one row (Euclidean norm over all parameters), above 0.
         noise: sigma, standard deviation of the noise in clips, at least 0; 0 only clips.
-        batch: expected number of rows in a step.
+        batch: expected number of rows in a step, or in each of those that `accumulate` adds up.
         mu: strength of a proximal term as in FedProx, at least 0.
     """
 
@@ -44,6 +45,15 @@ class DpSgd(Sgd):
     clip: float = Field(default=1.0, gt=0)
     noise: float = Field(default=1.0, ge=0)
     mu: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.precision == "float16":
+            raise ValueError(
+                "precision = 'float16' cannot be used with dp_sgd, as whether a step is skipped would depend on single "
+                "rows and no noise would hide it: write 'bfloat16'"
+            )
+        return self
 
     def row_privacy(self) -> RowPrivacy:
         return RowPrivacy(self.clip, self.noise)

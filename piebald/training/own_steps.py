@@ -15,11 +15,16 @@ def check_settings(trainer: Sgd) -> None:
     """Refuse settings of SGD that a step along several gradients has no place for.
 
     Raises:
-        ValueError: it has momentum, another optimizer, or a schedule or groups within the task.
+        ValueError: it has momentum, another optimizer, a schedule or groups within the task, or float16 passes.
     """
     beyond = "momentum" if trainer.momentum else trainer.beyond_plain_sgd()
     if beyond:
         raise ValueError(f"{beyond} cannot be used with {trainer.kind}, whose steps are its own: leave it out")
+    if trainer.precision == "float16":
+        raise ValueError(
+            f"precision = 'float16' cannot be used with {trainer.kind}, whose steps have several gradients and no "
+            "common loss scale: write 'bfloat16'"
+        )
 
 
 def rates(trainer: Sgd, inputs: TrainInput) -> Tensor:

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
 
-from piebald.contracts import ClientContext, SgdConfig, SgdOutcome, StateVector, StepContext, TrainInput, TrainOutput
+from piebald.contracts import (
+    PLAIN_PASSES,
+    ClientContext,
+    PassSettings,
+    Precision,
+    SgdConfig,
+    SgdOutcome,
+    StateVector,
+    StepContext,
+    TrainInput,
+    TrainOutput,
+)
 from piebald.model_spec import ModelSpec
 from piebald.training import optimizer_state
 from piebald.training.augmentation import Augmentation, Augmentations, unfit
 from piebald.training.base import Trainer
+from piebald.training.checkpointing import CheckpointedLayers, unsupported_checkpointing
 from piebald.training.lr_schedule import AnyLrSchedule, Constant, LrSchedule
 from piebald.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
 from piebald.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
@@ -19,6 +31,8 @@ from piebald.training.step_schedule import AnyStepSchedule, ConstantStepSchedule
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_LOSS_SCALE = PLAIN_PASSES.loss_scale
 
 
 class SgdSettings(TypedDict, total=False):
@@ -38,6 +52,10 @@ class SgdSettings(TypedDict, total=False):
     optimizer_state: Literal["fresh", "kept", "averaged"]
     parameter_groups: Sequence[ParameterGroup | Mapping[str, Any]]
     augmentation: Sequence[Augmentation | Mapping[str, Any] | str | Callable[..., Any]]
+    precision: Precision
+    loss_scale: float
+    accumulate: int
+    checkpointing: str | Sequence[str]
 
 
 class Sgd(Trainer):
@@ -52,12 +70,21 @@ class Sgd(Trainer):
     With `optimizer_state = "kept"` the state is client state and never leaves the client.  With "averaged" it is sent
     with the update, and what belongs to private layers is kept; `training.optimizer_state` names the sources.
 
+    With `precision` "bfloat16" or "float16", forward and backward passes of training run under `torch.autocast`;
+    parameters, updates and the optimizer's state are float32, and so is evaluation.  With "float16" the loss is scaled
+    as by `torch.amp.GradScaler`, which begins anew in each task: a step whose gradient is not finite is skipped, is not
+    counted, and halves the scale.
+
+    With `accumulate` above 1, a step sums the gradients of so many batches, each counted by its rows, so that it is the
+    step of a batch that is so many times larger: also its last step of an epoch has all rows that are left.  Batch norm
+    and losses that compare rows see one batch at a time.
+
     Attributes:
         lr: learning rate, above 0; by default 0.05, and for other optimizers than SGD that of `torch.optim`.
         lr_schedule: factor on the learning rate, depending on the number of server steps made.
         step_schedule: factor on the learning rate, depending on the steps of the task, such as a warm-up.
         epochs: passes over the client's rows.  steps: exactly this many steps instead of whole epochs.
-        batch: rows in each step.
+        batch: rows in each step, or in each of those that `accumulate` adds up.
         momentum: in [0, 1), of SGD and RMSprop.  keep_momentum: keep the velocity of Metis' eq. 2 in the client's state
             between tasks.
         weight_decay: L2 decay, which AdamW takes from the parameters directly; by default 0, and 0.01 for AdamW.
@@ -68,6 +95,11 @@ class Sgd(Trainer):
             "*.bias"], weight_decay = 0.0 }].
         augmentation: random changes of each batch in this order, like ["horizontal_flip", { kind = "random_crop",
             padding = 4 }, "mylab:jitter"].
+        precision: of forward and backward passes in training: "float32", "bfloat16" or "float16".
+        loss_scale: with float16, the factor on the loss at the beginning of a task, above 0.
+        accumulate: batches in each step.
+        checkpointing: layers whose activations are computed again in the backward pass instead of being kept, like
+            ["blocks.*"]; "auto" where the model itself knows which, as those of transformers do.
     """
 
     lr: float = Field(default=0.05, gt=0)
@@ -85,6 +117,11 @@ class Sgd(Trainer):
     optimizer_state: Literal["fresh", "kept", "averaged"] = "fresh"
     parameter_groups: ParameterGroups = ()
     augmentation: Augmentations = ()
+
+    precision: Precision = "float32"
+    loss_scale: float = Field(default=_LOSS_SCALE, gt=0)
+    accumulate: int = Field(default=1, ge=1)
+    checkpointing: CheckpointedLayers = ()
 
     @model_validator(mode="after")
     def _take_defaults(self) -> Self:
@@ -112,6 +149,25 @@ class Sgd(Trainer):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_scale(self) -> Self:
+        if self.loss_scale != _LOSS_SCALE and self.precision != "float16":
+            raise ValueError(
+                f"loss_scale would have no effect with precision = {self.precision!r}: leave it out, or set "
+                "precision = 'float16'"
+            )
+        return self
+
+    @property
+    def passes(self) -> PassSettings:
+        """How the gradient of a step is computed."""
+        return PassSettings(self.precision, self.loss_scale, self.accumulate, self.checkpointing)
+
+    @property
+    def step_rows(self) -> int:
+        """Rows in each step."""
+        return self.batch * self.accumulate
+
     @property
     def rule(self) -> Optimizer | None:
         """The optimizer where its steps are not those of Metis' eq. 2, else None."""
@@ -134,7 +190,8 @@ class Sgd(Trainer):
         return self.optimizer.state_vectors(self.momentum)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        return unsupported(self.parameter_groups, spec) or unfit(self.augmentation, spec)
+        groups, augmentation = unsupported(self.parameter_groups, spec), unfit(self.augmentation, spec)
+        return groups or augmentation or unsupported_checkpointing(self.checkpointing, spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         if self.momentum and self.keep_momentum:
@@ -169,14 +226,16 @@ class Sgd(Trainer):
         return self.output(self.run_sgd(inputs, context))
 
     def min_steps(self, examples: int) -> int:
+        if self.precision == "float16":
+            return 0  # any step may be skipped
         return self.steps if self.steps is not None and examples else self.epochs * self.epoch_steps(examples)
 
     def max_steps(self, examples: int) -> int:
-        return self.steps if self.steps is not None and examples else self.epochs * -(-examples // self.batch)
+        return self.steps if self.steps is not None and examples else self.epochs * -(-examples // self.step_rows)
 
     def epoch_steps(self, examples: int) -> int:
         """Steps of one pass, at least: a lone last row may join the batch before it."""
-        return max(1, examples // self.batch) if examples else 0
+        return max(1, examples // self.step_rows) if examples else 0
 
     def run_sgd(
         self, inputs: TrainInput, context: ClientContext, *, prox: float = 0.0, correction: Tensor | None = None
@@ -206,6 +265,7 @@ class Sgd(Trainer):
             groups=self.parameter_groups,
             base_lr=self.lr,
             augmentation=self.augmentation,
+            passes=self.passes,
         )
 
     def rate(self, inputs: TrainInput) -> float | Tensor:

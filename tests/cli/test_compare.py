@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -77,6 +79,40 @@ def test_without_a_terminal_progress_is_a_line_a_minute(
     with progress.Bar("hdafl", 3, 10, "accuracy", wanted=False) as bar:
         bar.show(RoundProgress(1, {}))
     assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_notebook_progress_is_a_bar_of_html(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, now = list[str](), [0.0]
+
+    class Handle:
+        def update(self, drawn: Any) -> None:
+            shown.append(drawn.data)
+
+    def display(drawn: Any, display_id: bool) -> Handle:
+        shown.append(drawn.data)
+        return Handle()
+
+    ipython = pytest.importorskip("IPython")
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    for config, lines in (({"IPKernelApp": {}}, 4), ({}, 0)):  # a notebook's kernel, and IPython on a terminal
+        monkeypatch.setattr(ipython, "get_ipython", lambda config=config: SimpleNamespace(config=config))
+        shown.clear()
+        with progress.Bar("<hdafl>", 3, 10, "accuracy", wanted=True) as bar:
+            for version, now[0] in ((1, 1.0), (2, 1.01), (3, 2.0), (4, 3.0)):  # the second one comes too soon
+                bar.show(RoundProgress(version, {"global/accuracy": version / 10}))
+        assert len(shown) == lines
+        if shown:
+            assert shown[-1] == (
+                "&lt;hdafl&gt; (seed 3) <progress value='4' max='10'></progress> 4 of 10 accuracy 0.400"
+            )
+        now[0] = 0.0
+    with progress.Bar("a", 3, 10, "accuracy", wanted=False) as bar:
+        bar.show(RoundProgress(1, {}))
+    assert not shown
+    assert capsys.readouterr().err == ""
 
 
 def test_a_comparison_names_clients_and_unequal_work(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.aggregation.base import Aggregator
-from piebald.cohort_matrix import divided, weighted_sum
+from piebald.cohort_matrix import add_weighted, divided, weighted_sum
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
 from piebald.errors import SettingError
 from piebald.runtimes.engines.stack import RunningSum
@@ -226,3 +226,13 @@ def test_a_sum_is_divided_in_float64_and_rounded_once(whole: float) -> None:
     )
     assert torch.equal(divided(total, whole), (total / whole).float())
     assert not torch.equal(divided(total, whole), total.float() / whole)  # so the test would notice
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sum_that_grows_in_place_has_the_same_bits(rows: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    total = torch.randn(300_001, dtype=torch.float64, generator=draw)  # of several blocks
+    matrix, weights = torch.randn(rows, 300_001, generator=draw), [1.7, 2.3, 0.1][:rows]
+    expected = total + weighted_sum(matrix, weights)
+    add_weighted(total, matrix, weights)
+    assert torch.equal(total, expected)

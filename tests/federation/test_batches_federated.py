@@ -1,4 +1,4 @@
-"""A small Hugging Face model on padded texts with augmentation: the same in a federation as in a simulation."""
+"""A small Hugging Face model on padded texts, with all that saves memory: a federation ends as a simulation does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ name = "my_texts:make"
 [recipe]
 name = "fedavg"
 lr = 0.1
-batch = 4
+batch = 2
+accumulate = 2
+precision = "bfloat16"
+checkpointing = "auto"
 augmentation = ["my_texts:without_words"]
 """
 

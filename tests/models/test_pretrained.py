@@ -142,6 +142,29 @@ def test_seeds_decide_adapters_and_new_heads(folder: Path) -> None:
         models.count_parameters("pretrained", (LENGTH,), 2, 100, weights=str(folder))
 
 
+def test_checkpointed_blocks_have_the_same_gradients_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with dropout, and whether the network names its blocks or the setting does."""
+    config = transformers.DistilBertConfig(
+        vocab_size=WORDS, dim=8, n_layers=2, n_heads=2, hidden_dim=8, max_position_embeddings=LENGTH, num_labels=2
+    )
+    with torch.random.fork_rng(devices=[]):
+        transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path / "tiny")
+    model = models.pretrained(tmp_path / "tiny", adapter="lora", rank=2)
+    block, passes, ends = transformers.models.distilbert.modeling_distilbert.FFN, list[int](), list[Tensor]()
+    forward = block.forward
+    monkeypatch.setattr(
+        block, "forward", lambda self, x: (passes.append(0) if self.training else None, forward(self, x))[1]
+    )
+    counts = []
+    for layers in ((), "*.layer.*", "auto"):
+        passes.clear()
+        ends.append(trained(model, piebald.recipes.fedavg(lr=0.1, batch=5, checkpointing=layers)).start())
+        counts.append(len(passes))
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+    assert counts[1] == counts[2] > 1.5 * counts[0]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("training", [None, DpSgd(lr=0.1, batch=5, clip=0.5, noise=0.0)], ids=["sgd", "dp_sgd"])
 def test_engines_and_workers_agree_on_adapters(folder: Path, training: DpSgd | None) -> None:
@@ -197,6 +220,27 @@ def test_exports_are_read_by_peft_and_come_back(folder: Path, tmp_path: Path) ->
     torch.testing.assert_close(again(input_ids=x, attention_mask=(x != 0).long()).logits, run.model()(x))
     whole = run.save(tmp_path / "whole.safetensors")
     assert torch.equal(piebald.load_weights(copy.deepcopy(model), whole)(x), run.model()(x))
+
+
+@pytest.mark.full
+def test_inputs_with_names_are_recorded_with_names(folder: Path, tmp_path: Path) -> None:
+    """torch.export takes a dict, ONNX its tensors by name; both any number of texts."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x, y = rows(12, 0)
+    held = {f"c{i}": ({"input_ids": x, "attention_mask": (x != 0).long()}, y) for i in range(2)}
+    run = piebald.run(
+        piebald.recipes.fedavg(lr=0.1), piebald.clients_from(held, tokens=True),
+        models.pretrained(folder, 2, adapter="lora", rank=2), rounds=1,
+        runtime=Simulator(engine="sequential", workers=0),
+    )  # fmt: skip
+    ids, _ = rows(5, 3)
+    texts = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    expected = run.model()(**texts).detach()
+    program = torch.export.load(run.save(tmp_path / "m.pt2"))
+    torch.testing.assert_close(program.module()(texts), expected)
+    session = onnxruntime.InferenceSession(str(run.save(tmp_path / "m.onnx")))
+    (found,) = session.run(["output"], {name: part.numpy() for name, part in texts.items()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-4)
 
 
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {

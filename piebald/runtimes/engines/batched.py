@@ -47,7 +47,7 @@ class BatchedEngine(VmappedEngine):
     takes_factored = True
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
-        if run.local_loss is not None or run.config.sam_radius:
+        if run.local_loss is not None or run.config.sam_radius or run.config.passes.alone:
             return SequentialEngine.run_sgd(self, run)  # vmap cannot run all that has a batched form
         if self.traits.random or not self.traits.each or run.config.privacy is not None:
             return super().run_sgd(run)
@@ -202,7 +202,9 @@ class _BatchedRun:
         self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
         module.batched_pass.scale, module.batched_pass.shares = [], self._shares()
-        module.batched_pass.in_one_piece = self.stepper.direct and not engine.bfloat16
+        module.batched_pass.in_one_piece = (
+            self.stepper.direct and not engine.bfloat16 and run.config.passes.precision == "float32"
+        )
         module.batched_pass.hook = torch.zeros((), device=engine.device, requires_grad=True)
         self.ahead: _Ahead | None = None
         self.places: Tensor | None = None
@@ -284,7 +286,7 @@ class _BatchedRun:
         """The mean loss [c] of each client's rows [c * b, ...]."""
         batched_pass = self.module.batched_pass
         batched_pass.count, batched_pass.tensors = hi - lo, self.leaves(lo, hi)[0]
-        with self.engine.precision(), self.engine.dropping(keys):
+        with self.engine.precision(self.run.config.passes), self.engine.dropping(keys):
             outputs = pytree.run(self.module.module, self.engine.shaped(rows.x))
             losses = self.engine.loss(outputs, rows.y).view(hi - lo, -1)
         return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)

@@ -13,7 +13,7 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig
 from piebald.machine import free_memory
 from piebald.runtimes.engines.batched import BatchedEngine
-from piebald.runtimes.engines.model_traits import probe
+from piebald.runtimes.engines.model_traits import passes_of, probe
 from piebald.runtimes.engines.reference import ReferenceEngine
 from piebald.runtimes.engines.row_loader import RowLoader
 from piebald.runtimes.engines.sequential import SequentialEngine
@@ -74,7 +74,7 @@ def fastest(
     sequential = make_engine("sequential", work, clients, device, bfloat16)
     expected, seconds = _measure(sequential, sample[:2], 1)
     best = ("sequential", 1, seconds)
-    if sequential.traits.random:
+    if sequential.traits.random or passes_of(work).alone:
         return best
     for kind in (BatchedEngine, VmappedEngine):
         engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
@@ -90,7 +90,7 @@ def fastest(
                     found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
             except _CANNOT_RUN:
                 break  # this engine cannot run the model
-            if not torch.allclose(found[:2], expected, rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True):
+            if not torch.allclose(found[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
                 break
             if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):
                 best = (kind.name, stack, seconds)
@@ -128,14 +128,19 @@ def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: 
     holding = [client for client in range(min(len(clients), _LOOKED_AT)) if clients.size(client, "train") != 0]
     sequential = make_engine("sequential", work, clients, device, bfloat16)
     stack = min(_COUNTED_STACK, stack_limit(work), expected)
-    if stack < 2 or sequential.traits.random or work.row_privacy is not None:
+    if stack < 2 or sequential.traits.random or work.row_privacy is not None or passes_of(work).alone:
         return "sequential", 1
     batched = BatchedEngine(work, sequential.row_loader, sequential.traits, device, bfloat16)
     if not batched.can_batch:
         return "sequential", 1
     expected_losses, losses = (_losses(engine, holding[:2]) for engine in (sequential, batched))
-    close = torch.allclose(losses, expected_losses, rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True)
+    close = torch.allclose(losses, expected_losses, rtol=_close(work, bfloat16), equal_nan=True)
     return ("batched", stack) if close else ("sequential", 1)
+
+
+def _close(work: ClientWork, bfloat16: bool) -> float:
+    """The allowed relative difference of two engines' losses."""
+    return 0.02 if bfloat16 or passes_of(work).precision != "float32" else _CLOSE
 
 
 def _losses(engine: SequentialEngine, clients: Sequence[int], steps: int = _STEPS) -> torch.Tensor:
@@ -153,7 +158,7 @@ def trial(work: ClientWork) -> SgdConfig:
     momentum = 0.0 if trainer.rule is None else trainer.momentum  # that of plain SGD costs next to nothing
     return SgdConfig(
         0.01, momentum, batch=trainer.batch, steps=_STEPS, privacy=work.row_privacy, rule=trainer.rule,
-        groups=trainer.parameter_groups, base_lr=trainer.lr,
+        groups=trainer.parameter_groups, base_lr=trainer.lr, passes=trainer.passes,
     )  # fmt: skip
 
 

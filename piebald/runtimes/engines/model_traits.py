@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import Rows
+from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
 from piebald.errors import SettingError
 from piebald.parameters import copied
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.training.sgd import Sgd
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Traits:
     random: bool
     each: bool
     pooled: bool = False
+
+
+def passes_of(work: ClientWork) -> PassSettings:
+    """How the trainer's gradients are computed, as far as it is one of batches."""
+    return work.trainer.passes if isinstance(work.trainer, Sgd) else PLAIN_PASSES
 
 
 def probe(work: ClientWork, rows: Rows) -> Traits:
@@ -55,6 +61,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
                 f"the model cannot be trained on these rows (inputs {pytree.described(x)}, "
                 f"targets {pytree.described(y)}): {_first_line(error)}"
             ) from None
+        _try_precision(work, module, x, y)
         if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):
             raise SettingError(f"the loss must give one value an example or one mean, got shape {list(loss.shape)}")
         random_plain = not _equal(_run(module, x, 0), _run(module, x, 1))
@@ -79,6 +86,22 @@ def _check_finite(work: ClientWork) -> None:
         f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
         "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
     )
+
+
+def _try_precision(work: ClientWork, module: nn.Module, x: Any, y: Any) -> None:
+    """Refuse a precision in which the model cannot run."""
+    precision = passes_of(work).precision
+    if precision == "float32":
+        return
+    device = pytree.leaves(x)[0].device
+    try:
+        with torch.autocast(device.type, torch.bfloat16 if precision == "bfloat16" else torch.float16):
+            work.objective.loss(_run(module, x, 0), y)
+    except Exception as error:  # whatever the user's own code may raise
+        raise SettingError(
+            f"the model cannot run with precision = {precision!r} on device {device.type!r}: "
+            f"{_first_line(error)}; choose another precision"
+        ) from None
 
 
 def _with_another_last(x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import SumRequest, TrainInput, TrainOutput
 from piebald.errors import RuntimeFault
 from piebald.parameters import nbytes
@@ -87,8 +86,13 @@ def add_to_sum(result: StackResult, request: SumRequest, total: RunningSum) -> N
         return
     if len(rows) < len(result.norms):  # a sum of products cannot leave out one that is not finite
         vectors = {name: part[rows] for name, part in vectors.items()}
-    ones, known = [1.0] * len(rows), KnownProducts()
-    summed = {name: _weighted(part, weights if name == "model" else ones, known) for name, part in vectors.items()}
+    ones, known, summed = [1.0] * len(rows), KnownProducts(), dict[str, Tensor]()
+    for name, part in vectors.items():
+        counts = weights if name == "model" else ones
+        if isinstance(part, FactoredVectors):
+            summed[name] = part.total(part.own.new_tensor(counts), known)
+        else:
+            total.add_rows(name, part, counts)
     total.add(sum(weights), summed)
 
 
@@ -166,13 +170,6 @@ def _known_norms(models: Tensor, inputs: TrainInput, shared: int) -> Tensor | No
 def _finiteness(part: Tensor) -> Tensor:
     """Numbers [c] that are finite where a client's tensor is."""
     return part.sums() if isinstance(part, FactoredVectors) else part.flatten(1).sum(1)
-
-
-def _weighted(part: Tensor, weights: Sequence[float], known: KnownProducts) -> Tensor:
-    """The weighted sum of clients' tensors [c, ...]; in float64 unless they are factored."""
-    if isinstance(part, FactoredVectors):
-        return part.total(part.own.new_tensor(weights), known)
-    return weighted_sum(part.flatten(1), weights).view(part.shape[1:])
 
 
 def _reject_reason(norm: float, limit: float) -> str | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from piebald import pytree
-from piebald.contracts import Rows, SgdOutcome, Split
+from piebald.contracts import PassSettings, Rows, SgdOutcome, Split
 from piebald.parameters import copied
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.local_loss import LossEvaluator
-from piebald.runtimes.engines.reference_optimizer import ReferenceOptimizer
+from piebald.runtimes.engines.reference_client import ReferenceClient
 from piebald.runtimes.engines.row_gradients import noised, row_keys
-from piebald.runtimes.engines.row_loader import augmented, batches, planned_steps
+from piebald.runtimes.engines.row_loader import augmented, batches, pass_slices, planned_steps
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun
 
@@ -36,104 +37,75 @@ class ReferenceEngine(SequentialEngine):
         layout, config = self.work.layout, run.config
         module = copied(self.work.model).train()
         layout.load(module, run.model[row])
-        slots = layout.parameters(config.part)
-        parameters = {slot.name: module.get_parameter(slot.name) for slot in slots}
-        lr = float(config.lr[row]) if isinstance(config.lr, torch.Tensor) else config.lr
-        velocity = run.state["velocity"][row].clone() if "velocity" in run.state else torch.zeros(layout.size)
         gathered = self.row_loader.gather([run.clients[row]], "train")
-        rng_key = self.rng_key(run, row)
+        rng_key, held = self.rng_key(run, row), len(gathered.places[0])
         planned = planned_steps(gathered.places[0], config, self.traits.mixes)
-        rule = None if config.rule is None else ReferenceOptimizer(run, row, module, layout, planned)
-        losses: list[float] = []
+        client = ReferenceClient(run, row, module, layout, planned)
+        losses, made = list[float](), 0
         first = config.only_step or 0
         with self._randomness(run, row) as dropout:
-            for batch in batches(gathered.places[0], config, self.traits.mixes, *rng_key):
-                if isinstance(dropout, KeyedDropout):
-                    dropout.start(torch.tensor(step_key(rng_key, first + len(losses))))
+            for taken, batch in enumerate(batches(gathered.places[0], config, self.traits.mixes, *rng_key)):
+                key = torch.tensor(step_key(rng_key, first + taken))
+                rows = augmented(gathered.take(batch), config, taken, rng_key)
                 if config.privacy is None:
-                    rows = augmented(gathered.take(batch), config, len(losses), rng_key)
-                    losses.append(self._set_gradients(module, rows, row, run))
-                    if run.config.sam_radius:
-                        if isinstance(dropout, KeyedDropout):
-                            dropout.start(torch.tensor(step_key(rng_key, len(losses) - 1)))
-                        self._set_gradients_at_the_top(module, rows, row, run)
+                    draw = functools.partial(self._start, dropout, key.unsqueeze(0), 0)
+                    losses.append(self._set_gradients(client, rows, draw))
+                    if config.sam_radius:
+                        self._set_gradients_at_the_top(client, rows, draw)
                 else:
-                    rows = augmented(gathered.take(batch), config, len(losses), rng_key)
-                    held = len(gathered.places[0])
-                    losses.append(self._set_private_gradients(module, rows, held, row, run, len(losses), dropout))
-                with torch.no_grad():
-                    for slot in slots:
-                        if not run.prox or run.prox_center is None:
-                            continue
-                        away = parameters[slot.name] - run.prox_center[row][slot.start : slot.stop].view(slot.shape)
-                        grad = parameters[slot.name].grad
-                        parameters[slot.name].grad = run.prox * away if grad is None else grad + run.prox * away
-                if config.clip is not None:
-                    torch.nn.utils.clip_grad_norm_(list(parameters.values()), config.clip)
-                with torch.no_grad():
-                    for slot in slots:
-                        here, w = slice(slot.start, slot.stop), parameters[slot.name]
-                        g = torch.zeros_like(w) if w.grad is None else w.grad
-                        if run.correction is not None:
-                            g = g + run.correction[row][here].view(slot.shape)
-                        if rule is not None:
-                            w.grad = g
-                            continue
-                        g = g + config.weight_decay * w
-                        velocity[here] = config.momentum * velocity[here] - lr * g.flatten()
-                        w.add_(velocity[here].view(slot.shape))
-                if rule is not None:
-                    rule.step(len(losses) - 1)
+                    losses.append(self._set_private_gradients(client, rows, held, taken, dropout))
+                made += client.step(taken)
         mean = sum(losses) / len(losses) if losses else float("nan")
-        state = {"velocity": velocity} if run.keeps_velocity else {}
-        state = state if rule is None else rule.ended(len(losses))
-        return layout.flatten(module), float(len(losses)), mean, state
+        return layout.flatten(module), float(made), mean, client.ended(made)
 
-    def _loss(self, module: nn.Module, rows: Rows) -> Tensor:
+    def _loss(self, module: nn.Module, rows: Rows, passes: PassSettings) -> Tensor:
         """The mean loss of a batch."""
-        return self.loss(pytree.run(module, rows.x), rows.y).mean()
+        with self.precision(passes):
+            return self.loss(pytree.run(module, rows.x), rows.y).mean()
 
-    def _set_gradients(self, module: nn.Module, rows: Rows, row: int, run: SgdRun) -> float:
-        """Set the gradients of a batch, and return its mean loss."""
-        if run.local_loss is None:
-            loss = self._loss(module, rows)
-        else:
-            evaluator = LossEvaluator(run.local_loss, self.work, self.loss, module, self.device)
-            loss = evaluator.mean_of_client(rows, run.own, row)
+    def _set_gradients(self, client: ReferenceClient, rows: Rows, draw: Callable[[int], None]) -> float:
+        """Set the gradients of a step, and return the mean loss of its rows."""
+        run, module, total = client.run, client.module, 0.0
         module.zero_grad()
-        torch.autograd.backward(loss)
-        return loss.item()
+        for number, part in enumerate(pass_slices(len(rows), run.config, self.traits.mixes)):
+            draw(number)
+            here = rows[part]
+            if run.local_loss is None:
+                loss = self._loss(module, here, run.config.passes)
+            else:
+                evaluator = LossEvaluator(run.local_loss, self.work, self.loss, module, self.device)
+                with self.precision(run.config.passes):
+                    loss = evaluator.mean_of_client(here, run.own, client.row)
+            loss = loss * len(here) / len(rows)
+            client.backward(loss)
+            total += loss.item()
+        return total
 
-    def _set_gradients_at_the_top(self, module: nn.Module, rows: Rows, row: int, run: SgdRun) -> None:
+    def _set_gradients_at_the_top(self, client: ReferenceClient, rows: Rows, draw: Callable[[int], None]) -> None:
         """Replace the gradients by those at w + radius * g / |g|, tensor by tensor."""
+        module, radius, scale = client.module, client.run.config.sam_radius, client.scaler.get_scale()
         before = copy.deepcopy(module.state_dict())
-        found = [(one, one.grad.clone()) for one in module.parameters() if one.grad is not None]
+        found = [(one, one.grad / scale) for one in module.parameters() if one.grad is not None]
         length = torch.cat([gradient.flatten() for _, gradient in found]).norm()
         with torch.no_grad():
             for parameter, gradient in found:
-                parameter.add_(run.config.sam_radius * gradient / (length + 1e-12))
-        self._set_gradients(module, rows, row, run)
+                parameter.add_(radius * gradient / (length + 1e-12))
+        self._set_gradients(client, rows, draw)
         module.load_state_dict(before)
 
     def _set_private_gradients(
-        self,
-        module: nn.Module,
-        batch: Rows,
-        held: int,
-        row: int,
-        run: SgdRun,
-        step: int,
-        dropout: KeyedDropout | None,
+        self, client: ReferenceClient, batch: Rows, held: int, step: int, dropout: KeyedDropout | None
     ) -> float:
         """Set the gradients of DP-SGD, one row after another, and return the mean loss."""
-        config, rng_key = run.config, self.rng_key(run, row)
+        run, module = client.run, client.module
+        config, rng_key = run.config, self.rng_key(run, client.row)
         assert config.privacy is not None
         parameters = dict(module.named_parameters())
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
         for place in range(len(batch)):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
-            loss = self._loss(module, batch[place : place + 1])
+            loss = self._loss(module, batch[place : place + 1], config.passes)
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
@@ -141,7 +113,7 @@ class ReferenceEngine(SequentialEngine):
             for name, grad in grads.items():
                 summed[name] += grad * min(1.0, config.privacy.clip / max(norm, 1e-12))
             total += loss.item()
-        lot = min(config.batch, held)
+        lot = min(config.step_rows, held)
         stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
         hidden = noised(stacked, self.work.layout, config.privacy, [lot], step, [rng_key])
         for name, gradient in zip(summed, hidden, strict=True):

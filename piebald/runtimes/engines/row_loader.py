@@ -155,13 +155,14 @@ def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows
 
 
 def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str) -> Iterator[Places]:
-    """One client's mini-batches as positions: each epoch in a new order that depends on `rng_key` and the epoch alone.
+    """The rows of each of a client's steps, as positions: each epoch in a new order that depends on `rng_key` and the
+    epoch alone.
 
     Where single rows are hidden (`SgdConfig.privacy`), each step's batch is a Poisson sample instead, perhaps empty.
 
     Args:
         places: the client's rows.
-        config: batch size, epochs or steps.
+        config: rows of a step, epochs or steps.
         mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row
             joins the batch before it.
         rng_key: the client's rng key.
@@ -175,13 +176,7 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
     if config.privacy is not None:
         yield from _poisson(places, config, *rng_key)
         return
-    starts = list(range(0, count, config.batch))
-    if mixes and count - starts[-1] == 1:
-        if count == 1 or config.batch == 1:
-            raise RuntimeFault(
-                "batch norm cannot train on a batch of one row: give every client two rows or more and a batch above 1"
-            )
-        starts.pop()
+    starts = _starts(count, config.step_rows, mixes)
     ends = [*starts[1:], count]
     if config.only_step is not None:
         if config.only_step < planned_steps(places, config, mixes, only=False):
@@ -200,6 +195,26 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
         epoch += 1
 
 
+def pass_slices(count: int, config: SgdConfig, mixes: bool) -> list[slice]:
+    """The passes over the rows of one step, of a batch each; `mixes` is as in `batches`."""
+    if count <= config.batch or config.passes.accumulate == 1:
+        return [slice(0, count)]
+    starts = _starts(count, config.batch, mixes)
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], count], strict=True)]
+
+
+def _starts(count: int, size: int, mixes: bool) -> list[int]:
+    """Where parts of so many rows begin, of which a lone last row is none where the model mixes rows."""
+    starts = list(range(0, count, size))
+    if mixes and count - starts[-1] == 1:
+        if count == 1 or size == 1:
+            raise RuntimeFault(
+                "batch norm cannot train on a batch of one row: give every client two rows or more and a batch above 1"
+            )
+        starts.pop()
+    return starts
+
+
 def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = True) -> int:
     """How many batches `batches` makes of a client's rows; with `only` False also where one of them is chosen."""
     if only and config.only_step is not None:
@@ -207,8 +222,8 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = T
     count = _shared(len(places), config)
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
-    lone = config.privacy is None and mixes and count % config.batch == 1 and count > 1
-    return config.epochs * (math.ceil(count / config.batch) - lone)
+    lone = config.privacy is None and mixes and count % config.step_rows == 1 and count > 1
+    return config.epochs * (math.ceil(count / config.step_rows) - lone)
 
 
 def _shared(count: int, config: SgdConfig) -> int:
@@ -222,7 +237,7 @@ def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator
     Who knows which rows are in a batch gains from no sampling, so this is drawn as noise is.
     """
     count = len(places)
-    steps = config.epochs * math.ceil(count / config.batch) if config.steps is None else config.steps
+    steps = config.epochs * math.ceil(count / config.step_rows) if config.steps is None else config.steps
     for step in range(steps):
         drawn = NoiseSource.repeatable(long_key("poisson", step, *rng_key)).uniform(count)
-        yield places[drawn < config.batch / count]
+        yield places[drawn < config.step_rows / count]

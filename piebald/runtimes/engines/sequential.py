@@ -8,35 +8,41 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import LocalLoss, Rows, SgdOutcome, Split
+from piebald.contracts import PLAIN_PASSES, LocalLoss, PassSettings, Rows, SgdOutcome
 from piebald.errors import SettingError
-from piebald.losses import IGNORED, for_training
+from piebald.losses import for_training
 from piebald.machine import moved
 from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key
+from piebald.runtimes.engines.checkpointing import Checkpointing
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
-from piebald.runtimes.engines.keyed_dropout import KeyedDropout
+from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
-from piebald.runtimes.engines.model_traits import Traits, probe
+from piebald.runtimes.engines.loss_scale import LossScale
+from piebald.runtimes.engines.model_traits import Traits, passes_of, probe
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
-from piebald.runtimes.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, planned_steps
-from piebald.runtimes.engines.row_values import each_loss, value_of
+from piebald.runtimes.engines.row_loader import (
+    Gathered,
+    RngKey,
+    RowLoader,
+    augmented,
+    batches,
+    pass_slices,
+    planned_steps,
+)
+from piebald.runtimes.engines.scoring import ScoringEngine, bind
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
 
-SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
 
-
-class SequentialEngine:
+class SequentialEngine(ScoringEngine):
     """Trains the clients of a stack one after another, and scores models; the base of all other engines."""
 
     name = "sequential"
@@ -50,6 +56,11 @@ class SequentialEngine:
                 f"{work.trainer.kind} clips each row's own gradient but this model mixes the rows of a batch: "
                 "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
             )
+        if bfloat16 and passes_of(work).precision == "float16":
+            raise SettingError(
+                "bfloat16 = true of the runtime and precision = 'float16' of the training contradict each other: leave "
+                "bfloat16 out"
+            )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
         self.copies = CohortCopies(device)
         self.module = copied(work.model, device)
@@ -62,6 +73,7 @@ class SequentialEngine:
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
         self._vectorizes: bool | None = None
         self._evaluator: LossEvaluator | None = None
+        self._checkpointing: Checkpointing | None = None
         self._tensor_spans: dict[
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
@@ -105,13 +117,15 @@ class SequentialEngine:
         gathered = self.row_loader.gather(run.clients, "train")
         planned = [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
         stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
-        rows, losses = self._batches(run, gathered), list[Tensor]()
+        rows, losses, skipped = self._batches(run, gathered), list[Tensor](), [0] * count
         for row, steps in enumerate(planned):
-            with self._randomness(run, row) as dropout:
+            scale = LossScale.of(run.config.passes, self.device)
+            with self._randomness(run, row) as dropout, self._saving_memory(run, steps, dropout):
                 mine = itertools.islice(rows, steps)
-                losses.append(self._train_one(run, row, gathered, mine, keys[row], stepper, dropout))
+                losses.append(self._train_one(run, row, gathered, mine, keys[row], stepper, dropout, scale))
             end[row].copy_(self.vector)
-        taken = torch.tensor(planned, dtype=torch.float32)
+            skipped[row] = 0 if scale is None else scale.skipped
+        taken = torch.tensor([steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32)
         return SgdOutcome(end, moved(taken, self.device), torch.stack(losses), stepper.ended(taken))
 
     def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
@@ -155,6 +169,7 @@ class SequentialEngine:
         keys: Tensor | None,
         stepper: Stepper,
         dropout: KeyedDropout | None,
+        scale: LossScale | None,
     ) -> Tensor:
         """Train one client in the resident module on these batches of rows; returns its mean loss."""
         self._load(run.model[row])
@@ -171,15 +186,17 @@ class SequentialEngine:
                 loss, gradients = self._private_gradients(rows, run, row, held, taken, keys[taken], dropout)
             else:
                 draw = functools.partial(self._start, dropout, keys, taken)
-                loss, gradients = self._step_gradients(run, row, rows, parameters, draw)
+                loss, gradients = self._step_gradients(run, row, rows, parameters, draw, scale)
             with torch.no_grad():
-                if plain:
+                if scale is not None and not scale.takes_step():
+                    pass  # `scale` counts it
+                elif plain:
                     plain_step(parameters, gradients, self.vector, run, stepper.spans, row)
                 elif stepper.direct:
-                    stepper.step_along(self.vector, gradients, row, taken)
+                    stepper.step_along(self.vector, gradients, row, taken, 0 if scale is None else scale.skipped)
                 else:
                     torch._foreach_copy_(views, gradients)
-                    stepper.step(self.vector, self._gradient, row, taken)
+                    stepper.step(self.vector, self._gradient, row, taken, 0 if scale is None else scale.skipped)
                 total += loss
             taken += 1
         return total / taken if taken else torch.full_like(total, torch.nan)
@@ -197,32 +214,78 @@ class SequentialEngine:
         return [self.parameters[one] for one in chosen], [self._gradient_views[one] for one in chosen]
 
     def _step_gradients(
-        self, run: SgdRun, row: int, rows: Rows, parameters: list[Tensor], draw: Callable[[], None]
+        self,
+        run: SgdRun,
+        row: int,
+        rows: Rows,
+        parameters: list[Tensor],
+        draw: Callable[[int], None],
+        scale: LossScale | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and the gradients that the step takes; `draw` starts its dropout masks."""
-        draw()
-        loss, gradients = self._gradients(run, row, rows, parameters)
+        """The mean loss of a step's rows and the gradients that it takes; `draw` starts the dropout masks of each of
+        its passes.
+        """
+        loss, gradients = self._summed(run, row, rows, parameters, draw, scale)
         if radius := run.config.sam_radius:
-            draw()  # the same masks
-            again = functools.partial(self._gradients, run, row, rows, parameters)
+            again = functools.partial(self._summed, run, row, rows, parameters, draw, scale)  # with the same masks
             ones, stacked = ([tensor.unsqueeze(0) for tensor in all_] for all_ in (parameters, gradients))
             gradients = at_the_top(self.vector, ones, stacked, radius, again)[1]
         return loss, gradients
 
-    @staticmethod
-    def _start(dropout: KeyedDropout | None, keys: Tensor | None, step: int) -> None:
-        if dropout is not None and keys is not None:
-            dropout.start(keys[step])
+    def _summed(
+        self,
+        run: SgdRun,
+        row: int,
+        rows: Rows,
+        parameters: list[Tensor],
+        draw: Callable[[int], None],
+        scale: LossScale | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The mean loss of a step's rows and its gradients, from as many passes as it has batches."""
+        parts = pass_slices(len(rows), run.config, self.traits.mixes)
+        if len(parts) == 1 and scale is None:
+            draw(0)
+            return self._gradients(run, row, rows, parameters)
+        # gradients may share their numbers with one another, so they are summed and scaled in the engine's own vector
+        summed, total = self._part(run.config.part)[1], torch.zeros((), device=self.device)
+        for number, part in enumerate(parts):
+            draw(number)
+            here = rows[part]
+            loss, gradients = self._gradients(run, row, here, parameters, len(here) / len(rows), scale)
+            total += loss
+            if number:
+                torch._foreach_add_(summed, gradients)
+            else:
+                torch._foreach_copy_(summed, gradients)
+            del gradients
+        if scale is not None:
+            scale.unscale(summed)
+        return total, summed
 
-    def _gradients(self, run: SgdRun, row: int, rows: Rows, parameters: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and its gradients."""
-        with self.precision():
+    @staticmethod
+    def _start(dropout: KeyedDropout | None, keys: Tensor | None, step: int, part: int) -> None:
+        if dropout is not None and keys is not None:
+            dropout.start(part_key(keys[step], part))
+
+    def _gradients(
+        self,
+        run: SgdRun,
+        row: int,
+        rows: Rows,
+        parameters: list[Tensor],
+        share: float = 1.0,
+        scale: LossScale | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The mean loss of a batch and its gradients, times its share of a step's rows; gradients are scaled."""
+        with self.precision(run.config.passes):
             if run.local_loss is None:
                 loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
             else:
                 shaped = Rows(self.shaped(rows.x), rows.y)
                 loss = self.evaluator(run.local_loss).mean_of_client(shaped, run.own, row)
-        return loss.detach(), list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        loss = loss if share == 1 else loss * share
+        scaled = loss if scale is None else loss * scale.factor
+        return loss.detach(), list(torch.autograd.grad(scaled, parameters, materialize_grads=True))
 
     def evaluator(self, local: LocalLoss) -> LossEvaluator:
         """What evaluates a client's own loss on this engine's module, made once for each loss."""
@@ -246,35 +309,41 @@ class SequentialEngine:
 
         `held` is how many rows the client has, `key` the step's dropout key.
         """
-        privacy = run.config.privacy
+        config, privacy = run.config, run.config.privacy
         assert privacy is not None
+        if config.passes.precision == "float16":
+            raise SettingError(
+                "whether a float16 step is skipped would tell of hidden rows: take precision = 'bfloat16'"
+            )
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
         total = torch.zeros((), device=self.device)
         keys = row_keys(key.unsqueeze(0), len(batch))[0]
-        clipped = self._clipped if self.vectorizes(batch) else self._clipped_one_by_one
+        at_once = self.vectorizes(batch) and not config.passes.checkpointing
+        clipped = self._clipped if at_once else self._clipped_one_by_one
         size = max(1, MAX_NUMBERS // self.work.layout.size)
+        size = size if config.passes.accumulate == 1 else min(size, config.batch)
         for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
             here = slice(start, start + size)
-            found, loss = clipped(batch[here], keys[here], privacy.clip, dropout)
+            found, loss = clipped(batch[here], keys[here], privacy.clip, dropout, config.passes)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(run.config.batch, held)
+        lot = min(config.step_rows, held)
         hidden = noised(named, self.work.layout, privacy, [lot], step, [self.rng_key(run, row)])
         return total / max(1, len(batch)), [one[0] for one in hidden]
 
     def _clipped(
-        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None
+        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None, passes: PassSettings
     ) -> tuple[list[Tensor], Tensor]:
         """The sum of these rows' clipped gradients, and the sum of their losses."""
         tensors = self.work.layout.views(self.vector.detach())
-        with self.precision():
+        with self.precision(passes):
             every = torch.ones(len(rows), device=self.device)
             found, loss = self.row_gradients.one(tensors, rows, every, keys, clip, dropout)
         return [found[name] for name in self._names], loss
 
     def _clipped_one_by_one(
-        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None
+        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None, passes: PassSettings
     ) -> tuple[list[Tensor], Tensor]:
         """The same for models that vmap cannot run: recurrent ones, and those that draw random numbers themselves."""
         summed = [torch.zeros_like(parameter) for parameter in self.parameters]
@@ -282,7 +351,7 @@ class SequentialEngine:
         for row in range(len(rows)):
             if dropout is not None:
                 dropout.start(keys[row])
-            with self.precision():
+            with self.precision(passes):
                 one = rows[row : row + 1]
                 loss = self.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
@@ -306,9 +375,9 @@ class SequentialEngine:
         keys = torch.arange(len(rows)).to(self.device)
         with KeyedDropout() as dropout, warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
-            expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout)
+            expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout, PLAIN_PASSES)
             try:
-                found, _ = self._clipped(rows, keys, 1.0, dropout)
+                found, _ = self._clipped(rows, keys, 1.0, dropout, PLAIN_PASSES)
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
                 return False
         return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
@@ -321,22 +390,16 @@ class SequentialEngine:
 
     # -- the module
 
-    def _load(self, vector: Tensor) -> None:
-        """Load a vector into the resident module, and reset its integer buffers."""
-        with torch.no_grad():
-            self.vector.copy_(vector)
-            if self._integers:
-                buffers = dict(self.module.named_buffers())
-                for name, value in self._integers.items():
-                    buffers[name].copy_(value)
-
-    def shaped(self, x: Any) -> Any:
-        """Images in channels-last format, on which torch's CPU pooling and convolution are much faster."""
-        return pytree.mapped(_channels_last, x) if self._conv2d else x
-
-    def precision(self) -> contextlib.AbstractContextManager[object]:
-        """The context of forward passes: autocast to bfloat16, or nothing."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
+    def _saving_memory(
+        self, run: SgdRun, steps: int, dropout: KeyedDropout | None
+    ) -> contextlib.AbstractContextManager[None]:
+        """The context of a client's steps: checkpointed layers, or nothing."""
+        layers = run.config.passes.checkpointing
+        if not layers or not steps:
+            return contextlib.nullcontext()
+        if self._checkpointing is None:
+            self._checkpointing = Checkpointing(self.module, layers, self.traits.random)
+        return self._checkpointing.steps(dropout)
 
     @contextlib.contextmanager
     def _randomness(self, run: SgdRun, row: int) -> Iterator[KeyedDropout | None]:
@@ -352,108 +415,12 @@ class SequentialEngine:
         else:
             yield None
 
-    # -- scoring
-
-    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """Score models, as `contracts.ClientContext.score` describes."""
-        outputs, targets = self._outputs(clients, model, split)
-        measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
-        with torch.no_grad():
-            scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
-        return scores, moved(torch.tensor([pytree.count(target) for target in targets]), self.device)
-
-    def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-        """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
-        if self.work.objective.compares_rows:
-            raise SettingError(
-                f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
-                "needed here to choose among models: use another loss"
-            )
-        outputs, targets = self._outputs(clients, model, split)
-        counts = [pytree.count(target) for target in targets]
-        losses = torch.full((len(targets), max(counts)), torch.nan, device=self.device)
-        with torch.no_grad():
-            for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-                if counts[row]:
-                    losses[row, : counts[row]] = each_loss(self.work.objective.loss, out, target)
-        return losses, moved(torch.tensor(counts), self.device)
-
-    def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
-        """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
-        outputs, targets = self._outputs(clients, model, split)
-        scores = [pytree.logits(out) for out in outputs]
-        classes = max((out.shape[1] for out in scores if out.dim() > 1), default=0)
-        matrices = torch.zeros(len(clients), classes, classes, device=self.device)
-        for row, (out, target) in enumerate(zip(scores, targets, strict=False)):
-            if pytree.count(target):
-                cells = target.long().flatten() * classes + out.argmax(1).flatten()
-                kept = target.flatten() != IGNORED
-                own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
-                own.index_add_(0, torch.where(kept, cells, 0), kept.to(own.dtype))
-        return matrices
-
-    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Any], list[Any]]:
-        """Models' outputs for clients' rows, and the targets; one model for all clients runs over all their rows at
-        once.
-        """
-        gathered = self.row_loader.gather(clients, split)
-        self.module.eval()
-        sizes = [len(places) for places in gathered.places]
-        chosen = moved(torch.from_numpy(np.concatenate(gathered.places)), self.device)
-        with torch.no_grad():
-            outputs: list[Any]
-            if (model.stride(0) == 0 and not self.traits.pooled) or len(clients) == 1:
-                self._load(model[0])
-                outputs_of_all = self._forward(gathered.x, chosen)
-                outputs = pytree.split(outputs_of_all, sizes) if outputs_of_all is not None else []
-            else:
-                outputs = []
-                for row, places in enumerate(torch.split(chosen, sizes)):
-                    self._load(model[row])
-                    out = self._forward(gathered.x, places)
-                    outputs.append(out if out is not None else torch.empty(0, device=self.device))
-        return outputs, pytree.split(pytree.take(gathered.y, chosen), sizes)
-
-    def _forward(self, x: pytree.Tree, places: Tensor) -> Any:
-        if len(places) == 0:
-            return None
-        with self.precision():
-            parts = torch.split(places, SCORE_ROWS)
-            outputs = [pytree.run(self.module, self.shaped(pytree.take(x, part))) for part in parts]
-        return pytree.joined([pytree.by_row(out, len(part)) for out, part in zip(outputs, parts, strict=True)])
-
-    def _measure(self, measure: object, outputs: list[Any], targets: list[Any]) -> Tensor:
-        values = torch.full((len(targets),), torch.nan, device=self.device)
-        for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-            if pytree.count(target):
-                values[row] = value_of(measure, out, target)
-        return values
-
-
-def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
-    """Make a module's tensors views of `vector`, and return its parameters in the layout's order."""
-    named = dict(module.named_parameters())
-    parameters: list[Tensor] = []
-    for slot in layout.slots:
-        view = layout.views(vector)[slot.name]
-        if slot.buffer:
-            path, _, leaf = slot.name.rpartition(".")
-            module.get_submodule(path)._buffers[leaf] = view
-        else:
-            named[slot.name].data = view
-            parameters.append(named[slot.name])
-    return parameters
-
 
 def step_key(rng_key: RngKey, step: int) -> int:
     """The dropout key of one optimizer step."""
     return key("dropout", step, *rng_key) >> 1
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    if x.dim() != 4:
-        return x
-    _, channels, height, width = x.shape
-    if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
-        return x.as_strided(x.shape, (height * width, 1, width, 1))
-    return x.contiguous(memory_format=torch.channels_last)
+def part_key(key: Tensor, part: int) -> Tensor:
+    """The dropout key of one pass of a step; that of the first one is the step's."""
+    return mix(key + part) if part else key

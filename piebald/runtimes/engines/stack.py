@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piebald.cohort_matrix import add_weighted, weighted_sum
 from piebald.contracts import Query, Update
 
 PRIVATE = "private"  # the name of a client's private parameters in its state
@@ -117,3 +118,10 @@ class RunningSum:
                 self.vectors[name] += part
             else:
                 self.vectors[name] = part.to(torch.float64, copy=True)
+
+    def add_rows(self, name: str, rows: Tensor, weights: Sequence[float]) -> None:
+        """Add clients' tensors [n, ...] times their weights to the vector of this name, and nothing to the weight."""
+        if name in self.vectors:
+            add_weighted(self.vectors[name].view(-1), rows.flatten(1), weights)
+        else:
+            self.vectors[name] = weighted_sum(rows.flatten(1), weights).view(rows.shape[1:])

@@ -94,13 +94,14 @@ class Stepper:
         """The velocity [c, p] of Metis' eq. 2, where the run has one."""
         return self.state.get("velocity")
 
-    def step(self, w: Tensor, g: Tensor, rows: slice | int, taken: int) -> None:
+    def step(self, w: Tensor, g: Tensor, rows: slice | int, taken: int, skipped: int = 0) -> None:
         """One step, in place on w [..., p]; g [..., p] is overwritten.
 
         Args:
             w, g: parameters and gradients.
             rows: which rows of the run's vectors they belong to.
-            taken: steps that these clients have taken before, in this run.
+            taken: steps that these clients have come to before, in this run.
+            skipped: how many of those they have not made.
         """
         run = self.run
         rule = run.config.rule
@@ -111,14 +112,15 @@ class Stepper:
         if run.correction is not None:
             for span in self.spans:
                 g[..., span].add_(run.correction[rows][..., span])
-        self._update(w, [(group, g[..., group.span]) for group in self.groups], rows, taken)
+        self._update(w, [(group, g[..., group.span]) for group in self.groups], rows, taken, skipped)
 
-    def step_along(self, w: Tensor, gradients: Sequence[Tensor], rows: slice | int, taken: int) -> None:
+    def step_along(
+        self, w: Tensor, gradients: Sequence[Tensor], rows: slice | int, taken: int, skipped: int = 0
+    ) -> None:
         """One step where `direct`, along the gradients of the parameters in the layout's order: they are not copied."""
         lead = w.dim() - 1
-        self._update(
-            w, [(group, one.flatten(lead)) for group, one in zip(self.tensors, gradients, strict=True)], rows, taken
-        )
+        parts = [(group, one.flatten(lead)) for group, one in zip(self.tensors, gradients, strict=True)]
+        self._update(w, parts, rows, taken, skipped)
 
     @property
     def direct(self) -> bool:
@@ -126,12 +128,15 @@ class Stepper:
         run = self.run
         return run.config.rule is not None and not run.prox and run.correction is None and run.config.clip is None
 
-    def _update(self, w: Tensor, parts: Sequence[tuple[GroupSpan, Tensor]], rows: slice | int, taken: int) -> None:
+    def _update(
+        self, w: Tensor, parts: Sequence[tuple[GroupSpan, Tensor]], rows: slice | int, taken: int, skipped: int
+    ) -> None:
         """Let the rule update parts of w [..., p] along their gradients [..., n]."""
         rule, momentum = self.run.config.rule, self.run.config.momentum
         assert rule is not None
         lr = self._rate(rows, taken)
-        step = taken + 1.0 if self.behind is None else self._behind(rows) + (taken + 1)
+        made = taken - skipped + 1
+        step = float(made) if self.behind is None else self._behind(rows) + made
         own = {name: vector[rows] for name, vector in self.state.items()}
         for (span, share, decay), g in parts:
             state = {name: vector[..., span] for name, vector in own.items()}

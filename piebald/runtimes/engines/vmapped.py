@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from piebald import pytree
-from piebald.contracts import Rows, SgdConfig, SgdOutcome
+from piebald.contracts import PassSettings, Rows, SgdConfig, SgdOutcome
 from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
@@ -40,7 +40,7 @@ class VmappedEngine(SequentialEngine):
     name = "vmapped"
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
-        if self.traits.random or self.padded or not self._fits_privacy(run):
+        if self.traits.random or self.padded or run.config.passes.alone or not self._fits_privacy(run):
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
         ordered = rows_of(run, order)
@@ -49,7 +49,7 @@ class VmappedEngine(SequentialEngine):
         total = torch.zeros(len(plans), device=self.device)
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w, run.config.part)
-        lots = [float(min(run.config.batch, len(gathered.places[row]))) for row in order]
+        lots = [float(min(run.config.step_rows, len(gathered.places[row]))) for row in order]
         for step, shared in enumerate(self.passes(plans, rng_keys, run.config)):
             for one in shared:
                 lo, hi, mask, keys = one.lo, one.hi, one.mask, one.keys
@@ -63,7 +63,7 @@ class VmappedEngine(SequentialEngine):
                         again = functools.partial(self._gradients_of, ordered, slice(lo, hi), copied, *batch)
                         gradients = at_the_top(w[lo:hi], parameters, gradients, radius, again)[1]
                 else:
-                    losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip)
+                    losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip, run.config.passes)
                     gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
@@ -76,7 +76,7 @@ class VmappedEngine(SequentialEngine):
         """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
         if run.config.privacy is None:
             return True
-        if len(run.clients) * run.config.batch * self.work.layout.size > MAX_NUMBERS:
+        if len(run.clients) * run.config.step_rows * self.work.layout.size > MAX_NUMBERS:
             return False
         gathered = self.row_loader.gather(run.clients, "train")
         return self.vectorizes(gathered.take(torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)))
@@ -153,17 +153,20 @@ class VmappedEngine(SequentialEngine):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """The mean loss [c] of each client's batch and its gradients; `clients` are their places in the run."""
         if run.local_loss is None:
-            losses = self._losses(tensors, rows, keys, mask)
+            losses = self._losses(tensors, rows, keys, mask, run.config.passes)
         else:
             own = {name: one[clients] for name, one in run.own.items()}
-            losses = self._local_losses(self.evaluator(run.local_loss), tensors, own, rows, keys, mask)
+            evaluator, passes = self.evaluator(run.local_loss), run.config.passes
+            losses = self._local_losses(evaluator, tensors, own, rows, keys, mask, passes)
         return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
 
-    def _losses(self, tensors: dict[str, Tensor], rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
+    def _losses(
+        self, tensors: dict[str, Tensor], rows: Rows, keys: Tensor | None, mask: Tensor | None, passes: PassSettings
+    ) -> Tensor:
         """The mean loss [c] of each client's batch of rows [c, b, ...]."""
         self.module.train()
         forward: Callable[..., Tensor] = self._one
-        with self.precision():
+        with self.precision(passes):
             if keys is None:
                 losses = vmap(forward)(tensors, rows.x, rows.y)
             else:
@@ -181,6 +184,7 @@ class VmappedEngine(SequentialEngine):
         rows: Rows,
         keys: Tensor | None,
         mask: Tensor | None,
+        passes: PassSettings,
     ) -> Tensor:
         """The same of a `contracts.LocalLoss`, with the clients' own tensors [c, ...]."""
         self.module.train()
@@ -193,7 +197,7 @@ class VmappedEngine(SequentialEngine):
         shape = pytree.leaves(rows.x)[0].shape[:2]
         counts = torch.ones(shape, device=self.device) if mask is None else mask
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
-        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes):
             return _means(vmap(one)(tensors, own, rows.x, rows.y, counts, steps), mask)
 
     def _clipped_sums(
@@ -203,13 +207,14 @@ class VmappedEngine(SequentialEngine):
         keys: Tensor | None,
         mask: Tensor | None,
         clip: float,
+        passes: PassSettings,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss [c] of each client's batch, and the sums [c, ...] of its rows' clipped gradients."""
         self.module.train()
         shape = pytree.leaves(rows.x)[0].shape[:2]
         counts = torch.ones(shape, device=self.device) if mask is None else mask
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
-        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision():
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes):
             summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
         return losses / counts.sum(1).clamp(min=1), summed
 

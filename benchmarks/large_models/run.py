@@ -1,0 +1,190 @@
+"""A hundred million trained parameters, and what saves memory: python benchmarks/large_models/run.py
+
+Trains clients one after another with Piebald's sequential engine and with a plain loop of torch, in a process of its
+own each and on one thread.  Times are processor seconds of one client's update, so that other programs on the machine
+matter less; memory is the peak of the process.  Writes RESULTS.md next to this file, or into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HERE = Path(__file__).parent
+CLIENTS, ROUNDS, ROWS, BATCH, LR = 3, 4, 32, 8, 0.05
+# training settings of the deep network whose activations are what takes memory
+SAVING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulate = 8": {"accumulate": 8},
+    "checkpointing": {"checkpointing": "blocks.*"},
+    "both": {"accumulate": 8, "checkpointing": "blocks.*"},
+    "both, bfloat16": {"accumulate": 8, "checkpointing": "blocks.*", "precision": "bfloat16"},
+}
+DEEP_BATCH = 64
+
+
+def wide(parameters: float) -> nn.Module:
+    """Two dense layers with so many parameters."""
+    torch.manual_seed(0)
+    width = round(parameters / 2000)
+    return nn.Sequential(nn.Linear(1000, width), nn.ReLU(), nn.Linear(width, 1000))
+
+
+class Deep(nn.Module):
+    """A transformer's encoder on sequences of 256 vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True) for _ in range(8)]
+        self.blocks, self.head = nn.ModuleList(layers), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def rows(shape: tuple[int, ...], classes: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    held = {}
+    for client in range(CLIENTS):
+        y = torch.randint(0, classes, (count,), generator=draw)
+        held[f"c{client}"] = (torch.randn(count, *shape, generator=draw), y)
+    return held
+
+
+def bare(model: nn.Module, held: dict[str, tuple[Tensor, Tensor]]) -> list[float]:
+    """FedAvg as one would write it: one module, set for each client, and a running sum of changes."""
+    parameters = list(model.parameters())
+    start = [one.detach().clone() for one in parameters]
+    total = [torch.zeros_like(one) for one in parameters]
+    times = []
+    for _ in range(ROUNDS):
+        for one in total:
+            one.zero_()
+        for x, y in held.values():
+            began = time.process_time()
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, start)
+            optimizer = torch.optim.SGD(parameters, lr=LR)
+            for batch in torch.randperm(len(x)).split(BATCH):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+            with torch.no_grad():
+                torch._foreach_add_(total, torch._foreach_sub(parameters, start))
+            times.append(time.process_time() - began)
+        torch._foreach_add_(start, total, alpha=1 / len(held))
+    return times
+
+
+def piebalds(model: nn.Module, held: dict[str, tuple[Tensor, Tensor]], **training: Any) -> list[float]:
+    """The same with the package; an update's time is that of its round, shared among its clients."""
+    import piebald
+    from piebald.callbacks import Callback
+
+    marks: list[float] = []
+
+    class Clock(Callback):
+        def on_server_step(self, step: Any) -> None:
+            marks.append(time.process_time())
+
+    began = time.process_time()
+    piebald.run(
+        piebald.recipes.fedavg(**{"lr": LR, "batch": BATCH} | training),
+        piebald.clients_from(held, test=0, validation=0),
+        model,
+        rounds=ROUNDS,
+        evaluate_every=0,
+        runtime=piebald.Simulator(engine="sequential", workers=0, onednn=False),
+        callbacks=[Clock()],
+    )
+    return [(b - a) / CLIENTS for a, b in zip([began, *marks], marks, strict=False)]
+
+
+def one(case: str, parameters: float) -> dict[str, Any]:
+    """A case in this process: seconds of each update, and the peak of memory."""
+    torch.set_num_threads(1)
+    kind, _, name = case.partition(":")
+    if kind == "deep":
+        held = rows((256, 64), 10, DEEP_BATCH)
+        training = {"batch": DEEP_BATCH} | SAVING[name]
+        training["batch"] //= training.get("accumulate", 1)
+        work: Callable[[], list[float]] = lambda: piebalds(Deep(), held, **training)  # noqa: E731
+    else:
+        held = rows((1000,), 1000, ROWS)
+        work = lambda: (bare if kind == "bare" else piebalds)(wide(parameters), held)  # noqa: E731
+    times = work()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"case": case, "seconds": times, "bytes": peak}
+
+
+def measure(case: str, parameters: float) -> dict[str, Any]:
+    """The same in a process of its own."""
+    words = [sys.executable, str(HERE / "run.py"), "--case", case, "--parameters", str(parameters)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return made
+
+
+def table(found: dict[str, dict[str, Any]], parameters: float) -> str:
+    """The results as a page."""
+    mine, theirs = found["piebald"]["seconds"][1:], found["bare"]["seconds"][CLIENTS:]  # without the first round
+    ratio = statistics.median(mine) / statistics.median(theirs)
+    lines = [
+        "# A hundred million trained parameters",
+        "",
+        f"`python benchmarks/large_models/run.py --parameters {parameters:g}`: two dense layers, {CLIENTS} clients of "
+        f"{ROWS} rows, batches of {BATCH}, one thread, processor seconds of one client's update after the first round.",
+        "",
+        "| | median | fastest | slowest | peak memory, GB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, times in (("a plain loop", theirs), ("Piebald, sequential", mine)):
+        peak = found["bare" if times is theirs else "piebald"]["bytes"] / 1e9
+        numbers = (statistics.median(times), min(times), max(times), peak)
+        lines.append(f"| {name} | {' | '.join(f'{number:.2f}' for number in numbers)} |")
+    lines += ["", f"Piebald takes {ratio:.2f} times the plain loop.", ""]
+    lines += [
+        "## What saves memory",
+        "",
+        f"An encoder of 8 blocks in steps of {DEEP_BATCH} sequences of 256 vectors.",
+        "",
+        "| training settings | processor seconds of an update | peak memory, GB |",
+        "|---|---|---|",
+    ]
+    for name in SAVING:
+        made = found[f"deep:{name}"]
+        lines.append(f"| {name} | {statistics.median(made['seconds'][1:]):.1f} | {made['bytes'] / 1e9:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=float, default=1e8)
+    parser.add_argument("--case", help="measure one case in this process, and print it")
+    parser.add_argument("--out", type=Path, default=HERE)
+    given = parser.parse_args()
+    if given.case:
+        print(json.dumps(one(given.case, given.parameters)))
+        return
+    cases = ["bare", "piebald", *(f"deep:{name}" for name in SAVING)]
+    found = {case: measure(case, given.parameters) for case in cases}
+    (given.out / "RESULTS.md").write_text(table(found, given.parameters), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
