@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -178,6 +178,29 @@ def standardised(clients: Clients, constants: Standardisation | None = None) -> 
     if len(clients):
         made.standardisation.applied(clients.rows(0, "train").x)  # refuses inputs of another form now
     return made
+
+
+def constants_of(clients: Clients) -> Standardisation | None:
+    """The constants of clients whose inputs are standard scores, None for others."""
+    return clients.standardisation if isinstance(clients, StandardisedClients) else None
+
+
+def constants_of_run(meta: Mapping[str, Any]) -> Standardisation | None:
+    """The constants that the run which `meta` describes was trained with, None where it has none."""
+    given = meta.get("standardise") or ((meta.get("settings") or {}).get("data") or {}).get("standardise")
+    return Standardisation.model_validate(given) if isinstance(given, Mapping) else None
+
+
+def as_in_run(clients: Clients, meta: Mapping[str, Any]) -> Clients:
+    """Clients with inputs as the run has them which `meta` describes: its constants count, also for newcomers.
+
+    Raises:
+        SettingError: they are standardised already, by other constants, or the run is not.
+    """
+    own, theirs = constants_of(clients), constants_of_run(meta)
+    if own is not None and own != theirs:
+        raise SettingError("the rows are standardised by other constants than the run: give them as they are")
+    return clients if theirs is None or own is not None else StandardisedClients(clients, theirs)
 
 
 def _numbers(x: Any) -> Tensor:
