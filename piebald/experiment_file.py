@@ -198,6 +198,10 @@ class ExperimentSettings(Section):
         """Whether rows are at the sites of a federation, and none are here."""
         return self.partition is not None and self.partition.kind == "sites"
 
+    def as_in_the_source(self) -> Self:
+        """The same settings with inputs as the source has them."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"standardise": None})})
+
     def source_clients(self) -> Clients:
         """The clients with their rows as the source has them."""
         self.use_plugins()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, Sets, app
+from piebald.cli.app import Json, RuntimeSettings, Sets, app
 from piebald.cli.printing import print_json, print_table
 from piebald.errors import SettingError, shown
 from piebald.plain_text import printable
@@ -15,6 +15,7 @@ from piebald.plain_text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from piebald.contracts import Split
     from piebald.federated_statistics import FederatedStatistics
 
 _WIDTH = 80
@@ -51,6 +52,10 @@ def statistics(
     noise_at: Annotated[Literal["server", "client"], typer.Option(help="Who adds noise.")] = "server",
     ledger: Annotated[Path | None, typer.Option(help="A file that counts the budget of all calls.")] = None,
     budget: Annotated[float | None, typer.Option(help="With --ledger: epsilon of all calls together.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
+    ] = None,
+    runtime: RuntimeSettings = None,
     standardise: Annotated[
         bool, typer.Option("--standardise", help="Print the constants of [data] standardise, and nothing else.")
     ] = False,
@@ -67,6 +72,14 @@ def statistics(
         if delta is None:
             raise SettingError("--ledger counts noise: give --epsilon and --delta, too")
         kept = room.Ledger(budget, delta, ledger)
+    shares = (0.25, 0.5, 0.75) if quantile is None else quantile
+    limits = dict(map(_bounds, bounds or ()))
+    if credentials is not None or runtime == "federation":
+        told = {"--client": client, "--categories": categories, "--table": table, "--secure": secure}
+        told |= {"--epsilon": epsilon, "--ledger": ledger}
+        found = _at_sites(file, sets, credentials, told, split, shares, bins, limits, by_client)
+        found = found if column is None else found.only(column)
+        return _print_found(found, column, standardise, as_json)
     source, features, whose = _source(file, client, sets)
     found = room.statistics(
         source,
@@ -74,9 +87,9 @@ def statistics(
         columns=column,
         split=split,
         features=features,
-        quantiles=(0.25, 0.5, 0.75) if quantile is None else quantile,
+        quantiles=shares,
         bins=bins,
-        bounds=dict(map(_bounds, bounds or ())),
+        bounds=limits,
         categories=dict(map(_categories, categories or ())),
         tables=[[name.strip() for name in pair.split(",")] for pair in table or ()],
         by_client=by_client,
@@ -86,11 +99,7 @@ def statistics(
         noise_at=noise_at,
         ledger=kept,
     )
-    if standardise:
-        return _print_constants(found, column, as_json)
-    if as_json:
-        return print_json(found.plain())
-    _print(found)
+    _print_found(found, column, standardise, as_json)
 
 
 @app.command()
@@ -141,6 +150,30 @@ def _source(file: Path, client: str | None, sets: list[str] | None) -> tuple[Any
     if client is not None:
         raise SettingError("--client names a column of a table, and this experiment's rows are in none: leave it out")
     return settings.source_clients(), given.features, None
+
+
+def _at_sites(
+    file: Path, sets: list[str] | None, credentials: Path | None, others: dict[str, Any], split: Split,
+    quantiles: Sequence[float], bins: int | None, bounds: dict[str, tuple[float, float]], by_client: bool,
+) -> FederatedStatistics:  # fmt: skip
+    """Statistics of the sites of a federation, or of one on this machine where there are no credentials."""
+    from piebald import statistics_at_sites
+
+    for flag, given in others.items():
+        if given:
+            raise SettingError(f"{flag} is for rows on this machine: sites tell moments and counts of numbers alone")
+    return statistics_at_sites.ask(
+        file, list(sets or ()), credentials, quantiles=quantiles, bins=bins, bounds=bounds, by_client=by_client,
+        split=split,
+    )  # fmt: skip
+
+
+def _print_found(found: FederatedStatistics, columns: list[str] | None, constants: bool, as_json: bool) -> None:
+    if constants:
+        return _print_constants(found, columns, as_json)
+    if as_json:
+        return print_json(found.plain())
+    _print(found)
 
 
 def _bounds(text: str) -> tuple[str, tuple[float, float]]:

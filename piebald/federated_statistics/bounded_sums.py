@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from piebald.errors import SettingError
 from piebald.federated_statistics.columns import ClientColumns
-from piebald.partition.moments import Floats
+from piebald.moments import Floats
 from piebald.partition.split import Ints
 
 STEP = 2.0**-30

@@ -15,10 +15,10 @@ from torch import Tensor
 from piebald import pytree
 from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.errors import SettingError, shown, unknown
+from piebald.moments import Floats
 from piebald.partition import clients_from
 from piebald.partition.client_tables import is_table, read_table
 from piebald.partition.convert import class_numbers
-from piebald.partition.moments import Floats
 
 TARGET = "target"  # the name of a column of targets that has none
 MOST_COLUMNS = 4096

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piebald.federated_statistics.columns import ClientColumns
-from piebald.partition.moments import Floats, Moments
+from piebald.moments import Floats, Moments
+from piebald.number_order import HIGHEST, LOWEST, counts_at_most, number_of
 from piebald.partition.split import Ints
-
-_SIGN = np.int64(-(2**63))
 
 
 class Answers(Protocol):
@@ -54,14 +52,6 @@ class HereAnswers:
         return np.array([counts_at_most(columns, thresholds) for columns in self._sorted], dtype=np.int64)
 
 
-def counts_at_most(columns: Sequence[Floats], thresholds: Floats) -> Ints:
-    """How many numbers of each sorted column are at most these thresholds [d, t]."""
-    if not len(columns):
-        return np.zeros(thresholds.shape, dtype=np.int64)
-    found = [np.searchsorted(column, limits, side="right") for column, limits in zip(columns, thresholds, strict=True)]
-    return np.stack(found).astype(np.int64)
-
-
 def order_statistics(count: Callable[[Floats], Ints], present: Ints, ranks: Ints) -> Floats:
     """The numbers of some ranks, by bisection on pooled counts.
 
@@ -74,30 +64,14 @@ def order_statistics(count: Callable[[Floats], Ints], present: Ints, ranks: Ints
         The order statistics [d, t], NaN for columns without numbers.
     """
     wanted = np.clip(ranks, 0, np.maximum(present - 1, 0)[:, None])
-    low = np.full(ranks.shape, key_of(np.float64(-np.inf)))  # its number has a rank below the one that is wanted
-    high = np.full(ranks.shape, key_of(np.float64(np.inf)))
+    low = np.full(ranks.shape, LOWEST, dtype=np.int64)  # its number has a rank below the one that is wanted
+    high = np.full(ranks.shape, HIGHEST, dtype=np.int64)
     while bool((low + 1 < high).any()):
         # keys are 64 bits, so their sum may not be one: half of each, and what both halves leave out
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         reached = count(number_of(middle)) > wanted
         low, high = np.where(reached, low, middle), np.where(reached, middle, high)
     return np.where(present[:, None] > 0, number_of(high) + 0.0, np.nan)  # -0.0 becomes 0.0
-
-
-def key_of(number: np.float64) -> np.int64:
-    """The place of a float64 number in their order, as a whole number."""
-    return keys_of(np.array([number]))[0]
-
-
-def keys_of(numbers: Floats) -> Ints:
-    """The places of float64 numbers in their order; those of -0.0 and 0.0 are next to each other."""
-    bits = np.ascontiguousarray(numbers, dtype=np.float64).view(np.int64)
-    return np.where(bits < 0, _SIGN - bits - 1, bits)
-
-
-def number_of(keys: NDArray[np.int64]) -> Floats:
-    """The float64 numbers at some places of their order."""
-    return np.ascontiguousarray(np.where(keys < 0, _SIGN - keys - 1, keys)).view(np.float64)
 
 
 def quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Floats:

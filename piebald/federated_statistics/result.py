@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from piebald.arguments import checked_class
@@ -121,6 +121,19 @@ class FederatedStatistics:
         if found is None:
             raise unknown("column", column, [*self.numbers, *self.texts])
         return found
+
+    def only(self, columns: Sequence[str]) -> FederatedStatistics:
+        """The same of some columns.
+
+        Raises:
+            SettingError: there is none of a name.
+        """
+        for column in columns:
+            self[column]
+        numbers = {name: one for name, one in self.numbers.items() if name in columns}
+        texts = {name: one for name, one in self.texts.items() if name in columns}
+        own = {client: {name: held[name] for name in numbers} for client, held in self.by_client.items()}
+        return replace(self, numbers=numbers, texts=texts, by_client=own)
 
     def table(self) -> list[list[Any]]:
         """A table of the columns of numbers, with its heading as the first row."""

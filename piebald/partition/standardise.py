@@ -14,7 +14,7 @@ from piebald import pytree
 from piebald.arguments import checked
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.errors import SettingError
-from piebald.partition.moments import Moments, merged
+from piebald.moments import Moments, merged
 
 
 class Standardisation(BaseModel):

@@ -14,7 +14,7 @@ from scipy import optimize
 
 import piebald
 from piebald.errors import SettingError
-from piebald.federated_statistics.glm import Family
+from piebald.federated_statistics.linear_models import Family
 
 COLUMNS = ["age", "sex", "cp", "trestbps", "thalach", "exang", "oldpeak"]
 

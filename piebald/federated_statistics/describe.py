@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from piebald.arguments import Fraction, Positive, checked
+from piebald.arguments import Fraction, Positive, check_some, checked
 from piebald.contracts import Split
 from piebald.errors import SettingError, shown, unknown
 from piebald.federated_statistics import exact
@@ -21,8 +21,8 @@ from piebald.federated_statistics.exact import Answers, HereAnswers
 from piebald.federated_statistics.ledger import Ledger, budget, noise_for
 from piebald.federated_statistics.result import FederatedStatistics, Mode, NumberColumn, TextColumn
 from piebald.federated_statistics.secure_sum import secure_sum
+from piebald.moments import Floats, Moments, merged
 from piebald.noise import NoiseSource
-from piebald.partition.moments import Floats, Moments, merged
 from piebald.partition.split import Ints
 from piebald.privacy.accounting import PrivacyBudget
 
@@ -173,7 +173,7 @@ class Hidden:
         steps = deviation / STEP
         if self.noise and self.where == "client":
             vectors = [np.rint(_noised(vector, steps)).astype(np.int64) for vector in vectors]
-        total = secure_sum(vectors) if self.secure else np.sum(vectors, axis=0, dtype=np.int64)
+        total = secure_sum(vectors) if self.secure else np.stack(vectors).sum(0)
         return _noised(total, steps) if self.noise and self.where == "server" else total.astype(np.float64)
 
 
@@ -186,6 +186,28 @@ def _noised(vector: Ints, deviation: float) -> Floats:
 # ------------------------------------------------------------------------------------------------- what can be asked
 
 
+def wanted_of_numbers(
+    quantiles: Sequence[float], bins: int | None, bounds: Mapping[str, Sequence[float]], by_client: bool
+) -> Wanted:
+    """What is wanted of columns of numbers alone.
+
+    Raises:
+        SettingError: an argument is wrong.
+    """
+    check_some(statistics, {"quantiles": quantiles, "bins": bins})
+    limits = {name: _ends(name, ends) for name, ends in bounds.items()}
+    return Wanted(tuple(map(float, quantiles)), bins, limits, {}, (), by_client)
+
+
+def _ends(name: str, ends: Sequence[float]) -> tuple[float, float]:
+    """The bounds of a column."""
+    if len(ends) != 2 or not all(isinstance(end, int | float) and np.isfinite(end) for end in ends):
+        raise SettingError(f"bounds of {name!r} must be two numbers, low and high, got {shown(ends)}")
+    if not ends[0] < ends[1] or not np.isfinite(float(ends[1]) - float(ends[0])):
+        raise SettingError(f"bounds of {name!r} must be a low and a higher number, got {shown(ends)}")
+    return float(ends[0]), float(ends[1])
+
+
 def _wanted(
     clients: Sequence[ClientColumns], quantiles: Sequence[float], bins: int | None,
     bounds: Mapping[str, Sequence[float]], categories: Mapping[str, Sequence[str]], tables: Sequence[Sequence[str]],
@@ -196,11 +218,7 @@ def _wanted(
     for name, ends in bounds.items():
         if name not in numbers:
             raise unknown("column of numbers to give bounds of,", name, numbers)
-        if len(ends) != 2 or not all(isinstance(end, int | float) and np.isfinite(end) for end in ends):
-            raise SettingError(f"bounds of {name!r} must be two numbers, low and high, got {shown(ends)}")
-        if not ends[0] < ends[1] or not np.isfinite(float(ends[1]) - float(ends[0])):
-            raise SettingError(f"bounds of {name!r} must be a low and a higher number, got {shown(ends)}")
-        limits[name] = (float(ends[0]), float(ends[1]))
+        limits[name] = _ends(name, ends)
     pairs = []
     for pair in tables:
         if isinstance(pair, str) or len(pair) != 2 or pair[0] == pair[1]:
@@ -227,14 +245,14 @@ def _exactly(clients: Sequence[ClientColumns], wanted: Wanted) -> FederatedStati
     counted = {*clients[0].texts, *wanted.categories, *itertools.chain(*wanted.tables)}
     categories = {name: wanted.categories.get(name) or _named(clients, name) for name in sorted(counted)}
     plan = SumPlan({}, 0, categories, wanted.tables)
-    total = np.sum([plan.vector(one) for one in clients], axis=0, dtype=np.int64).astype(np.float64)
+    total = np.stack([plan.vector(one) for one in clients]).sum(0).astype(np.float64)
     texts, tables = _categorical(plan, total)
     rows = [one.rows for one in clients]
     return FederatedStatistics([one.name for one in clients], "exact", rows, numbers, texts, tables, by_client)
 
 
 def of_answers(
-    answers: Answers, names: Sequence[str], clients: Sequence[str], wanted: Wanted
+    answers: Answers, names: Sequence[str], clients: Sequence[str], wanted: Wanted, once: bool = False
 ) -> tuple[dict[str, NumberColumn], dict[str, dict[str, NumberColumn]]]:
     """The columns of numbers over all clients, and each client's own where that is wanted.
 
@@ -243,21 +261,28 @@ def of_answers(
         names: the columns.
         clients: the clients' names.
         wanted: what is wanted.
+        once: quantiles are left out, NaN, so that at most one question is about counts, that of the histogram.
     """
     if not names:
         return {}, {}
     told = answers.moments()
     pooled = merged(told)
-    found = exact.quantiles(answers, pooled.present, wanted.quantiles)
+    found = np.full((len(names), len(wanted.quantiles)), np.nan)
+    if not once:
+        found = exact.quantiles(answers, pooled.present, wanted.quantiles)
     edges: Floats | None = None
     counts = np.zeros((len(told), len(names), 0), dtype=np.int64)
     if wanted.bins is not None:
-        ends = exact.quantiles(answers, pooled.present, (0.0, 1.0))
+        ends = np.full((len(names), 2), np.nan)
+        if any(name not in wanted.bounds for name in names):
+            ends = exact.quantiles(answers, pooled.present, (0.0, 1.0))
         for place, name in enumerate(names):
             ends[place] = wanted.bounds.get(name, ends[place])
         edges = exact.edges_of(ends[:, 0], ends[:, 1], wanted.bins)
         counts = exact.histogram(answers, edges)
     numbers = _columns(names, pooled, wanted.quantiles, found, edges, counts.sum(0))
+    if once and edges is not None:
+        numbers = {name: _with_binned(one) for name, one in numbers.items()}
     if not wanted.by_client:
         return numbers, {}
     own = {
@@ -285,6 +310,13 @@ def _columns(
             counts=tuple(counts[place].tolist()),
         )
     return found
+
+
+def _with_binned(column: NumberColumn) -> NumberColumn:
+    """A column with the quantiles of its histogram."""
+    found = binned_quantiles(np.array(column.counts), np.array(column.edges), tuple(column.quantiles))
+    width = column.edges[1] - column.edges[0]
+    return replace(column, quantiles=dict(zip(column.quantiles, found, strict=True)), quantile_error=width)
 
 
 def _named(clients: Sequence[ClientColumns], name: str) -> tuple[str, ...]:

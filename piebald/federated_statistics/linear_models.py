@@ -18,7 +18,7 @@ from piebald.arguments import Count, checked, checked_class
 from piebald.contracts import Split
 from piebald.errors import SettingError, shown, unknown
 from piebald.federated_statistics.columns import TARGET, ClientColumns, columns_of
-from piebald.partition.moments import Floats, Moments, merged
+from piebald.moments import Floats, Moments, merged
 from piebald.report.notebook import html_table
 
 Family = Literal["gaussian", "binomial", "poisson"]

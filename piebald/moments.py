@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.errors import SettingError
-from piebald.partition.split import Ints
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
