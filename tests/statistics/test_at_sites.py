@@ -18,6 +18,8 @@ from piebald import recipes
 from piebald.cli import main
 from piebald.contracts import Result, Task, Update
 from piebald.errors import PiebaldError
+from piebald.experiment_file import ExperimentSettings
+from piebald.federated_statistics import statistics
 from piebald.federated_statistics.at_sites import statistics_at_sites
 from piebald.federated_statistics.describe import wanted_of_numbers
 from piebald.federated_statistics.result import FederatedStatistics
@@ -106,7 +108,7 @@ def test_sites_give_the_statistics_of_their_pooled_rows() -> None:
 
 
 def test_a_site_that_does_not_name_the_question_is_left_out() -> None:
-    found = asked(InProcess(PLAN, [ALLOWED, Policy(), Policy(queries=["evaluate"])]))
+    found = asked(InProcess(PLAN, [ALLOWED, Policy(), Policy(queries=["evaluate"])]), quantiles=())
     assert found.clients == ["a"]
     with pytest.raises(PiebaldError, match=r"no site answers .*only if its policy names it"):
         asked(InProcess(PLAN, [Policy()] * 3))
@@ -181,7 +183,7 @@ def put(place: Any, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     ],
 )  # fmt: skip
 def test_hostile_moments_do_not_count(change: Change) -> None:
-    found = asked(InProcess(PLAN, [ALLOWED] * 3, change))
+    found = asked(InProcess(PLAN, [ALLOWED] * 3, change), quantiles=())
     assert found.clients == ["b", "c"]
     assert found.rows == [len(PLAN.clients.rows(k, "train")) for k in (1, 2)]
 
@@ -193,7 +195,7 @@ def test_hostile_moments_do_not_count(change: Change) -> None:
 )  # fmt: skip
 def test_hostile_counts_end_the_question(change: Change) -> None:
     with pytest.raises(PiebaldError, match="client 1 answered the first question and not the next one"):
-        asked(InProcess(PLAN, [ALLOWED] * 3, change), bins=4)
+        asked(InProcess(PLAN, [ALLOWED] * 3, change), quantiles=(0.5,))
 
 
 @pytest.mark.full
@@ -210,14 +212,6 @@ def test_two_sites_over_connections(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert main(["statistics", str(file), "--runtime", "federation", "--json"]) == 0
     sites = json.loads(capsys.readouterr().out)
-    assert (
-        main(["statistics", str(file), "--json", "--set", "partition.kind=by_owner", "--set", "partition.owner=site"])
-        == 0
-    )
-    capsys.readouterr()
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.federated_statistics import statistics
-
     clients = ExperimentSettings.load(file).source_clients()
     here = statistics(clients, features=["age"]).plain()
     assert sites["columns"] == here["columns"]
