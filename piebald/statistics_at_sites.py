@@ -16,7 +16,9 @@ from piebald.prepare import Options, prepare
 from piebald.recipes import fedavg
 
 
-class _Asked(ExperimentSettings):
+class AskedExperiment(ExperimentSettings):
+    """An experiment file whose sites are asked, which needs no recipe."""
+
     needs_recipe = False
 
 
@@ -46,10 +48,10 @@ def ask(
     """
     more = "" if credentials is None else f", credentials = {json.dumps(str(credentials.resolve()))}"
     chosen = [f'runtime={{ kind = "federation"{more} }}', *flags]
-    settings = _Asked.load(file, chosen)
+    settings = AskedExperiment.load(file, chosen)
     recipe = fedavg()
     if settings.recipe is None and settings.recipes is None:  # sites check that there is one
-        settings = _Asked.load(file, [*chosen, "recipe.name=fedavg"])
+        settings = AskedExperiment.load(file, [*chosen, "recipe.name=fedavg"])
     if settings.extractor is not None:
         raise SettingError("statistics are of rows as sites have them, and extractor changes them: leave it out")
     settings = settings.as_in_the_source()

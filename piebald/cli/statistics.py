@@ -72,10 +72,10 @@ def statistics(
         if delta is None:
             raise SettingError("--ledger counts noise: give --epsilon and --delta, too")
         kept = room.Ledger(budget, delta, ledger)
-    shares = (0.25, 0.5, 0.75) if quantile is None else quantile
+    shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
     limits = dict(map(_bounds, bounds or ()))
     if credentials is not None or runtime == "federation":
-        told = {"--client": client, "--categories": categories, "--table": table, "--secure": secure}
+        told: dict[str, Any] = {"--client": client, "--categories": categories, "--table": table, "--secure": secure}
         told |= {"--epsilon": epsilon, "--ledger": ledger}
         found = _at_sites(file, sets, credentials, told, split, shares, bins, limits, by_client)
         found = found if column is None else found.only(column)
@@ -158,12 +158,18 @@ def _at_sites(
 ) -> FederatedStatistics:  # fmt: skip
     """Statistics of the sites of a federation, or of one on this machine where there are no credentials."""
     from piebald import statistics_at_sites
+    from piebald.cli.federate import with_sites
 
     for flag, given in others.items():
         if given:
             raise SettingError(f"{flag} is for rows on this machine: sites tell moments and counts of numbers alone")
+    flags = list(sets or ())
+    if credentials is not None:
+        from piebald.runtimes.federation.provisioning import read
+
+        flags = with_sites(file, flags, read(credentials).sites(), statistics_at_sites.AskedExperiment)
     return statistics_at_sites.ask(
-        file, list(sets or ()), credentials, quantiles=quantiles, bins=bins, bounds=bounds, by_client=by_client,
+        file, flags, credentials, quantiles=quantiles, bins=bins, bounds=bounds, by_client=by_client,
         split=split,
     )  # fmt: skip
 
