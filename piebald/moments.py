@@ -45,19 +45,19 @@ class Moments:
         Raises:
             SettingError: numbers are so large that their squared deviations overflow.
         """
-        table = np.asarray(values, dtype=np.float64)
+        # columns one after the other: numpy adds numbers that lie together in pairs, whatever columns are beside
+        table = np.ascontiguousarray(np.asarray(values, dtype=np.float64).T)
         finite = np.isfinite(table)
-        present, missing = finite.sum(0), np.isnan(table).sum(0)
-        kept = np.where(finite, table, 0.0)
+        present, missing = finite.sum(1), np.isnan(table).sum(1)
+        counts, rows = np.maximum(present, 1), table.shape[1]
         # the first number of a column as its origin: a constant column has its mean to the bit, and sums stay small
-        origin = table[np.argmax(finite, axis=0), np.arange(table.shape[1])] if len(table) else kept.sum(0)
-        origin = np.where(present > 0, origin, 0.0)
-        counts = np.maximum(present, 1)
+        first = table[np.arange(len(table)), np.argmax(finite, axis=1)] if rows else np.zeros(len(table))
+        origin = np.where(present > 0, first, 0.0)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = origin + np.where(finite, kept - origin, 0.0).sum(0) / counts
-            apart = np.where(finite, kept - mean, 0.0)
-            off = apart.sum(0)
-            scatter = np.maximum(np.square(apart).sum(0) - np.square(off) / counts, 0.0)
+            mean = origin[:, 0] + np.where(finite, table - origin, 0.0).sum(1) / counts
+            apart = np.where(finite, table - mean[:, None], 0.0)
+            off = apart.sum(1)
+            scatter = np.maximum(np.square(apart).sum(1) - np.square(off) / counts, 0.0)
             mean = mean + off / counts
         if not (sound := np.isfinite(mean) & np.isfinite(scatter)).all():
             place = int(np.argmin(sound))
@@ -65,7 +65,7 @@ class Moments:
                 f"column {names[place] if names else place!r} must hold numbers below 1e150 for their variance to be "
                 "computed, got larger ones: replace codes for missing values by empty cells"
             )
-        return cls(len(table), present, missing, len(table) - present - missing, mean, scatter)
+        return cls(rows, present, missing, rows - present - missing, mean, scatter)
 
     def merge(self, other: Moments) -> Moments:
         """The moments of the union of both sets of rows (Chan, Golub, LeVeque 1983, eq. 2.1).

@@ -10,8 +10,8 @@ from piebald.contracts import DismissesSites, Split
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.federated_statistics.at_sites import statistics_at_sites
-from piebald.federated_statistics.describe import wanted_of_numbers
 from piebald.federated_statistics.result import FederatedStatistics
+from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.prepare import Options, prepare
 from piebald.recipes import fedavg
 

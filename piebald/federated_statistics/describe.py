@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from piebald.arguments import Fraction, Positive, check_some, checked
+from piebald.arguments import Fraction, Positive, checked
 from piebald.contracts import Split
-from piebald.errors import SettingError, shown, unknown
+from piebald.errors import SettingError
 from piebald.federated_statistics import exact
 from piebald.federated_statistics.bounded_sums import STEP, SumPlan, binned_quantiles
 from piebald.federated_statistics.columns import ClientColumns, columns_of
@@ -21,35 +20,13 @@ from piebald.federated_statistics.exact import Answers, HereAnswers
 from piebald.federated_statistics.ledger import Ledger, budget, noise_for
 from piebald.federated_statistics.result import FederatedStatistics, Mode, NumberColumn, TextColumn
 from piebald.federated_statistics.secure_sum import secure_sum
+from piebald.federated_statistics.wanted import Bins, Quantiles, Wanted, wanted_of
 from piebald.moments import Floats, Moments, merged
 from piebald.noise import NoiseSource
 from piebald.partition.split import Ints
 from piebald.privacy.accounting import PrivacyBudget
 
-Bins = Annotated[int, Field(ge=1, le=10_000)]
-Quantiles = Sequence[Annotated[float, Field(ge=0, le=1)]]
 MOST_CATEGORIES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is wanted of the columns.
-
-    Attributes:
-        quantiles: shares of the numbers below, in [0, 1].
-        bins: bins of each column's histogram; None for no histograms.
-        bounds: the range of each column of numbers.
-        categories: the categories of columns of text, and of numbers that are codes.
-        tables: pairs of columns to count together.
-        by_client: each client's own columns, too.
-    """
-
-    quantiles: tuple[float, ...]
-    bins: int | None
-    bounds: Mapping[str, tuple[float, float]]
-    categories: Mapping[str, tuple[str, ...]]
-    tables: tuple[tuple[str, str], ...]
-    by_client: bool
 
 
 @checked
@@ -113,7 +90,7 @@ def statistics(
         SettingError: an argument is wrong, or clients' rows do not fit together.
     """
     found = columns_of(clients, client, columns, split, features)
-    wanted = _wanted(found, quantiles, bins, bounds or {}, categories or {}, tables, by_client)
+    wanted = wanted_of(found, quantiles, bins, bounds or {}, categories or {}, tables, by_client)
     if epsilon is None and (delta is not None or ledger is not None):
         given = "delta" if delta is not None else "ledger"
         raise SettingError(f"{given} belongs to noise: give epsilon, too, or leave it out")
@@ -181,59 +158,6 @@ def _noised(vector: Ints, deviation: float) -> Floats:
     """A vector with fresh noise from the operating system's randomness."""
     made = NoiseSource.fresh().add_to(torch.from_numpy(vector.astype(np.float64)), deviation)
     return np.asarray(made.numpy())
-
-
-# ------------------------------------------------------------------------------------------------- what can be asked
-
-
-def wanted_of_numbers(
-    quantiles: Sequence[float], bins: int | None, bounds: Mapping[str, Sequence[float]], by_client: bool
-) -> Wanted:
-    """What is wanted of columns of numbers alone.
-
-    Raises:
-        SettingError: an argument is wrong.
-    """
-    check_some(statistics, {"quantiles": quantiles, "bins": bins})
-    limits = {name: _ends(name, ends) for name, ends in bounds.items()}
-    return Wanted(tuple(map(float, quantiles)), bins, limits, {}, (), by_client)
-
-
-def _ends(name: str, ends: Sequence[float]) -> tuple[float, float]:
-    """The bounds of a column."""
-    if len(ends) != 2 or not all(isinstance(end, int | float) and np.isfinite(end) for end in ends):
-        raise SettingError(f"bounds of {name!r} must be two numbers, low and high, got {shown(ends)}")
-    if not ends[0] < ends[1] or not np.isfinite(float(ends[1]) - float(ends[0])):
-        raise SettingError(f"bounds of {name!r} must be a low and a higher number, got {shown(ends)}")
-    return float(ends[0]), float(ends[1])
-
-
-def _wanted(
-    clients: Sequence[ClientColumns], quantiles: Sequence[float], bins: int | None,
-    bounds: Mapping[str, Sequence[float]], categories: Mapping[str, Sequence[str]], tables: Sequence[Sequence[str]],
-    by_client: bool,
-) -> Wanted:  # fmt: skip
-    numbers, known = clients[0].numbers, [*clients[0].numbers, *clients[0].texts]
-    limits = {}
-    for name, ends in bounds.items():
-        if name not in numbers:
-            raise unknown("column of numbers to give bounds of,", name, numbers)
-        limits[name] = _ends(name, ends)
-    pairs = []
-    for pair in tables:
-        if isinstance(pair, str) or len(pair) != 2 or pair[0] == pair[1]:
-            raise SettingError(f"tables must be pairs of different columns, got {shown(pair)}")
-        pairs.append((str(pair[0]), str(pair[1])))
-    stated = {}
-    for name, values in categories.items():
-        texts = tuple(map(str, values))
-        if not texts or len(set(texts)) < len(texts):
-            raise SettingError(f"categories of {name!r} must be different names, at least one, got {shown(values)}")
-        stated[name] = texts
-    for name in [*stated, *itertools.chain(*pairs)]:
-        if name not in known:
-            raise unknown("column", name, known)
-    return Wanted(tuple(map(float, quantiles)), bins, limits, stated, tuple(pairs), by_client)
 
 
 # ------------------------------------------------------------------------------------------------------- exact answers

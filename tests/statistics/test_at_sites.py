@@ -21,8 +21,8 @@ from piebald.errors import PiebaldError
 from piebald.experiment_file import ExperimentSettings
 from piebald.federated_statistics import statistics
 from piebald.federated_statistics.at_sites import statistics_at_sites
-from piebald.federated_statistics.describe import wanted_of_numbers
 from piebald.federated_statistics.result import FederatedStatistics
+from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.models import Logistic
 from piebald.partition import clients_from
 from piebald.partition.three_way_split import SPLITS
