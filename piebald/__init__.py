@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
     from piebald.experiment import adapt, resume, run
     from piebald.export import load_weights
+    from piebald.federated_statistics import FederatedStatistics, Glm, Ledger, glm, statistics
     from piebald.finished_run import Run
     from piebald.parameters import Layout
     from piebald.partition import LazyClients, clients_from
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "FederatedStatistics",
+    "Glm",
     "Layout",
     "LazyClients",
+    "Ledger",
     "ParameterError",
     "PiebaldError",
     "Ray",
@@ -50,12 +54,14 @@ __all__ = [
     "clients_from",
     "compare",
     "data",
+    "glm",
     "load_weights",
     "models",
     "partition",
     "recipes",
     "resume",
     "run",
+    "statistics",
     "tune",
     "tuning",
     "vertical",
@@ -68,6 +74,7 @@ _HOMES = {
     "comparisons": ("compare",),
     "experiment": ("adapt", "resume", "run"),
     "export": ("load_weights",),
+    "federated_statistics": ("FederatedStatistics", "Glm", "Ledger", "glm", "statistics"),
     "finished_run": ("Run",),
     "parameters": ("Layout",),
     "partition": ("LazyClients", "clients_from"),

@@ -26,6 +26,7 @@ from piebald.finished_run import Run
 from piebald.lineage import FinishedRun, Inheritance, hand_out, inherit
 from piebald.machine import differences
 from piebald.partition import clients_from
+from piebald.partition.standardise import as_in_run
 from piebald.prepare import Keep, Metrics, Model, Options, PreparedRun, prepare
 from piebald.progress import Bar
 from piebald.recipe import Recipe
@@ -237,7 +238,7 @@ def adapt(
         )
     if len(newcomer) != 1:
         raise SettingError(f"adapt takes one newcomer at a time, got {len(newcomer)} clients: call it once for each")
-    return adaptation.fit(finished, newcomer, epochs=epochs, lr=lr)
+    return adaptation.fit(finished, as_in_run(newcomer, finished.meta), epochs=epochs, lr=lr)
 
 
 @checked
@@ -393,6 +394,8 @@ def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | st
         raise SettingError(f"the models of single clients are not those of the run in {path}: give it the same again")
     if now["frozen"] != then.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
         raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
+    if now["standardise"] != then.get("standardise"):
+        raise SettingError(f"the clients are not standardised as in the run in {path}: give it the same rows again")
 
 
 def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None) -> tuple[Any, Model]:

@@ -16,6 +16,7 @@ from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError, shown, unknown
+from piebald.experiment_inputs import read_by_model
 from piebald.experiment_plan import Plan
 from piebald.experiment_sections import (
     AdviseSection,
@@ -35,6 +36,7 @@ from piebald.experiment_sections import (
 from piebald.objective import unfit_classes
 from piebald.partition.by_owner import by_only_owner
 from piebald.partition.data_source import DataSource
+from piebald.partition.standardise import Standardisation, constants_of
 from piebald.recipe import Recipe
 from piebald.recipe_settings import check_once
 from piebald.runtimes.base import RuntimeSettings
@@ -110,6 +112,7 @@ class ExperimentSettings(Section):
     advise: AdviseSection | None = None
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
+    _constants: Standardisation | None = PrivateAttr(default=None)
 
     @classmethod
     def load(
@@ -159,8 +162,11 @@ class ExperimentSettings(Section):
         return cls.of(Document.of(table, name))
 
     def table(self) -> dict[str, Any]:
-        """The settings as plain values, which `of_table` reads again."""
-        return self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
+        """The settings as plain values, which `of_table` reads again; with constants that `plan` has computed."""
+        made = self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
+        if self._constants is not None:
+            made["data"]["standardise"] = self._constants.model_dump()
+        return made
 
     def text(self) -> str:
         """The settings as TOML."""
@@ -182,7 +188,9 @@ class ExperimentSettings(Section):
         recipes = self._recipes()
         partition = self._partition()
         runtime = self._runtime()
-        clients = self.behind_extractor(self._clients(partition))
+        clients = self._read_by_model(self._clients(partition))
+        if self._constants is not None and self.runtime.kind == "federation":
+            runtime = self._runtime()  # sites need the constants
         models: dict[str, Model] = {}
         for index, one in enumerate(self.recipes or ()):
             if one.model is not None:
@@ -195,10 +203,18 @@ class ExperimentSettings(Section):
         """Whether rows are at the sites of a federation, and none are here."""
         return self.partition is not None and self.partition.kind == "sites"
 
+    def as_in_the_source(self) -> Self:
+        """The same settings with inputs as the source has them."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"standardise": None})})
+
+    def source_clients(self) -> Clients:
+        """The clients with their rows as the source has them."""
+        self.use_plugins()
+        return self._clients(self._partition())
+
     def clients(self) -> Clients:
         """The clients and their rows alone."""
-        self.use_plugins()
-        return self.behind_extractor(self._clients(self._partition()))
+        return self._read_by_model(self.source_clients())
 
     def use_plugins(self) -> None:
         """Import the modules that the file lists."""
@@ -207,16 +223,10 @@ class ExperimentSettings(Section):
         except SettingError as error:
             raise SettingError(f"{self._at('plugins')}: {error}") from None
 
-    def behind_extractor(self, clients: Clients) -> Clients:
-        """The clients with their inputs as the model reads them."""
-        if self.extractor is None:
-            return clients
-        from piebald import models
-
-        try:
-            return models.embedded(clients, self.extractor)
-        except SettingError as error:
-            raise SettingError(f"{self._at('extractor')}: {error}") from None
+    def _read_by_model(self, clients: Clients) -> Clients:
+        made = read_by_model(clients, self.extractor, self.data.standardise, self.unseen, self._at)
+        self._constants = constants_of(made)
+        return made
 
     def _recipe_sections(self) -> dict[Key, RecipeSection]:
         if self.recipe is not None:

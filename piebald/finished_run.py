@@ -16,6 +16,8 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Clients, RowsAtSites, Split
 from piebald.errors import SettingError, unknown
 from piebald.export import Exported, ExportFormat, export_model, model_card
+from piebald.models import StandardisedInputs
+from piebald.partition.standardise import Standardisation, constants_of_run
 from piebald.pytree import Tree
 from piebald.report.chosen_models import read_model
 from piebald.report.store import RunStore
@@ -80,7 +82,7 @@ class Run(History):
 
     @checked
     def model(self, client: int | str | None = None) -> nn.Module:
-        """A copy of the user's module, ready to use.
+        """A copy of the user's module, ready to use; it reads standard scores where the run has a `standardisation`.
 
         Args:
             client: None gives the global model (of the main cluster where there are several), with its initial private
@@ -107,6 +109,11 @@ class Run(History):
         shared = self.cluster_models[wanted]
         return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
 
+    @property
+    def standardisation(self) -> Standardisation | None:
+        """The constants of the standard scores that the models read, None where they read inputs as they are."""
+        return constants_of_run(self.meta)
+
     @checked
     def save(
         self,
@@ -117,6 +124,9 @@ class Run(History):
         example: Tree | None = None,
     ) -> Path:
         """Write a model to a file that other programs read.
+
+        Where the run's inputs are standard scores, the model is written inside a `models.StandardisedInputs` with the
+        run's constants, so that it reads inputs as they are.
 
         Args:
             path: a new file, whose suffix chooses the format: .safetensors, .pt (state dict), .pt2 (torch.export) or
@@ -141,8 +151,9 @@ class Run(History):
             "server_steps": str(self._version),
             "client": "" if number is None else str(self._clients.names[number]),
         }
+        constants, module = self.standardisation, self.model(client)
         exported = Exported(
-            self.model(client),
+            module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation),
             lambda: self._example() if example is None else example,
             lambda: model_card(self, number),
             about,

@@ -29,6 +29,7 @@ from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout, frozen_digest
 from piebald.partition import clients_from
+from piebald.partition.standardise import constants_of
 from piebald.plugins import built, needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
@@ -154,7 +155,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
     if why := check.unlimited_reason(recipe):
         raise SettingError(why)
-    federation, unseen = hold_out(some_clients(clients), options.unseen, options.seed)
+    given = some_clients(clients)
+    federation, unseen = hold_out(given, options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
     objective = work.objective
     if options.evaluate_split == "train" and work.protection is not None:
@@ -174,7 +176,9 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
         )
     measuring = _measuring(federation, work, objective, options, stop)
     trackers = trackers_of(options.trackers)
+    constants = constants_of(given)
     meta = {**_meta(recipe, federation, work, objective, where, options), "trackers": [one.table() for one in trackers]}
+    meta["standardise"] = None if constants is None else constants.model_dump()
     every = options.checkpoint_every
     return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen, trackers)
 

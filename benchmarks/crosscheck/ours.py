@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import inputs
 import numpy as np
+import pandas
 import torch
 from inputs import (
     ADAPTIVE,
@@ -236,8 +238,20 @@ def dirichlet() -> Arrays:
     return found
 
 
+def linear_models(given: Arrays) -> Arrays:
+    """Generalised linear models of all clients' rows: coefficients, standard errors and deviance."""
+    found = {}
+    for name, target in inputs.glm_targets(given).items():
+        rows = zip(given["x"].astype(np.float64), target, strict=True)
+        clients = {str(k): pandas.DataFrame(x).rename(columns=str).assign(y=y) for k, (x, y) in enumerate(rows)}
+        made = piebald.glm(clients, target="y", family=name)
+        found[f"GLM, {name}"] = np.concatenate([made.coefficients, made.errors])
+        found[f"GLM, {name}, deviance"] = np.array([made.deviance, made.null_deviance])
+    return found
+
+
 def results(given: Arrays) -> Arrays:
     """Everything."""
     made = aggregations(given) | server_steps(given) | training(given) | against_drift(given)
-    made |= asynchronous(given) | budgets()
+    made |= asynchronous(given) | budgets() | linear_models(given)
     return made | measures(given) | dirichlet()

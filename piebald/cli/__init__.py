@@ -19,6 +19,7 @@ from piebald.cli import choose  # noqa: F401  # isort: skip
 from piebald.cli import federate  # noqa: F401  # isort: skip
 from piebald.cli import keep  # noqa: F401  # isort: skip
 from piebald.cli import look  # noqa: F401  # isort: skip
+from piebald.cli import statistics  # noqa: F401  # isort: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from piebald.plain_text import printable
 
 if TYPE_CHECKING:
     from piebald.deploy.checks import Check
+    from piebald.experiment_file import ExperimentSettings
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
@@ -89,7 +90,7 @@ def server(
 
     own, page = read(credentials), page_address(status_host, status_port)
     start_log(log_level, log_json, log_file)
-    flags = _flags(file, _with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
+    flags = _flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
         with locked(credentials):
             checks = [*server_machine(own), *server_run(own, file, flags, out), check_space(Path(out or "runs"))]
@@ -212,11 +213,13 @@ def stop(
     print(f"stopped process {pid}")
 
 
-def _with_sites(file: Path, sets: list[str] | None, sites: list[str]) -> list[str]:
+def with_sites(
+    file: Path, sets: list[str] | None, sites: list[str], kind: type[ExperimentSettings] | None = None
+) -> list[str]:
     """The settings of the user, with the sites that credentials list where the experiment takes any."""
     from piebald.experiment_file import ExperimentSettings
 
-    partition = ExperimentSettings.load(file, sets or ()).partition
+    partition = (kind or ExperimentSettings).load(file, sets or ()).partition
     takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
     return [*(sets or ()), *([f"partition.clients={json.dumps(sites)}"] if takes_any else [])]
 

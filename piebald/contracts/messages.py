@@ -27,11 +27,13 @@ class Query(Component):
         asked_of: whose rows it is about: the "clients'", or those that the "server" keeps, which no site answers;
             "itself" where a client asks itself and a site tells nobody.
         trains: whether models are trained to answer it, so that clients are served in stacks as for training.
+        by_name: whether a site answers it only where its policy names it.
     """
 
     axis = "query"
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
     trains: ClassVar[bool] = False
+    by_name: ClassVar[bool] = False
 
     def rows_read(self, personal: bool) -> set[Split]:
         """The rows that an answer depends on; those of training where a query does not say otherwise.
@@ -51,6 +53,16 @@ class Query(Component):
         A site sends nothing else, and the server refuses what else comes.  By default these are scores of a model.
         """
         return ResultForm({}, None, max(rows.values(), default=0), 0)
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        """The smallest number of rows that a number in an answer is about, None where it is about all or none."""
+        return None
+
+    def topic(self) -> str | None:
+        """What it is about, where a site that hides small numbers of rows answers one question and no other in a run:
+        the difference of two answers may be about a single row.
+        """
+        return None
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Why an answer cannot be used, or None.  Its vectors are known to be finite."""

@@ -20,12 +20,13 @@ class ResultForm:
     """The form of one task's result: whatever does not have it is refused before anything computes with it.
 
     Attributes:
-        vectors: the shape of each vector, by name, all float32 and all required; a shape of None is not known
-            beforehand.  None for any names and shapes, which the query or the masking transform checks itself.
+        vectors: the shape of each vector, by name, float32 but for `types`, and all required; a shape of None is not
+            known beforehand.  None for any names and shapes, which the query or the masking transform checks itself.
         metrics: the names of the metrics that may come; None for any.
         examples: rows that it may speak of, at most.
         max_steps: optimizer steps, at most.
         counts: vectors that count rows, with the number of rows that there are.
+        types: the type of a vector that is not float32.
     """
 
     vectors: Mapping[str, tuple[int, ...] | None] | None
@@ -33,6 +34,7 @@ class ResultForm:
     examples: int = MOST_ROWS
     max_steps: int = MOST_ROWS
     counts: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
 
     def reject_reason(
         self, vectors: Mapping[str, Tensor], examples: int, steps: int, metrics: Mapping[str, float]
@@ -51,9 +53,10 @@ class ResultForm:
             odd = next((name for name, vector in vectors.items() if str(vector.dtype) not in _TYPES), None)
             return f"sent {odd} as {vectors[odd].dtype}" if odd is not None else _infinite(vectors)
         for name, shape in self.vectors.items():
-            vector = vectors.get(name)
-            if vector is None or str(vector.dtype) != "torch.float32" or shape not in (None, tuple(vector.shape)):
-                wanted = "float32 numbers" if shape is None else f"{math.prod(shape)} float32 numbers"
+            vector, kind = vectors.get(name), self.types.get(name, "torch.float32")
+            if vector is None or str(vector.dtype) != kind or shape not in (None, tuple(vector.shape)):
+                word = kind.removeprefix("torch.")
+                wanted = f"{word} numbers" if shape is None else f"{math.prod(shape)} {word} numbers"
                 return f"must send {wanted} as {name}, sent {described(vector)}"
         if unknown := sorted(vectors.keys() - self.vectors.keys()):
             return f"sent {unknown[0]!r}, which is not asked for"

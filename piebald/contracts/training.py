@@ -355,6 +355,9 @@ class ClientContext(Protocol):
     def belongs(self, layers: Sequence[str]) -> Tensor:
         """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
 
+    def rows(self, split: Split) -> list[Rows]:
+        """The clients' own rows, for what is told of them without a model."""
+
     def label_counts(self) -> Tensor:
         """Training rows of each class [c, classes], for classification with one label for each row."""
 

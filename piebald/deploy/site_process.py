@@ -27,6 +27,7 @@ from piebald.given_models import GivenModels
 from piebald.machine import device_named
 from piebald.objective import Objective
 from piebald.parameters import Layout
+from piebald.partition.standardise import StandardisedClients
 from piebald.recipe import Recipe
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.policy import Policy
@@ -150,7 +151,11 @@ class SiteWork:
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
         if data is not None:
-            return own_rows(data, self.folder, terms.clients, number, terms.classes, terms.experiment)
+            rows = own_rows(data, self.folder, terms.clients, number, terms.classes, terms.experiment)
+            constants = settings.data.standardise  # those of the run, never of this site's rows alone
+            if constants == "federated":
+                raise SettingError("the run's terms have no constants of standardise")
+            return rows if constants is None else rows_of_one(StandardisedClients(rows, constants), number)
         if not self.local and (settings.rows_at_sites or settings.data.source is not None):
             raise SettingError(
                 f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"

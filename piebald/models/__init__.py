@@ -17,6 +17,7 @@ from piebald.models.networks import build_model, count_parameters, names
 from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.pretrained import PretrainedNetwork, pretrained
 from piebald.models.resnet import Resnet18, Resnet50
+from piebald.models.standardised_inputs import StandardisedInputs
 from piebald.models.vgg import Vgg11
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Resnet50",
     "SmallCnn",
     "SqueezeNet",
+    "StandardisedInputs",
     "Vgg11",
     "build_model",
     "count_parameters",

@@ -19,6 +19,7 @@ from piebald.partition.shards import Shards
 from piebald.partition.sites import RemotePartition, Sites
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
 from piebald.partition.sources import clients_from
+from piebald.partition.standardise import Standardisation, StandardisedClients, standardised
 from piebald.partition.statistics import Statistics, collect
 from piebald.partition.survey import survey
 from piebald.partition.torch_clients import TorchClients
@@ -60,6 +61,8 @@ __all__ = [
     "Sites",
     "Sizes",
     "Skewed",
+    "Standardisation",
+    "StandardisedClients",
     "Statistics",
     "TorchClients",
     "Trace",
@@ -68,5 +71,6 @@ __all__ = [
     "clients_from",
     "collect",
     "measure",
+    "standardised",
     "survey",
 ]

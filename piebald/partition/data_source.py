@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from piebald.partition.collate import Collate
 from piebald.partition.convert import Array
 from piebald.partition.pairs import from_owned, from_pairs, is_owned
 from piebald.partition.sources import clients_from, labelled
+from piebald.partition.standardise import Standardisation
 
 
 class DataSource(BaseModel):
@@ -43,6 +44,9 @@ class DataSource(BaseModel):
         length: length of filled-up sequences, by default that of the longest one.
         side: height and width of images in a folder, in pixels.
         seconds, rate: length of recordings in a folder, and their samples per second.
+        standardise: inputs as standard scores: "federated" computes mean and deviation of each number of an input from
+            the training rows of all clients, which send their moments and no row; or a table of `mean` and
+            `deviation`.  The constants are kept with the run, and all rows of all clients, and of newcomers, take them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -60,6 +64,7 @@ class DataSource(BaseModel):
     side: int = Field(default=64, ge=1)
     seconds: float = Field(default=1.0, gt=0)
     rate: int = Field(default=16_000, ge=1)
+    standardise: Literal["federated"] | Standardisation | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:

@@ -5,10 +5,12 @@ import sys
 import numpy as np
 import ot
 import torch
-from inputs import DECAY, KERNEL_SIGMA, folder_of
+from inputs import DECAY, KERNEL_SIGMA, folder_of, glm_targets
 from scipy.stats import siegelslopes
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import linear_kernel, polynomial_kernel, rbf_kernel
+from statsmodels.genmod.families import Binomial, Gaussian, Poisson
+from statsmodels.genmod.generalized_linear_model import GLM
 from statsmodels.stats.weightstats import DescrStatsW
 from torchmetrics.image.fid import FrechetInceptionDistance
 
@@ -58,4 +60,10 @@ for name, kernel in {
 samples = DescrStatsW(given["samples"].astype(np.float64))
 low, high = samples.tconfint_mean(0.05)
 found["interval"] = np.array([samples.mean, (high - low) / 2])
+
+for name, target in glm_targets(given).items():
+    family = {"gaussian": Gaussian, "binomial": Binomial, "poisson": Poisson}[name]()
+    model = GLM(target.ravel(), np.column_stack([np.ones(len(x)), x]), family=family).fit(tol=1e-14, maxiter=200)
+    found[f"GLM, {name}"] = np.concatenate([model.params, model.bse])
+    found[f"GLM, {name}, deviance"] = np.array([model.deviance, model.null_deviance])
 np.savez(out, **found)

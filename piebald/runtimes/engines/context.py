@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from piebald import pytree
-from piebald.contracts import LocalLoss, LocalStep, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.contracts import LocalLoss, LocalStep, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
 from piebald.machine import moved
 from piebald.parameters import matching
 from piebald.runtimes.engines.class_features import class_features
@@ -86,6 +86,10 @@ class EngineContext:
         for slot in work.layout.parameters():
             found[slot.start : slot.stop] = slot.name in names
         return found.to(self.engine.device)
+
+    def rows(self, split: Split) -> list[Rows]:
+        gathered = self.engine.row_loader.gather(self.stack.clients, split)
+        return [gathered.take(moved(torch.from_numpy(places), self.engine.device)) for places in gathered.places]
 
     def label_counts(self) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")

@@ -31,8 +31,11 @@ class Policy(BaseModel):
         noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
-            all of them; none where the policy or the run protects rows or updates, since no privacy budget counts
-            answers.
+            all of them but "statistics", which must be named; none where the policy or the run protects rows or
+            updates, since no privacy budget counts answers.
+        least_rows: the fewest rows that a number in an answer to "statistics" may be about.  An answer with one that is
+            about fewer, and more than none, stays at this site, and in a run it answers one question about moments and
+            one about counts of each split, since the difference of two may be about a single row.
         splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
         models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
             which model a query brings, and from scores of two it has a directional derivative.  Not set: any number;
@@ -54,6 +57,7 @@ class Policy(BaseModel):
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
     queries: list[str] | None = None
+    least_rows: int | None = Field(default=None, ge=2)
     splits: list[Split] | None = None
     models_per_version: int | None = Field(default=None, ge=1)
     plugins: list[str] = []
@@ -157,6 +161,8 @@ class Policy(BaseModel):
         if query.asked_of == "itself":
             return f"{query.kind!r} is what a site asks itself, and no server gets its answer"
         hiding = self.protection(work)
+        if query.by_name and self.queries is None:
+            return f"this site answers {query.kind!r} only if its policy names it: queries = [{query.kind!r}, ...]"
         if self.queries is None and hiding:
             return f"this site answers no queries beside {hiding}, unless its policy names them"
         if self.queries is not None and query.kind not in self.queries:
@@ -185,6 +191,12 @@ class Policy(BaseModel):
             return f"the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
+        if (
+            self.least_rows is not None
+            and (fewest := query.fewest_rows(answer)) is not None
+            and fewest < self.least_rows
+        ):
+            return f"the answer is about fewer than the {self.least_rows} rows that this site demands"
         if form.metrics is not None and (told := sorted(answer.metrics.keys() - {*form.metrics})):
             return f"the answer carries the number {told[0]!r}, which {query.kind!r} does not declare"
         return None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piebald.choice import local_work, record
 from piebald.client_work import ClientWork
-from piebald.contracts import MASKING, Clients, ClientSecrets, Signer, Split, Task, Update
+from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.engine import Engine
@@ -64,6 +64,7 @@ class TaskRunner:
         self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
+        self._told: dict[str, Query] = {}  # what was asked about a topic, where small numbers of rows are hidden
         noises = [one for one in work.transforms if isinstance(one, Gaussian) and one.where == "client"]
         self._noisy = any(one.multiplier for one in noises)
         self._initial_state = work.initial_state()
@@ -92,8 +93,10 @@ class TaskRunner:
         """
         query = task.query
         if query is not None:
-            refused = self._policy.query_reject_reason(query, self.work) or self._examined.reject_reason(
-                task, rows_read(query, self.work), self._policy.most_models(self.work)
+            refused = (
+                self._policy.query_reject_reason(query, self.work)
+                or self._examined.reject_reason(task, rows_read(query, self.work), self._policy.most_models(self.work))
+                or self._told_reason(query)
             )
             if refused is not None:
                 return None, refused, None
@@ -118,6 +121,13 @@ class TaskRunner:
         if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
             return update, None, None
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
+
+    def _told_reason(self, query: Query) -> str | None:
+        """Why a question is not answered after an earlier one, or None."""
+        topic = query.topic()
+        if self._policy.least_rows is None or topic is None or self._told.setdefault(topic, query) == query:
+            return None
+        return f"this site, which hides small numbers of rows, answers one question about {topic} in a run"
 
     def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
         """Answer a query about the keys of a secure aggregation."""

@@ -1,0 +1,287 @@
+"""Commands about the rows of all clients before anything is trained: statistics, glm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from piebald.cli.app import Json, RuntimeSettings, Sets, app
+from piebald.cli.printing import print_json, print_table
+from piebald.errors import SettingError, shown
+from piebald.plain_text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from piebald.contracts import Split
+    from piebald.federated_statistics import FederatedStatistics
+
+_WIDTH = 80
+_LISTED = 12  # categories, bins and clients in one table
+Source = Annotated[Path, typer.Argument(metavar="FILE", help="An experiment file, or a .csv, .tsv or .parquet table.")]
+ClientColumn = Annotated[str | None, typer.Option("--client", help="The column of a table that names the client.")]
+ColumnNames = Annotated[list[str] | None, typer.Option("--column", help="A column that is wanted; repeatable.")]
+SplitName = Annotated[
+    Literal["train", "validation", "test"], typer.Option("--split", help="Whose rows, where clients have splits.")
+]
+
+
+@app.command()
+def statistics(
+    file: Source,
+    client: ClientColumn = None,
+    column: ColumnNames = None,
+    split: SplitName = "train",
+    quantile: Annotated[list[float] | None, typer.Option(help="A share in [0, 1]; repeatable.")] = None,
+    bins: Annotated[int | None, typer.Option(help="Bins of a histogram of each column of numbers.")] = None,
+    bounds: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=LOW:HIGH", help="The range of a column; repeatable.")
+    ] = None,
+    categories: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=A,B", help="The categories of a column; repeatable.")
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN,COLUMN", help="Columns to count together; repeatable.")
+    ] = None,
+    by_client: Annotated[bool, typer.Option("--by-client", help="Each client's own numbers, too.")] = False,
+    secure: Annotated[bool, typer.Option("--secure", help="Add clients' sums up under masks.")] = False,
+    epsilon: Annotated[float | None, typer.Option(help="Hide single rows by noise: the budget of this call.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the budget: below one over the number of rows.")] = None,
+    noise_at: Annotated[Literal["server", "client"], typer.Option(help="Who adds noise.")] = "server",
+    ledger: Annotated[Path | None, typer.Option(help="A file that counts the budget of all calls.")] = None,
+    budget: Annotated[float | None, typer.Option(help="With --ledger: epsilon of all calls together.")] = None,
+    credentials: Annotated[
+        Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
+    ] = None,
+    runtime: RuntimeSettings = None,
+    standardise: Annotated[
+        bool, typer.Option("--standardise", help="Print the constants of [data] standardise, and nothing else.")
+    ] = False,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
+    from piebald import federated_statistics as room
+
+    if (ledger is None) != (budget is None):
+        raise SettingError("--ledger FILE and --budget EPSILON belong together: give both, or neither")
+    kept = None
+    if ledger is not None and budget is not None:
+        if delta is None:
+            raise SettingError("--ledger counts noise: give --epsilon and --delta, too")
+        kept = room.Ledger(budget, delta, ledger)
+    shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
+    limits = dict(map(_bounds, bounds or ()))
+    if credentials is not None or runtime == "federation":
+        told: dict[str, Any] = {"--client": client, "--categories": categories, "--table": table, "--secure": secure}
+        told |= {"--epsilon": epsilon, "--ledger": ledger}
+        found = _at_sites(file, sets, credentials, told, split, shares, bins, limits, by_client)
+        found = found if column is None else found.only(column)
+        return _print_found(found, column, standardise, as_json)
+    source, features, whose = _source(file, client, sets)
+    found = room.statistics(
+        source,
+        client=whose,
+        columns=column,
+        split=split,
+        features=features,
+        quantiles=shares,
+        bins=bins,
+        bounds=limits,
+        categories=dict(map(_categories, categories or ())),
+        tables=[[name.strip() for name in pair.split(",")] for pair in table or ()],
+        by_client=by_client,
+        secure=secure,
+        epsilon=epsilon,
+        delta=delta,
+        noise_at=noise_at,
+        ledger=kept,
+    )
+    _print_found(found, column, standardise, as_json)
+
+
+@app.command()
+def glm(
+    file: Source,
+    target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
+    family: Annotated[
+        Literal["gaussian", "binomial", "poisson"], typer.Option(help="The distribution of the target.")
+    ] = "gaussian",
+    client: ClientColumn = None,
+    column: ColumnNames = None,
+    split: SplitName = "train",
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
+    from piebald import federated_statistics as room
+
+    source, features, whose = _source(file, client, sets)
+    found = room.glm(source, target=target, columns=column, family=family, client=whose, split=split, features=features)
+    if as_json:
+        return print_json(found.plain())
+    heading, *rows = found.table()
+    _print_narrow(heading, rows)
+    print(
+        f"\n{found.target}, {found.family}: {found.rows:,} rows ({found.dropped:,} with gaps left out), deviance "
+        f"{found.deviance:.6g}\nof {found.null_deviance:.6g} without columns, in {found.iterations} questions."
+    )
+
+
+def _source(file: Path, client: str | None, sets: list[str] | None) -> tuple[Any, list[str] | None, str | None]:
+    """What holds the rows, names of its inputs, and the column of the client where it is a table."""
+    from piebald.experiment_file import ExperimentSettings
+    from piebald.partition.client_tables import is_table
+
+    if is_table(file):
+        if sets:
+            raise SettingError("--set changes an experiment file, got a table: leave it out")
+        return str(file), None, client
+
+    class Settings(ExperimentSettings):
+        needs_recipe = False
+
+    settings = Settings.load(file, sets or ())
+    given = settings.data
+    if given.source is not None and given.client is not None and is_table(given.source):
+        return given.source, None, client or given.client
+    if client is not None:
+        raise SettingError("--client names a column of a table, and this experiment's rows are in none: leave it out")
+    return settings.source_clients(), given.features, None
+
+
+def _at_sites(
+    file: Path, sets: list[str] | None, credentials: Path | None, others: dict[str, Any], split: Split,
+    quantiles: Sequence[float], bins: int | None, bounds: dict[str, tuple[float, float]], by_client: bool,
+) -> FederatedStatistics:  # fmt: skip
+    """Statistics of the sites of a federation, or of one on this machine where there are no credentials."""
+    from piebald import statistics_at_sites
+    from piebald.cli.federate import with_sites
+
+    for flag, given in others.items():
+        if given:
+            raise SettingError(f"{flag} is for rows on this machine: sites tell moments and counts of numbers alone")
+    flags = list(sets or ())
+    if credentials is not None:
+        from piebald.runtimes.federation.provisioning import read
+
+        flags = with_sites(file, flags, read(credentials).sites(), statistics_at_sites.AskedExperiment)
+    return statistics_at_sites.ask(
+        file, flags, credentials, quantiles=quantiles, bins=bins, bounds=bounds, by_client=by_client,
+        split=split,
+    )  # fmt: skip
+
+
+def _print_found(found: FederatedStatistics, columns: list[str] | None, constants: bool, as_json: bool) -> None:
+    if constants:
+        return _print_constants(found, columns, as_json)
+    if as_json:
+        return print_json(found.plain())
+    _print(found)
+
+
+def _bounds(text: str) -> tuple[str, tuple[float, float]]:
+    name, equals, ends = text.rpartition("=")
+    low, colon, high = ends.partition(":")
+    try:
+        if not equals or not colon:
+            raise ValueError
+        return name, (float(low), float(high))
+    except ValueError:
+        raise SettingError(f"--bounds must be COLUMN=LOW:HIGH, like age=0:120, got {shown(text)}") from None
+
+
+def _categories(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise SettingError(f"--categories must be COLUMN=A,B, got {shown(text)}")
+    return name, [value.strip() for value in values.split(",")]
+
+
+def _print(found: FederatedStatistics) -> None:
+    heading, *rows = found.table()
+    if rows:
+        _print_narrow(heading, rows)
+    for name, one in found.numbers.items():
+        if one.counts:
+            print(f"\n{printable(name)}")
+            bins = zip(one.edges, one.edges[1:], map(round, one.counts), strict=False)
+            _print_long(("from", "to", "count"), list(bins))
+    for name, text in found.texts.items():
+        print(f"\n{printable(name)}")
+        counts = sorted(text.counts.items(), key=lambda item: -item[1])
+        counts += [*([("(other)", text.other)] if text.other else []), ("(missing)", text.missing)]
+        _print_long(("value", "count"), [(value, round(count)) for value, count in counts])
+    for (first, second), table in found.tables.items():
+        print(f"\n{printable(first)} by {printable(second)}")
+        columns = list(next(iter(table.values()), {}))
+        lines = [(value, *(round(line[name]) for name in columns)) for value, line in table.items()]
+        _print_long(("", *columns), lines)
+    for client, own in found.by_client.items():
+        print(f"\n{printable(client)}")
+        known = [(name, round(one.present), round(one.missing), *_spread(one)) for name, one in own.items()]
+        _print_narrow(["column", "count", "missing", "mean", "sd"], known)
+    print("\n" + _said(found))
+
+
+def _spread(one: Any) -> tuple[float | None, float | None]:
+    plain = one.plain()
+    return plain["mean"], plain["deviation"]
+
+
+def _said(found: FederatedStatistics) -> str:
+    """How exact the numbers are, and what was spent for them."""
+    rows = "" if found.rows is None else f"{sum(found.rows):,} rows of "
+    lines = [f"{rows}{len(found.clients)} clients, {found.mode}."]
+    if found.mode != "exact" and any(one.counts for one in found.numbers.values()):
+        lines.append("Quantiles are from the histogram, at most a bin's width off.")
+    if found.privacy is not None:
+        spent = found.privacy
+        lines.append(
+            f"Spent: epsilon {spent.epsilon_pld:.4g}, delta {spent.delta:g} ({spent.unit}-level).  "
+            f"Noise on a count: sd {found.noise:.3g}."
+        )
+    return "\n".join(lines)
+
+
+def _print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table within 80 columns: names are cut, and what does not fit comes in further tables."""
+    from piebald.report.notebook import written
+
+    cells = [[printable(written(cell)) for cell in row] for row in rows]
+    widths = [max(len(row[place]) for row in [heading, *cells]) + 2 for place in range(len(heading))]
+    first = min(widths[0], 26)
+    parts: list[list[int]] = [[]]
+    for place in range(1, len(heading)):
+        if first + sum(widths[other] for other in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
+            parts.append([])
+        parts[-1].append(place)
+    for number, part in enumerate(parts):
+        if number:
+            print()
+        shortened = [f"{row[0][: first - 3]}…" if len(row[0]) > first - 2 else row[0] for row in cells]
+        print_table(
+            [heading[0], *(heading[place] for place in part)],
+            [[name, *(row[place] for place in part)] for name, row in zip(shortened, cells, strict=True)],
+        )
+
+
+def _print_long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table of which only the first rows are shown."""
+    _print_narrow(heading, rows[:_LISTED])
+    if len(rows) > _LISTED:
+        print(f"and {len(rows) - _LISTED} more (--json has all)")
+
+
+def _print_constants(found: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:
+    from piebald.toml_document import pair
+
+    names = [name for name in columns or found.numbers if name != "target"]
+    made = found.standardisation(names).model_dump()
+    if as_json:
+        return print_json({"columns": names, **made})
+    print("[data.standardise]" + "  # of the inputs in the order " + ", ".join(map(printable, names)))
+    for name, values in made.items():
+        print(pair(name, values))

@@ -1,0 +1,160 @@
+"""Statistics of the rows of sites, which answer questions over whatever runtime reaches them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from piebald import pytree
+from piebald.contracts import Clients, Runtime, Split, Task
+from piebald.errors import RuntimeFault, SettingError
+from piebald.federated_statistics.columns import MOST_COLUMNS, TARGET
+from piebald.federated_statistics.describe import of_answers
+from piebald.federated_statistics.result import FederatedStatistics, NumberColumn, TextColumn
+from piebald.federated_statistics.wanted import Wanted
+from piebald.model_spec import ModelSpec
+from piebald.moments import Floats, Moments
+from piebald.number_order import keys_of
+from piebald.plain_text import printable
+from piebald.queries.statistics import PARTS, StatisticsQuery
+from piebald.server.client_queries import ClientQueries
+
+log = logging.getLogger("piebald.statistics")
+
+
+class SiteAnswers:
+    """Clients who are asked through a runtime (`exact.Answers`).
+
+    The first question says who takes part: sites that refuse it, or do not answer, are left out, and those who answered
+    must answer all further ones.
+
+    Args:
+        runtime: where the clients are.
+        spec: the model that a task brings, which the questions are not about.
+        split: whose rows.
+        targets: how many numbers a target has.
+
+    Attributes:
+        clients: the numbers of those who take part.
+        refused: why others do not, by number.
+    """
+
+    def __init__(self, runtime: Runtime, spec: ModelSpec, split: Split, targets: int) -> None:
+        self._queries, self._split, self._targets = ClientQueries(runtime, spec), split, targets
+        self._model: Tensor = spec.initial[: spec.layout.shared]
+        self._ids = itertools.count()
+        self._told: list[Moments] = []
+        self.clients = list(runtime.clients())
+        self.refused: dict[int, str] = {}
+
+    def moments(self) -> list[Moments]:
+        """See `exact.Answers`.
+
+        Raises:
+            SettingError: nobody answers.
+        """
+        if not self._told:
+            told = self._asked(StatisticsQuery(split=self._split, targets=self._targets), "moments", first=True)
+            if not told:
+                why = next(iter(self.refused.values()), "none is there")
+                raise SettingError(f"no site answers questions about statistics, the first one says: {why}")
+            self._told = [_moments(one) for one in told]
+        return self._told
+
+    def at_most(self, thresholds: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """See `exact.Answers`."""
+        keys = tuple(map(tuple, keys_of(thresholds).tolist()))
+        query = StatisticsQuery(split=self._split, targets=self._targets, keys=keys)
+        return np.stack([one.astype(np.int64) for one in self._asked(query, "counts")])
+
+    def _asked(self, query: StatisticsQuery, name: str, first: bool = False) -> list[Floats]:
+        tasks = [Task(next(self._ids), client, 0, {"model": self._model}, query) for client in self.clients]
+        told = self._queries.ask(tasks, 0)
+        reasons = {int(row["client"]): str(row["reason"]) for row in self._queries.take_rows()}
+        lost = [client for client, answer in zip(self.clients, told, strict=True) if answer is None]
+        if lost and not first:
+            raise RuntimeFault(
+                f"client {lost[0] + 1} answered the first question and not the next one "
+                f"({printable(reasons[lost[0]], 200)}): ask again, or for no more than it answers"
+            )
+        self.refused |= {client: printable(reasons[client], 200) for client in lost}
+        self.clients = [client for client in self.clients if client not in lost]
+        return [np.asarray(answer.vectors[name].numpy()) for answer in told if answer is not None]
+
+
+def statistics_at_sites(
+    runtime: Runtime,
+    spec: ModelSpec,
+    clients: Clients,
+    wanted: Wanted,
+    *,
+    split: Split = "train",
+    features: Sequence[str] | None = None,
+    say: Callable[[str], None] = log.warning,
+) -> FederatedStatistics:
+    """Statistics of the columns of sites: the numbers of inputs, and of targets.
+
+    Where `wanted` has bins, and bounds of all columns, quantiles come from the histogram, and each site is asked twice;
+    otherwise they are exact, to the bit, and it is asked up to about 70 times.
+
+    Args:
+        runtime: where the clients are.
+        spec: the model that a task brings.
+        clients: their names, and the form of their rows.
+        wanted: what is wanted; no categories and tables.
+        split: whose rows.
+        features: names of the inputs, "x0", "x1", ... by default.
+        say: is told which clients are left out.
+
+    Raises:
+        SettingError: no site answers.
+        RuntimeFault: a site answers one question and not the next.
+    """
+    blank = clients.rows(0, "train")
+    targets = math.prod(pytree.single(blank.y, "statistics").shape[1:])
+    inputs = math.prod(pytree.single(blank.x, "statistics").shape[1:])
+    if inputs + targets > MOST_COLUMNS:
+        raise SettingError(f"statistics are for at most {MOST_COLUMNS:,} columns, got {inputs + targets:,}")
+    if features is not None and len(features) != inputs:
+        raise SettingError(f"features must name each of the {inputs} numbers of an input, got {len(features)} names")
+    own = [TARGET] if targets == 1 else [f"{TARGET}{place}" for place in range(targets)]
+    names = [*(features or (f"x{place}" for place in range(inputs))), *own]
+    if clients.classes is not None and wanted.bins is not None:
+        wanted = replace(wanted, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **wanted.bounds})
+    once = not wanted.quantiles or (wanted.bins is not None and all(name in wanted.bounds for name in names))
+    answers = SiteAnswers(runtime, spec, split, targets)
+    told = answers.moments()
+    for client, why in answers.refused.items():
+        say(f"{printable(str(clients.names[client]))} is left out: {why}")
+    taking_part = [str(clients.names[client]) for client in answers.clients]
+    numbers, by_client = of_answers(answers, names, taking_part, wanted, once)
+    texts = {}
+    if clients.classes is not None and not once:
+        texts[TARGET] = _classes(answers, len(names), clients.classes)
+        numbers, by_client = _without(numbers), {name: _without(own) for name, own in by_client.items()}
+    return FederatedStatistics(taking_part, "exact", [one.rows for one in told], numbers, texts, {}, by_client)
+
+
+def _classes(answers: SiteAnswers, columns: int, classes: Sequence[str]) -> TextColumn:
+    """Rows of each class, from counts of class numbers in the last column."""
+    limits = np.tile(np.arange(len(classes), dtype=np.float64), (columns, 1))
+    reached = answers.at_most(limits)[:, -1].sum(0)
+    counts = np.diff(reached, prepend=0).astype(float).tolist()
+    return TextColumn(dict(zip(classes, counts, strict=True)), 0.0, 0.0)
+
+
+def _without(numbers: Mapping[str, NumberColumn]) -> dict[str, NumberColumn]:
+    return {name: one for name, one in numbers.items() if name != TARGET}
+
+
+def _moments(told: Floats) -> Moments:
+    parts = dict(zip(PARTS, told, strict=True))
+    counts = {name: parts[name].astype(np.int64) for name in PARTS[:3]}
+    rows = int(told[:3, 0].sum()) if told.shape[1] else 0
+    return Moments(rows, **counts, mean=parts["mean"], scatter=parts["scatter"])

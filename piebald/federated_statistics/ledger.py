@@ -1,0 +1,179 @@
+"""What statistics with noise have spent of a privacy budget, in all questions together."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from piebald.arguments import Fraction, PathLike, Positive, checked, checked_class
+from piebald.errors import SettingError
+from piebald.privacy import accounting
+from piebald.privacy.accounting import PrivacyBudget
+
+LARGEST = 50.0  # of an epsilon that noise is computed for; a larger one promises nothing
+_MEANING = (
+    "Whoever sees these statistics learns little about whether one row is among those of the clients (record-level, "
+    "add or remove one row; a person with k rows is protected k times less). {who} No secret are which clients there "
+    "are, and the columns, bounds and categories that were stated."
+)
+_WHO = {
+    "server": "Who sums must be trusted: the noise is added to the sum.",
+    "client": "Nobody needs to be trusted but the client itself, which adds noise to its own sums.",
+}
+
+
+class _Record(BaseModel):
+    """The file of a ledger."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    epsilon: float = Field(gt=0, le=LARGEST)
+    delta: float = Field(gt=0, lt=1)
+    spent: list[tuple[str, float]]
+
+
+@checked_class
+class Ledger:
+    """The privacy budget of some rows: what may be spent on them, and what has been.
+
+    Two questions about the same rows tell more than one, for instance by their difference, so each is counted.
+    Gaussian mechanisms compose exactly: those with noise z_1, z_2, ... in units of a row's influence are together one
+    with noise 1 / sqrt(1/z_1^2 + 1/z_2^2 + ...) (Dong, Roth, Su 2022, corollary 3.3).
+
+    Args:
+        epsilon, delta: what may be spent in all questions together.
+        path: a file in which it is kept, made if it is not there; None keeps it in memory.
+
+    Raises:
+        SettingError: the file cannot be read, or was made for another budget.
+    """
+
+    def __init__(self, epsilon: Positive, delta: Fraction, path: PathLike | None = None) -> None:
+        if epsilon > LARGEST or delta >= 1:
+            raise SettingError(
+                f"epsilon must be at most {LARGEST:g} and delta below 1, got {epsilon:g} and {delta:g}: "
+                "more promises nothing"
+            )
+        self.epsilon, self.delta = float(epsilon), float(delta)
+        self._path = None if path is None else Path(path)
+        self._spent: list[tuple[str, float]] = []
+        if self._path is not None and self._path.exists():
+            self._read(self._path)
+
+    @property
+    def spent(self) -> PrivacyBudget:
+        """What has been spent."""
+        return budget([noise for _, noise in self._spent], self.delta)
+
+    @property
+    def questions(self) -> list[tuple[str, float]]:
+        """What was asked, each with its noise in units of a row's influence."""
+        return list(self._spent)
+
+    def spend(self, question: str, noise: float) -> None:
+        """Count a question, before it is answered.
+
+        Raises:
+            SettingError: the budget does not suffice; then nothing is spent.
+        """
+        with self._alone():
+            self._count(question, noise)
+
+    def _count(self, question: str, noise: float) -> None:
+        after = budget([*(one for _, one in self._spent), noise], self.delta)
+        if after.epsilon_pld > self.epsilon * (1 + 1e-9):
+            raise SettingError(
+                f"epsilon would be {after.epsilon_pld:.4g} in all {after.releases} questions together, the ledger "
+                f"allows {self.epsilon:g}: ask with a smaller epsilon, or not at all"
+            )
+        self._spent.append((question, noise))
+        if self._path is not None:
+            self._write(self._path)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The file as it is now, and nobody else's while this lasts: two questions at once are counted both."""
+        if self._path is None:
+            yield
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            guard = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise SettingError(
+                f"{self._path} cannot be written, so nothing is asked: {error.strerror or error}"
+            ) from None
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            if self._path.exists():
+                self._read(self._path)
+            yield
+        finally:
+            os.close(guard)
+
+    def _read(self, path: Path) -> None:
+        try:
+            record = _Record.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise SettingError(
+                f"{path} is no ledger of a privacy budget that can be read: what it counted is spent, so keep it, "
+                f"and do not begin another one for the same rows ({type(error).__name__})"
+            ) from None
+        if (record.epsilon, record.delta) != (self.epsilon, self.delta):
+            raise SettingError(
+                f"{path} is a ledger of epsilon {record.epsilon:g} and delta {record.delta:g}, got {self.epsilon:g} "
+                f"and {self.delta:g}: give the same"
+            )
+        if any(not noise > 0 for _, noise in record.spent):
+            raise SettingError(f"{path} has a question without noise: it is damaged, and nothing more may be asked")
+        self._spent = [(str(question), float(noise)) for question, noise in record.spent]
+
+    def _write(self, path: Path) -> None:
+        record: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "spent": self._spent}
+        beside = path.with_name(f"{path.name}.new")
+        try:
+            beside.touch(mode=0o600)
+            beside.write_text(json.dumps(record), encoding="utf-8")
+            beside.replace(path)
+        except OSError as error:
+            raise SettingError(f"{path} cannot be written, so nothing is asked: {error.strerror or error}") from None
+
+
+def budget(noises: list[float], delta: float, where: str = "server") -> PrivacyBudget:
+    """What Gaussian mechanisms spend together, whose noises are given in units of a row's influence."""
+    if not noises:
+        return PrivacyBudget(0.0, 0.0, delta, 0, "Nothing has been asked.", "row")
+    together = 1 / math.sqrt(sum(noise**-2 for noise in noises))
+    found = accounting.central(together, 1.0, 1, delta)
+    return replace(found, releases=len(noises), meaning=_MEANING.format(who=_WHO[where]), unit="row")
+
+
+@checked
+def noise_for(epsilon: Positive, delta: Fraction) -> float:
+    """The least noise, in units of a row's influence, with which one question spends at most this epsilon.
+
+    Raises:
+        SettingError: epsilon or delta promise nothing.
+    """
+    if epsilon > LARGEST or delta >= 1:
+        raise SettingError(f"epsilon must be at most {LARGEST:g} and delta below 1, got {epsilon:g} and {delta:g}")
+
+    def spent(noise: float) -> float:
+        return budget([noise], delta).epsilon_pld
+
+    low, high = 0.0, 1.0
+    while spent(high) > epsilon:
+        low, high = high, 2 * high
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > epsilon else (low, middle)
+    return high

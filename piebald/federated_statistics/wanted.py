@@ -1,0 +1,94 @@
+"""What is wanted of the columns: checked before a client is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from piebald.arguments import checked
+from piebald.errors import SettingError, shown, unknown
+from piebald.federated_statistics.columns import ClientColumns
+
+Bins = Annotated[int, Field(ge=1, le=10_000)]
+Quantiles = Sequence[Annotated[float, Field(ge=0, le=1)]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is wanted of the columns.
+
+    Attributes:
+        quantiles: shares of the numbers below, in [0, 1].
+        bins: bins of each column's histogram; None for no histograms.
+        bounds: the range of each column of numbers.
+        categories: the categories of columns of text, and of numbers that are codes.
+        tables: pairs of columns to count together.
+        by_client: each client's own columns, too.
+    """
+
+    quantiles: tuple[float, ...]
+    bins: int | None
+    bounds: Mapping[str, tuple[float, float]]
+    categories: Mapping[str, tuple[str, ...]]
+    tables: tuple[tuple[str, str], ...]
+    by_client: bool
+
+
+@checked
+def wanted_of_numbers(
+    quantiles: Quantiles, bins: Bins | None, bounds: Mapping[str, Sequence[float]], by_client: bool
+) -> Wanted:
+    """What is wanted of columns of numbers alone.
+
+    Raises:
+        SettingError: an argument is wrong.
+    """
+    limits = {name: _ends(name, ends) for name, ends in bounds.items()}
+    return Wanted(tuple(map(float, quantiles)), bins, limits, {}, (), by_client)
+
+
+def _ends(name: str, ends: Sequence[float]) -> tuple[float, float]:
+    """The bounds of a column."""
+    if len(ends) != 2 or not all(isinstance(end, int | float) and np.isfinite(end) for end in ends):
+        raise SettingError(f"bounds of {name!r} must be two numbers, low and high, got {shown(ends)}")
+    if not ends[0] < ends[1] or not np.isfinite(float(ends[1]) - float(ends[0])):
+        raise SettingError(f"bounds of {name!r} must be a low and a higher number, got {shown(ends)}")
+    return float(ends[0]), float(ends[1])
+
+
+def wanted_of(
+    clients: Sequence[ClientColumns], quantiles: Sequence[float], bins: int | None,
+    bounds: Mapping[str, Sequence[float]], categories: Mapping[str, Sequence[str]], tables: Sequence[Sequence[str]],
+    by_client: bool,
+) -> Wanted:  # fmt: skip
+    """What is wanted of columns that clients hold.
+
+    Raises:
+        SettingError: a column is not there, or an argument is wrong.
+    """
+    numbers, known = clients[0].numbers, [*clients[0].numbers, *clients[0].texts]
+    limits = {}
+    for name, ends in bounds.items():
+        if name not in numbers:
+            raise unknown("column of numbers to give bounds of,", name, numbers)
+        limits[name] = _ends(name, ends)
+    pairs = []
+    for pair in tables:
+        if isinstance(pair, str) or len(pair) != 2 or pair[0] == pair[1]:
+            raise SettingError(f"tables must be pairs of different columns, got {shown(pair)}")
+        pairs.append((str(pair[0]), str(pair[1])))
+    stated = {}
+    for name, values in categories.items():
+        texts = tuple(map(str, values))
+        if not texts or len(set(texts)) < len(texts):
+            raise SettingError(f"categories of {name!r} must be different names, at least one, got {shown(values)}")
+        stated[name] = texts
+    for name in [*stated, *itertools.chain(*pairs)]:
+        if name not in known:
+            raise unknown("column", name, known)
+    return Wanted(tuple(map(float, quantiles)), bins, limits, stated, tuple(pairs), by_client)

@@ -1,0 +1,210 @@
+"""Federated statistics are those of the pooled rows; under masks they are sums, under noise a budget counts them."""
+
+from __future__ import annotations
+
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+import piebald
+from piebald.errors import SettingError
+from piebald.federated_statistics import Ledger, statistics
+from piebald.federated_statistics.bounded_sums import STEP, SumPlan
+from piebald.federated_statistics.columns import ClientColumns
+from piebald.federated_statistics.ledger import noise_for
+from piebald.federated_statistics.secure_sum import masked
+from piebald.number_order import keys_of, number_of
+from piebald.partition import clients_from
+from piebald.privacy.secure_aggregation import masks
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
+
+
+@pytest.fixture
+def frame() -> pandas.DataFrame:
+    """Six clients, one of them with a single row and one without a number in a column."""
+    rng = np.random.default_rng(3)
+    n = 400
+    table = pandas.DataFrame({
+        "site": rng.choice(list("abcde"), n), "x": rng.normal(1e6, 1e-2, n), "skewed": np.exp(rng.normal(0, 3, n)),
+        "whole": rng.integers(-3, 4, n), "constant": 0.1, "colour": rng.choice(["red", "green", "[blue]"], n),
+    })  # fmt: skip
+    table.loc[3, "site"] = "alone"
+    table.loc[10:40, "skewed"] = np.nan
+    table.loc[table.site == "b", "skewed"] = np.nan
+    table.loc[7, "colour"] = None
+    return table
+
+
+def test_statistics_are_those_of_the_pooled_rows(frame: pandas.DataFrame) -> None:
+    found = statistics(frame, client="site", quantiles=SHARES, bins=7, tables=[("colour", "whole")], by_client=True)
+    assert found.rows is not None
+    assert sum(found.rows) == len(frame)
+    for name in ("x", "skewed", "whole", "constant"):
+        pooled, one = frame[name].dropna().to_numpy(), found.numbers[name]
+        assert (one.present, one.missing, one.infinite) == (len(pooled), frame[name].isna().sum(), 0)
+        assert one.mean == pytest.approx(math.fsum(pooled) / len(pooled), rel=1e-15)
+        centred = [(value - math.fsum(pooled) / len(pooled)) ** 2 for value in pooled.tolist()]
+        assert one.variance == pytest.approx(math.fsum(centred) / (len(pooled) - 1), rel=1e-9)
+        assert list(one.quantiles.values()) == np.quantile(pooled, SHARES).tolist()  # to the bit
+        counts, edges = np.histogram(pooled, 7)
+        assert list(one.counts) == counts.tolist()
+        assert one.edges == pytest.approx(edges.tolist())
+    assert found.numbers["constant"].variance == 0
+    assert found.texts["colour"].counts == frame.colour.value_counts().to_dict()
+    assert found.texts["colour"].missing == 1
+    crossed = pandas.crosstab(frame.colour, frame.whole)
+    for colour, line in found.tables["colour", "whole"].items():
+        assert line == {str(value): crossed.loc[colour, int(value)] for value in line}
+    alone = found.by_client["alone"]
+    assert (alone["x"].mean, math.isnan(alone["x"].variance)) == (frame.x[3], True)
+    assert math.isnan(found.by_client["b"]["skewed"].mean)
+
+
+def test_a_large_offset_costs_no_digits() -> None:
+    tiny = np.arange(1000) % 7 / 1000
+    clients = {str(k): pandas.DataFrame({"x": 1e9 + tiny[k::5]}) for k in range(5)}
+    exact = (1e9 + tiny) - 1e9  # what float64 holds of it
+    assert statistics(clients)["x"].variance == pytest.approx(np.var(exact, ddof=1), rel=1e-12)
+
+
+def test_infinite_numbers_are_counted_and_left_out() -> None:
+    table = pandas.DataFrame({"site": list("aab"), "x": [1.0, np.inf, 3.0]})
+    found = statistics(table, client="site", quantiles=[0.5])["x"]
+    assert (found.present, found.infinite, found.mean, found.quantiles[0.5]) == (2, 1, 2.0, 2.0)
+
+
+def test_the_order_of_all_numbers_is_that_of_their_keys() -> None:
+    numbers = np.array([-np.inf, -1e308, -5e-324, 0.0, 5e-324, 1.0, np.nextafter(1, 2), 1e308, np.inf])
+    assert bool((np.diff(keys_of(numbers)[1:-1]) > 0).all())
+    assert (number_of(keys_of(numbers)) == numbers).all()
+
+
+def test_clients_with_splits_give_their_training_rows() -> None:
+    rng = np.random.default_rng(0)
+    clients = clients_from({k: (rng.normal(k, 1, (20, 3)), rng.integers(0, 2, 20)) for k in range(3)}, test=0.5)
+    found = piebald.statistics(clients, features=["a", "b", "c"])
+    pooled = np.concatenate([clients.rows(k, "train").x.double().numpy() for k in range(3)])
+    assert [one.mean for one in found.numbers.values()] == pytest.approx(pooled.mean(0).tolist(), rel=1e-14)
+    assert sum(found.texts["target"].counts.values()) == len(pooled)
+    assert "<table>" in found._repr_html_()
+
+
+HIDDEN: dict[str, Any] = {"columns": ["skewed", "whole"], "bounds": {"skewed": (0.0, 50.0), "whole": (-3, 3)}}
+
+
+def test_sums_under_masks_are_the_pooled_ones(frame: pandas.DataFrame) -> None:
+    found = statistics(frame, client="site", secure=True, bins=64, **HIDDEN)
+    clipped = frame.skewed.clip(0, 50).dropna()
+    assert found.rows is None
+    assert found["skewed"].mean == pytest.approx(clipped.mean(), abs=50 * 2**-30)
+    assert found["skewed"].variance == pytest.approx(clipped.var(), abs=50**2 * 2**-28)
+    assert sum(found["skewed"].counts) == found["skewed"].present == len(clipped)
+    for share, value in found["skewed"].quantiles.items():
+        assert abs(value - np.quantile(clipped, share)) <= found["skewed"].quantile_error
+
+
+def test_what_a_client_sends_under_masks_is_random_and_the_masks_cancel() -> None:
+    private = [bytes([k + 1]) * masks.KEY for k in range(4)]
+    vectors = [np.full(2000, k, dtype=np.int64) for k in range(4)]
+    sent = [masked(vector, private, k) for k, vector in enumerate(vectors)]
+    assert np.sum(sent, axis=0, dtype=np.uint64).view(np.int64).tolist() == [6] * 2000
+    for one in sent:  # uniform: each of 64 bits is 1 in half of 2,000 numbers, by 8 standard deviations
+        ones = [int(((one >> np.uint64(bit)) & np.uint64(1)).sum()) for bit in range(64)]
+        assert max(abs(count - 1000) for count in ones) < 8 * math.sqrt(500)
+
+
+def test_one_row_adds_no_more_than_is_stated() -> None:
+    plan = SumPlan({"x": (-1.0, 5.0), "y": (0.0, 1.0)}, 8, {"c": ("a", "b")}, ())
+    none = ClientColumns("", 0, {"x": np.zeros(0), "y": np.zeros(0)}, {"c": np.zeros(0, dtype=object)})
+    extremes = [1e300, -1e300, np.nan, np.inf, -np.inf, 5.0, -1.0, 2.0, 0.3]
+    for x in extremes:
+        for y in extremes:
+            row = ClientColumns("", 1, {"x": np.array([x]), "y": np.array([y])}, {"c": np.array(["z"], dtype=object)})
+            added = (plan.vector(row) - plan.vector(none)) * STEP
+            assert np.linalg.norm(added) <= plan.influence
+
+
+def test_noise_hides_what_the_budget_says(frame: pandas.DataFrame) -> None:
+    """The noise on a count has the standard deviation that is stated, and that of epsilon 1 by Balle and Wang."""
+    errors = []
+    for _ in range(30):
+        found = statistics(frame, client="site", epsilon=1.0, delta=1e-5, bins=20, **HIDDEN)
+        errors += [found["whole"].present - 400, found["skewed"].counts[0] - 0]
+        assert found.privacy is not None
+        assert 0.999 < found.privacy.epsilon_pld <= 1
+        assert found.privacy.unit == "row"
+    assert found.noise == pytest.approx(noise_for(1.0, 1e-5) * math.sqrt(8))
+    present = np.array(errors[::2])
+    assert 0.5 < present.std() / found.noise < 1.7  # 30 draws
+    assert len(set(present.tolist())) == 30  # fresh for each question
+
+
+def test_differences_of_two_questions_are_counted(frame: pandas.DataFrame, tmp_path: Path) -> None:
+    """Who asks about all rows and about all but one has asked twice, whatever the process."""
+    path, given = tmp_path / "spent.json", {"epsilon": 1.0, "delta": 1e-5, "bins": 20, **HIDDEN}
+    statistics(frame, client="site", ledger=Ledger(1.2, 1e-5, path), **given)
+    again = Ledger(1.2, 1e-5, path)
+    with pytest.raises(SettingError, match=r"all 2 questions together, the ledger allows 1\.2"):
+        statistics(frame.drop(index=5), client="site", ledger=again, **given)
+    assert again.spent.releases == 1
+    both = Ledger(2.0, 1e-5)
+    for _ in range(2):
+        both.spend("x", noise_for(1.0, 1e-5))
+    assert 1.2 < both.spent.epsilon_pld < 1.6  # one Gaussian with noise / sqrt(2), less than the sum
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    for text in ("{}", '{"epsilon": 1.2, "delta": 1e-05, "spent": [["x", -1.0]]}', "no JSON"):
+        path.write_text(text)
+        with pytest.raises(SettingError, match=r"ledger|damaged"):
+            Ledger(1.2, 1e-5, path)
+
+
+def test_noise_at_the_clients_adds_up(frame: pandas.DataFrame) -> None:
+    given: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-5, "quantiles": (), **HIDDEN}
+    server = statistics(frame, client="site", **given)
+    both = statistics(frame, client="site", secure=True, **given)
+    assert both.noise == pytest.approx(server.noise * math.sqrt(6))
+    assert both.mode == "secure and private"
+    assert abs(both["whole"].present - 400) < 9 * both.noise
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"epsilon": 1.0}, "epsilon needs a delta"),
+        ({"delta": 1e-5}, "delta belongs to noise"),
+        ({"epsilon": 1.0, "delta": 1e-5}, "epsilon needs bounds of column 'x', which must not be taken from the rows"),
+        ({"secure": True, "columns": ["colour"]}, "secure needs categories of column 'colour'"),
+        ({"secure": True, "columns": ["x"], "bounds": {"x": (0, 1)}}, "secure takes quantiles from a histogram"),
+        ({"secure": True, "by_client": True}, "by_client tells what secure and epsilon are to hide"),
+        ({"bounds": {"x": (2, 1)}}, "bounds of 'x' must be a low and a higher number"),
+        ({"bounds": {"x": (0,)}}, "bounds of 'x' must be two numbers"),
+        ({"bounds": {"sx": (0, 1)}}, "did you mean 'x'"),
+        ({"columns": ["colou"]}, "client 'a' has no column 'colou'"),
+        ({"quantiles": [1.5]}, "quantiles must be"),
+        ({"epsilon": 1000.0, "delta": 1e-5, **HIDDEN}, "epsilon must be at most 50"),
+        ({"tables": [("x",)]}, "tables must be pairs of different columns"),
+        ({"client": None}, "a table needs client="),
+        ({"client": "skewed"}, "names no client in"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(frame: pandas.DataFrame, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        statistics(frame, **{"client": "site", "quantiles": (0.5,), **change})
+
+
+def test_clients_that_do_not_fit_together_are_named() -> None:
+    numbers, text = pandas.DataFrame({"x": [1.0]}), pandas.DataFrame({"x": ["one"]})
+    with pytest.raises(SettingError, match="client 'a' has numbers, client 'b' has text like 'one'"):
+        statistics({"a": numbers, "b": text})
+    with pytest.raises(SettingError, match="'y' is not in the tables of both 'a' and 'b'"):
+        statistics({"a": numbers, "b": pandas.DataFrame({"x": [1.0], "y": [2]})})
+    with pytest.raises(SettingError, match="column 'x' must hold numbers below 1e150"):
+        statistics({"a": pandas.DataFrame({"x": [1e200, -1e200]})})
+    with pytest.raises(SettingError, match="secure sums are of 3"):
+        statistics({"a": numbers, "b": numbers}, secure=True, bounds={"x": (0, 1)}, quantiles=())
