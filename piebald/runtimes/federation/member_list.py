@@ -10,10 +10,11 @@ from piebald.contracts import Clients, Split, Task
 from piebald.errors import SettingError
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.messages import Hello
+from piebald.runtimes.federation.pieces import Assembly
 from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.wire_format import Assembly
 
 CHANCES = 3  # tasks that a site may let pass while it is present
+SLOWEST = 8_000  # bytes a second: while a transfer is faster than that, its time is not counted against the site
 
 
 @dataclass(slots=True, eq=False)
@@ -25,16 +26,29 @@ class OpenTask:
         sent: when it was submitted, in seconds of the run's clock.
         delivered_to: incarnation of the site process that has it, "" while none does.
         delivered_at: when it was delivered, on the machine's monotonic clock.
+        confirmed: bytes of the task that the site has.
+        received: bytes of its result that the server has.
     """
 
     task: Task
     sent: float
     delivered_to: str = ""
     delivered_at: float = 0.0
+    confirmed: int = 0
+    received: int = 0
 
     @property
     def trains(self) -> bool:
         return self.task.query is None
+
+    @property
+    def transfer_time(self) -> float:
+        """Seconds that its transfers may have taken so far, on the slowest link that counts as one."""
+        return (self.confirmed + self.received) / SLOWEST
+
+    def confirm(self, there: int) -> None:
+        """Record how much of the task the site has."""
+        self.confirmed = max(self.confirmed, there)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +72,8 @@ class Member:
         refusals: how many of its results were refused, since they had another form.
         seconds: how long its last training task took, from when it was submitted.
         missed: whether its silence was logged.
+        unready: when it was last seen unready for tasks after it was ready, on the monotonic clock, None while it is
+            ready.
     """
 
     name: str
@@ -76,6 +92,20 @@ class Member:
     refusals: int = 0
     seconds: float | None = None
     missed: bool = False
+    unready: float | None = None
+
+    def sign(self) -> None:
+        """Record a sign of life that is no hello: on a slow link hellos wait behind the pieces of a result."""
+        if self.heard is not None:
+            self.heard, self.seen = time.monotonic(), time.time()
+
+    def unready_for(self, terms: str, silence: float) -> float:
+        """Seconds since it was ready for tasks, as far as this was looked at."""
+        if self.ready(terms, silence):
+            self.unready = None
+            return 0.0
+        self.unready = self.unready or time.monotonic()
+        return time.monotonic() - self.unready
 
     def silent(self) -> float:
         """Seconds since its last hello."""

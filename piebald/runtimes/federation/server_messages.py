@@ -25,15 +25,17 @@ from piebald.runtimes.federation.messages import (
     TermsRequest,
     encode,
 )
+from piebald.runtimes.federation.pieces import Packer, piece_at
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import contents, digest, pack_task, piece_at, unpack_update
+from piebald.runtimes.federation.wire_format import contents, digest, pack_task, unpack_update
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
 _VECTORS = 8  # vectors of a whole model's size in a result, at most
-_WAIT = 20.0  # seconds to wait for a reply of a site
+_WAIT = 20.0  # seconds to wait for any progress of a transfer to a site
+_TERMS_PIECE = 1 << 17  # bytes of a run's terms in one message
 
 log = logging.getLogger("piebald.federation")
 
@@ -119,32 +121,35 @@ class ServerMessages:
         return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
+        data, packed = Packer().pack(piece_at(self._terms, request.start, _TERMS_PIECE), 0.0)
         piece = Piece(
             run=self._state.run, epoch=self._state.epoch, id=0, trains=False, start=request.start,
-            size=len(self._terms), digest=self._state.terms,
+            size=len(self._terms), digest=self._state.terms, packed=packed,
         )  # fmt: skip
-        return encode(piece, piece_at(self._terms, request.start))
+        return encode(piece, data)
 
     def _on_result_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
         member, state = self._member(origin), self._state
         with state.lock:
+            member.sign()
             one = member.open.get(piece.id)
             ours = (piece.run, piece.epoch) == (state.run, state.epoch)
             if not ours or one is None or one.trains != piece.trains:
                 member.late += piece.start == 0
                 member.settle(piece.id)
-                return encode(Reply(status="known"))
+                return encode(Reply(status="known", digest=piece.digest))
             if member.rows is None:  # it has restarted, and has not said yet what its results are held to
-                return encode(Reply(status="again"))
+                return encode(Reply(status="again", digest=piece.digest))
             try:
                 reply, body = member.assembly.take(piece, data, self._longest_result)
+                one.received = max(one.received, reply.received)
                 outcome = None if body is None else self._unpacked(member, one, body)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
                 reason = printable(f"sent {error}", 300)
                 self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
                 state.end_task(member, one, None, reason, refused=True)
-                return encode(Reply(status="refused"))
+                return encode(Reply(status="refused", digest=piece.digest))
             if outcome is not None and body is not None:
                 about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
                 self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
@@ -206,7 +211,7 @@ class ServerMessages:
         began = time.monotonic()
         status = send_body(
             self.link, member.name, "task", head, body, timeout=_WAIT,
-            wanted=lambda: id in member.open and not state.closing,
+            wanted=lambda: id in member.open and not state.closing, confirmed=one.confirm,
         )  # fmt: skip
         if status == "done" and one.trains:
             about = {"event": "sent", "site": member.name, "task": id, "step": one.task.version + 1, "bytes": len(body)}

@@ -285,7 +285,8 @@ class FederationServer:
 
         Nothing that one site does, or does not do, keeps the others waiting for ever.
         """
-        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent
+        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent - one.transfer_time
+        unready = member.unready_for(self.shared.terms, timeouts.silence)
         patience = timeouts.patience if one.trains else timeouts.silence
         if min(member.silent(), time.monotonic() - self.shared.began) > patience:
             return f"silent for more than {patience:g} seconds"
@@ -295,7 +296,7 @@ class FederationServer:
             return "still owes the result of an earlier task"
         if taken > timeouts.task_timeout:
             return self._overdue(member, one, f"took more than {timeouts.task_timeout:g} seconds")
-        if taken > timeouts.patience and not member.ready(self.shared.terms, timeouts.silence):
+        if min(taken, unready) > timeouts.patience:
             return self._overdue(member, one, f"present but not ready for {timeouts.patience:g} seconds")
         return None
 

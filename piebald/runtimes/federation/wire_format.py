@@ -20,7 +20,7 @@ from torch import Tensor
 from piebald.component import build
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.federation.messages import HEAD, PIECE, Id, Piece, Refused, Reply, ShortText
+from piebald.runtimes.federation.messages import HEAD, Id, Refused, ShortText
 
 MOST_TENSORS = 64
 MOST_METRICS = 256
@@ -199,49 +199,3 @@ def _norm(change: Tensor | None) -> float:
     if change is None or not change.dtype.is_floating_point:
         return 0.0
     return float(torch.linalg.vector_norm(change.reshape(1, -1), dim=1).item())
-
-
-class Assembly:
-    """Assembles a body from its pieces, one body after another.
-
-    Memory grows as pieces arrive; it is never allocated for a claimed size.
-    """
-
-    def __init__(self) -> None:
-        self._first: Piece | None = None
-        self._body = bytearray()
-
-    def take(self, piece: Piece, data: memoryview, most: int) -> tuple[Reply, bytearray | None]:
-        """Add a piece, and return the reply to it; the last piece also returns the body.
-
-        Raises:
-            Refused: the body is longer than `most`, or damaged.
-        """
-        if piece.size > most:
-            raise Refused(f"a body of {piece.size:,} bytes, where at most {most:,} are allowed")
-        if piece.start == 0:
-            self._first, self._body = piece, bytearray()
-        known = self._first
-        if known is None or (piece.run, piece.id, piece.size, piece.digest) != (
-            known.run, known.id, known.size, known.digest,
-        ):  # fmt: skip
-            return Reply(status="again"), None
-        if piece.start + len(data) == len(self._body) and len(data):  # received before, and the reply was lost
-            return Reply(status="go on"), None
-        if piece.start != len(self._body):
-            return Reply(status="again"), None
-        self._body += data
-        if len(self._body) > piece.size:
-            self._first = None
-            raise Refused("more bytes than declared")
-        if len(self._body) < piece.size:
-            return Reply(status="go on"), None
-        body, self._first, self._body = self._body, None, bytearray()
-        if digest(body) != piece.digest:
-            raise Refused("a body that does not match its digest")
-        return Reply(status="done"), body
-
-
-def piece_at(body: bytes, start: int) -> memoryview:
-    """The piece of a body that begins at an offset."""
-    return memoryview(body)[start : start + PIECE]
