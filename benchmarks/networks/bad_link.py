@@ -14,16 +14,14 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 CHUNK = 1 << 13  # bytes that pass at a time
 BUFFER = 1 << 16  # bytes of a socket's buffer, which systems double
 IN_FLIGHT = 4 << 20  # bytes that travel at a time in one direction, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(NamedTuple):
     """How a link behaves.
 
     Attributes:
@@ -42,6 +40,9 @@ class Conditions:
     stall: float = 0.0
 
 
+GOOD = Conditions()
+
+
 class BadLink:
     """The proxy, in a thread of its own.
 
@@ -55,7 +56,7 @@ class BadLink:
         resets, opened: connections that it has reset, and that were opened.
     """
 
-    def __init__(self, to: tuple[str, int], conditions: Conditions = Conditions()) -> None:
+    def __init__(self, to: tuple[str, int], conditions: Conditions = GOOD) -> None:
         self.to, self.conditions = to, conditions
         self.passed = {"up": 0, "down": 0}
         self.resets = self.opened = 0
