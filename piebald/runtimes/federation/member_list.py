@@ -72,6 +72,7 @@ class Member:
         refusals: how many of its results were refused, since they had another form.
         seconds: how long its last training task took, from when it was submitted.
         missed: whether its silence was logged.
+        sending: whether a thread sends it its tasks.
         unready: when it was last seen unready for tasks after it was ready, on the monotonic clock, None while it is
             ready.
     """
@@ -92,6 +93,7 @@ class Member:
     refusals: int = 0
     seconds: float | None = None
     missed: bool = False
+    sending: bool = False
     unready: float | None = None
 
     def sign(self) -> None:

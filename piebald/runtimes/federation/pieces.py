@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from piebald.runtimes.federation.messages import PIECE, WINDOW, Piece, Refused, Reply
-from piebald.runtimes.federation.wire_format import digest
+from piebald.runtimes.federation.wire_format import Body, digest
 
 _WORTH = 0.9  # a piece is sent packed where that leaves at most this share of it
 _AGAIN = 16  # after a piece that did not shrink, so many are sent as they are
@@ -128,6 +128,6 @@ def _body_of(piece: Piece) -> tuple[str, int, int, str]:
     return piece.run, piece.id, piece.size, piece.digest
 
 
-def piece_at(body: bytes | memoryview, start: int, length: int = PIECE) -> memoryview:
+def piece_at(body: bytes | Body, start: int, length: int = PIECE) -> memoryview:
     """The piece of a body that begins at an offset."""
-    return memoryview(body)[start : start + length]
+    return (memoryview(body) if isinstance(body, bytes) else body)[start : start + length]

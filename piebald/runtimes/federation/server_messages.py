@@ -29,7 +29,7 @@ from piebald.runtimes.federation.pieces import Packer, piece_at
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import contents, digest, pack_task, unpack_update
+from piebald.runtimes.federation.wire_format import TaskPacker, contents, unpack_update
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
@@ -60,6 +60,7 @@ class ServerMessages:
         make_link: Callable[..., Link] = Link,
     ) -> None:
         self._state, self._terms, self._work = state, terms, work
+        self._packer = TaskPacker()
         self.audit = AuditLog(credentials.folder)
         self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
         address = ("0.0.0.0", credentials.port)
@@ -70,10 +71,9 @@ class ServerMessages:
         self.link.on("result", Piece, self._on_result_piece)
 
     def start(self) -> None:
-        """Listen, and start a thread for each site that sends it its tasks."""
+        """Listen, and start the thread that sees to it that sites get their tasks."""
         self.link.start()
-        for member in self._state.members:
-            threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+        threading.Thread(target=self._dispatch, name="tasks", daemon=True).start()
 
     def stop(self) -> None:
         """Disconnect; the threads end with `FederationState.closing`."""
@@ -186,15 +186,33 @@ class ServerMessages:
 
     # -- messages for sites
 
-    def _send_tasks(self, member: Member) -> None:
-        """Loop of a site's own thread: sends it its tasks."""
+    def _dispatch(self) -> None:
+        """Loop of the thread that has tasks sent: a site has a thread of its own while there is something for it.
+
+        So a site that is registered and away costs no thread, and a slow one keeps nobody waiting.
+        """
         state = self._state
-        while not state.closing:
-            with state.changed:
-                one = member.next_delivery() if member.ready(state.terms, state.timeouts.silence) else None
+        with state.changed:
+            while not state.closing:
+                for member in state.members:
+                    if member.open and not member.sending and self._next(member) is not None:
+                        member.sending = True
+                        threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+                state.changed.wait(1.0)
+
+    def _next(self, member: Member) -> OpenTask | None:
+        """The next task to send to a site, None where there is none or it is not ready."""
+        return member.next_delivery() if member.ready(self._state.terms, self._state.timeouts.silence) else None
+
+    def _send_tasks(self, member: Member) -> None:
+        """Send a site its tasks until it has them, in a thread of its own."""
+        state = self._state
+        while True:
+            with state.lock:
+                one = None if state.closing else self._next(member)
                 if one is None:
-                    state.changed.wait(1.0)
-                    continue
+                    member.sending = False
+                    return
                 incarnation = member.hello.incarnation if member.hello else ""
             if self._send_task(member, one):
                 with state.lock:
@@ -204,9 +222,9 @@ class ServerMessages:
 
     def _send_task(self, member: Member, one: OpenTask) -> bool:
         """Send one task; returns whether it need not be sent again."""
-        state, id, body = self._state, one.task.id, pack_task(one.task)
+        state, id, body = self._state, one.task.id, self._packer.pack(one.task)
         head = Piece(
-            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=digest(body)
+            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=body.digest()
         )
         began = time.monotonic()
         status = send_body(

@@ -48,6 +48,8 @@ def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
     made.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        made.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
     role = "server" if server else "client"
     made.load_verify_locations(params["ca_cert"])
     made.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])

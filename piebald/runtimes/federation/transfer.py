@@ -14,7 +14,7 @@ from collections.abc import Callable
 from piebald.runtimes.federation.flare_link import Link
 from piebald.runtimes.federation.messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
 from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
-from piebald.runtimes.federation.wire_format import digest
+from piebald.runtimes.federation.wire_format import Body, digest
 
 TERMS = 16 << 20  # bytes of a run's terms, at most
 SMALL = 1 << 16  # bytes of a body that is sent as one request, and of the first pieces of a longer one
@@ -31,7 +31,7 @@ def send_body(
     target: str,
     topic: str,
     head: Piece,
-    body: bytes,
+    body: bytes | Body,
     *,
     timeout: float,
     wanted: Callable[[], bool] = lambda: True,
@@ -57,7 +57,7 @@ def send_body(
         return _Sending(link, target, topic, head, body, confirmed).run(timeout, wanted)
     if not wanted():
         return None
-    answer = link.request(target, topic, head, memoryview(body), timeout=timeout)
+    answer = link.request(target, topic, head, piece_at(body, 0), timeout=timeout)
     if answer is None:
         return None
     try:
@@ -72,7 +72,7 @@ class _Sending:
     """A long body on its way; see `send_body`."""
 
     def __init__(
-        self, link: Link, target: str, topic: str, head: Piece, body: bytes, confirmed: Callable[[int], None]
+        self, link: Link, target: str, topic: str, head: Piece, body: bytes | Body, confirmed: Callable[[int], None]
     ) -> None:
         self._link, self._target, self._topic, self._head, self._body = link, target, topic, head, body
         self._confirmed, self._packer = confirmed, Packer()

@@ -7,8 +7,10 @@ import json
 import math
 import re
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn
 
 import torch
@@ -61,12 +63,43 @@ def digest(body: bytes | bytearray | memoryview) -> str:
     return hashlib.blake2b(body, digest_size=32).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body of which the larger part, its tensors, may be shared with other bodies."""
+
+    values: bytes
+    tensors: bytes
+
+    def __len__(self) -> int:
+        return len(self.values) + len(self.tensors)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(len(self))
+        edge = len(self.values)
+        if start >= edge:
+            return memoryview(self.tensors)[start - edge : stop - edge]
+        return memoryview(self.values[start:stop] + self.tensors[: max(stop - edge, 0)])
+
+    def digest(self) -> str:
+        """The digest of the whole."""
+        made = hashlib.blake2b(self.values, digest_size=16)
+        made.update(self.tensors)
+        return made.hexdigest()
+
+
+def _packed_values(values: Mapping[str, Any]) -> bytes:
+    text = json.dumps(values).encode()
+    return struct.pack("<I", len(text)) + text
+
+
+def _packed_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    # a copy of each: safetensors refuses tensors that share memory, and vectors are often views of one vector
+    return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+
+
 def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """Serialize JSON values and named tensors into one body."""
-    text = json.dumps(values).encode()
-    # a copy of each: safetensors refuses tensors that share memory, and vectors are often views of one vector
-    blob = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
-    return b"".join((struct.pack("<I", len(text)), text, blob))
+    return _packed_values(values) + _packed_tensors(tensors)
 
 
 def unpack(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -121,11 +154,36 @@ def contents(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     return {"tensors": tensors, "numbers": sorted(values["metrics"]), "failure": values["failure"]}
 
 
+def _task_values(task: Task) -> dict[str, Any]:
+    fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
+    return {**fields, "query": None if task.query is None else task.query.table()}
+
+
 def pack_task(task: Task) -> bytes:
     """Serialize a task."""
-    fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
-    query = None if task.query is None else task.query.table()
-    return pack({**fields, "query": query}, task.vectors)
+    return pack(_task_values(task), task.vectors)
+
+
+class TaskPacker:
+    """Serializes tasks, and the model that many of them bring once: else a server would hold a copy for each site."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: deque[tuple[int, dict[str, Tensor], bytes]] = deque(maxlen=2)  # by version and tensors
+
+    def pack(self, task: Task) -> Body:
+        """Serialize a task."""
+        return Body(_packed_values(_task_values(task)), self._tensors(task))
+
+    def _tensors(self, task: Task) -> bytes:
+        with self._lock:
+            for version, vectors, packed in self._last:
+                same = version == task.version and vectors.keys() == task.vectors.keys()
+                if same and all(vectors[name] is tensor for name, tensor in task.vectors.items()):
+                    return packed
+            made = _packed_tensors(task.vectors)
+            self._last.append((task.version, dict(task.vectors), made))
+            return made
 
 
 def unpack_task(body: bytes | bytearray | memoryview) -> Task:
