@@ -273,13 +273,14 @@ def page(found: dict[str, Any]) -> str:
         "server's process less that of a server with the same model and one site; the goal is four models and a "
         "megabyte for each site that is there.",
         "",
-        "| registered | there | model MB | s to gather | s a step | server MB | beyond one site MB | goal MB | threads | "
-        "files |",
+        "| registered | there | model MB | s to gather | s a step | server MB | beyond one site MB | goal MB | "
+        "threads | files |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {one['registered']:,} | {one['present']} | {one['model']:.2f} | {one['gathered']:.0f} | "
-        f"{one['step']:.1f} | {one['peak']:.0f} | {one['more']:.0f} | {one['goal']:.0f} | {one['threads']:.0f} | {one['files']:.0f} |"
+        f"{one['step']:.1f} | {one['peak']:.0f} | "
+        f"{one['more']:.0f} | {one['goal']:.0f} | {one['threads']:.0f} | {one['files']:.0f} |"
         for name, one in found.items()
         if not name.startswith("chaos")
     ]

@@ -35,6 +35,7 @@ from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
 from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.transfer import SMALL, send_body
 from piebald.runtimes.federation.wire_format import (
+    TaskPacker,
     digest,
     pack,
     pack_task,
@@ -114,6 +115,23 @@ def test_tasks_and_updates_are_read_back() -> None:
     assert update.norm == pytest.approx(float(vectors["model"].norm()))  # not the 2.0 that was claimed
     assert update.metrics == {"loss": 0.5}  # one that does not exist is not sent
     assert unpack_update(pack_update(None, "no rows")) == (None, "no rows")
+
+
+def test_a_model_that_many_tasks_bring_is_packed_once() -> None:
+    """Before, a server with 200 sites held 200 packed models."""
+    vectors, packer = {"model": torch.randn(1000)}, TaskPacker()
+    tasks = [Task(id, id, 3, dict(vectors)) for id in range(1, 4)]
+    bodies = [packer.pack(task) for task in tasks]
+    assert len({id(body.tensors) for body in bodies}) == 1
+    for task, body in zip(tasks, bodies, strict=True):
+        whole = pack_task(task)
+        assert (len(body), body.digest()) == (len(whole), digest(whole))
+        edge = len(body.values)
+        for start, length in [(0, 10), (edge - 3, 7), (edge, 9), (edge + 5, 9), (len(whole) - 4, 100), (0, len(whole))]:
+            assert bytes(piece_at(body, start, length)) == whole[start : start + length]
+    other = packer.pack(Task(4, 0, 4, dict(vectors)))  # a later version, whose tensors may have been changed in place
+    assert other.tensors is not bodies[0].tensors
+    assert packer.pack(Task(5, 0, 4, {"model": vectors["model"].clone()})).tensors is not other.tensors
 
 
 def test_an_update_cannot_claim_more_bytes_than_it_has() -> None:

@@ -10,20 +10,24 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.contracts import Task
-from piebald.runtimes.federation import provisioning, tls
+from piebald.runtimes.federation import member_list, provisioning, tls
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import SLOWEST, Member, OpenTask
 from piebald.runtimes.federation.messages import WINDOW, Piece, Reply, TermsRequest, encode
-from piebald.runtimes.federation.pieces import Assembly
+from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
 from piebald.runtimes.federation.transfer import fetch_terms, send_body
 from piebald.runtimes.federation.wire_format import digest
+from piebald.vertical import channel
+from piebald.vertical.channel import Channel, SocketChannel
+from piebald.vertical.party_messages import HEADER, MAGIC, TAG, MessageKind, PartyEnded
 from tests.scripts import loaded
 
-from .conftest import provisioned, until
+from .conftest import SITES, carry_out, provisioned, settings, until
 
 ROOT = Path(__file__).parents[2]
 MB = 1_000_000
@@ -139,8 +143,6 @@ def test_a_server_that_goes_away_ends_the_transfer(parties: Parties) -> None:
 
 
 def test_terms_come_in_pieces_that_are_packed(parties: Parties) -> None:
-    from piebald.runtimes.federation.pieces import Packer, piece_at
-
     terms = b"a name, " * 60_000
     known = digest(terms)
 
@@ -164,10 +166,33 @@ def test_the_time_of_a_transfer_is_not_counted_against_a_site_and_a_trickle_is()
     assert SLOWEST < 125_000  # 1 Mbit/s is no trickle
 
 
+class Slow(SocketChannel):
+    """One end of a two-party transfer, whose frames come in pieces of `size` bytes, a second apart."""
+
+    def __init__(self, frame: bytes, size: int, clock: list[float]) -> None:
+        Channel.__init__(self)
+        self._frame, self._size, self._clock = frame, size, clock
+
+    def _take(self, most: int, seconds: float) -> bytes:
+        if seconds < 1:
+            raise TimeoutError
+        self._clock[0] += 1
+        piece, self._frame = self._frame[: min(most, self._size)], self._frame[min(most, self._size) :]
+        return piece
+
+
+def test_two_parties_wait_for_a_frame_while_it_comes_and_not_for_a_trickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a frame that took longer than the time limit ended the transfer, however steadily it came."""
+    clock = [0.0]
+    monkeypatch.setattr(channel.time, "monotonic", lambda: clock[0])
+    frame = HEADER.pack(MAGIC, MessageKind.STATISTICS, 0, bytes(16), 0, 3 * MB - TAG) + bytes(3 * MB)
+    assert Slow(frame, 100_000, clock).receive(4 * MB, timeout=5.0) == frame
+    with pytest.raises(PartyEnded, match="silent for 5"):
+        Slow(frame, 100, clock).receive(4 * MB, timeout=5.0)
+
+
 def test_a_short_silence_during_a_long_transfer_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, a task that had taken longer than `patience` ended with the first silence of a few seconds."""
-    from piebald.runtimes.federation import member_list
-
     now = [100.0]
     monkeypatch.setattr(member_list.time, "monotonic", lambda: now[0])
     member, ready = Member("site-1"), [True]
@@ -179,3 +204,29 @@ def test_a_short_silence_during_a_long_transfer_is_no_reason_to_give_up(monkeypa
     assert member.unready_for("", 5.0) == 7
     ready[0] = True
     assert member.unready_for("", 5.0) == 0
+
+
+@pytest.mark.full
+def test_secure_sums_over_connections_that_break_end_with_the_same_model(networks: ModuleType, tmp_path: Path) -> None:
+    """Each update is longer than the bytes between two resets, and the rounds of the protocol cross the same links."""
+    threads = loaded(ROOT / "benchmarks" / "networks" / "threads.py")
+    masked = [{"kind": "secure_aggregation", "bits": 64}]
+    recipe = {"name": "fedavg", "epochs": 1, "transforms": masked}
+    made = settings(recipe, rounds=2, evaluate={"every": 0}, model={"name": "mlp", "hidden": [1000]})
+    simulated = carry_out(made)
+    folder = provisioned(tmp_path / "credentials")
+    link = networks.BadLink(("127.0.0.1", provisioning.read(folder / SERVER).port))
+    link.conditions = networks.Conditions(round_trip=0.05, jitter=0.02, reset_every=200_000)
+    sites = [threads.Site(folder / name, link.port) for name in SITES]
+    try:
+        real = carry_out(made, tmp_path / "run", credentials=str(folder / SERVER), silence=60.0)
+    finally:
+        for site in sites:
+            site.client.stop()
+        for site in sites:
+            site.stop()
+        link.close()
+    assert link.resets > 6
+    counted = [(row["version"], row["client"]) for row in real.results if row["kind"] == "train"]
+    assert sorted(counted) == [(version, client) for version in (1, 2) for client in range(3)]
+    torch.testing.assert_close(real.cluster_models[0], simulated.cluster_models[0], atol=1e-4, rtol=1e-4)
