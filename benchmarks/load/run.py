@@ -31,7 +31,7 @@ from piebald.runtimes.federation import provisioning
 
 FOLDER = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-PROCESSES = 4  # of sites
+PROCESSES = 2  # of sites
 PATIENCE = 900  # seconds to wait for what must happen
 
 
