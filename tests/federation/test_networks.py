@@ -157,13 +157,22 @@ def test_terms_come_in_pieces_that_are_packed(parties: Parties) -> None:
     assert fetch_terms(parties.site, SERVER, "ab", timeout=20.0) is None
 
 
-def test_the_time_of_a_transfer_is_not_counted_against_a_site_and_a_trickle_is() -> None:
-    one = OpenTask(Task(1, 0, 0, {}), 0.0)
-    one.confirm(25 * MB)
-    one.confirm(5 * MB)  # a site that has lost it does not gain time
-    one.received = MB
-    assert one.transfer_time == 26 * MB / SLOWEST
-    assert SLOWEST < 125_000  # 1 Mbit/s is no trickle
+def test_the_time_of_a_transfer_is_not_counted_against_a_site_and_a_trickle_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(member_list.time, "monotonic", lambda: now[0])
+    one = OpenTask(Task(1, 0, 0, {}), 0.0, moved=1000.0)
+    for there in range(0, 25 * MB + 1, MB // 2):  # 1 Mbit/s, of which a site sends twice what it has lost
+        one.confirm(there)
+        one.confirm(there // 2)
+        now[0] += 4.0
+    assert one.transfer_time == 50 * 4.0
+    now[0] += 3000.0  # it trains
+    one.receive(MB // 100)
+    assert one.transfer_time == 200.0 + MB / 100 / SLOWEST
+    for there in range(1, 100):  # a byte every ten seconds
+        now[0] += 10.0
+        one.receive(MB // 100 + there)
+    assert one.transfer_time < 202.0
 
 
 class Slow(SocketChannel):

@@ -28,6 +28,8 @@ class OpenTask:
         delivered_at: when it was delivered, on the machine's monotonic clock.
         confirmed: bytes of the task that the site has.
         received: bytes of its result that the server has.
+        moved: when either of them grew last, on the monotonic clock.
+        transfer_time: seconds that its transfers took so far, as far as they were faster than `SLOWEST`.
     """
 
     task: Task
@@ -36,19 +38,29 @@ class OpenTask:
     delivered_at: float = 0.0
     confirmed: int = 0
     received: int = 0
+    moved: float = 0.0
+    transfer_time: float = 0.0
 
     @property
     def trains(self) -> bool:
         return self.task.query is None
 
-    @property
-    def transfer_time(self) -> float:
-        """Seconds that its transfers may have taken so far, on the slowest link that counts as one."""
-        return (self.confirmed + self.received) / SLOWEST
-
     def confirm(self, there: int) -> None:
         """Record how much of the task the site has."""
+        self._spend(there - self.confirmed)
         self.confirmed = max(self.confirmed, there)
+
+    def receive(self, there: int) -> None:
+        """Record how much of its result the server has."""
+        self._spend(there - self.received)
+        self.received = max(self.received, there)
+
+    def _spend(self, more: int) -> None:
+        """So many bytes more have arrived."""
+        if more > 0:
+            now = time.monotonic()
+            self.transfer_time += min(now - self.moved, more / SLOWEST)
+            self.moved = now
 
 
 @dataclass(slots=True, eq=False)

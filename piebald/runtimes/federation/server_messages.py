@@ -142,7 +142,7 @@ class ServerMessages:
                 return encode(Reply(status="again", digest=piece.digest))
             try:
                 reply, body = member.assembly.take(piece, data, self._longest_result)
-                one.received = max(one.received, reply.received)
+                one.receive(reply.received)
                 outcome = None if body is None else self._unpacked(member, one, body)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
