@@ -170,8 +170,8 @@ def page(found: dict[str, Any]) -> str:
         "step's training and its write to the disk count against it.  *Beyond*: bytes that crossed the link beyond "
         "the model down and the update up.  *Lost*: updates that did not arrive.",
         "",
-        "| network | model | s a step | s bare TLS | share | throughput | MB crossed | beyond MB | resets | lost |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| network | model | s a step | s bare TLS | share | throughput | MB crossed | resets | lost |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in links():
         for size in WIDTHS:
@@ -182,7 +182,7 @@ def page(found: dict[str, Any]) -> str:
             lines.append(
                 f"| {name} | {size} | {one['seconds']:.1f} | {one['bare']:.1f} | {one['bare'] / one['seconds']:.0%} | "
                 f"{throughput:.0%} | "
-                f"{crossed / 1e6:.1f} | {max(crossed - 2 * one['nbytes'], 0) / 1e6:.1f} | {one['resets']} | "
+                f"{crossed / 1e6:.1f} | {one['resets']} | "
                 f"{one['lost']} |"
             )
     missing = [f"{name}; {size}" for name in links() for size in WIDTHS if f"{name}; {size}" not in found]
