@@ -161,7 +161,8 @@ def chaos(minutes: float, sites: int, seed: int = 0) -> dict[str, Any]:
     """Disturb a run again and again, then let it come to rest; raises an error where something was lost or is left."""
     rng, happened, memory = random.Random(seed), Counter[str](), list[float]()
     with tempfile.TemporaryDirectory() as place:
-        made = Crowd(Path(place), sites, sites, [16], silence=5.0, patience=20.0, task_timeout=60.0)
+        flags = {"silence": 5.0, "patience": 20.0, "task_timeout": 60.0, "wait_for": max(sites // 2, 1)}
+        made = Crowd(Path(place), sites, sites, [16], **flags)
         away: dict[str, int] = {}
         try:
             made.wait_for(3)

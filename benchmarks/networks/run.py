@@ -167,8 +167,7 @@ def page(found: dict[str, Any]) -> str:
         "*Bare TLS*: as many bytes down and up again over the same link, without resets, stalls and events.  "
         "*Share*: its seconds over those of the step, which may be above 100 % since pieces are compressed where that "
         "pays.  *Throughput*: bytes a second that crossed the link, compressed or not, over those of bare TLS; the "
-        "step's training and its write to the disk count against it.  *Beyond*: bytes that crossed the link beyond "
-        "the model down and the update up.  *Lost*: updates that did not arrive.",
+        "step's training and its write to the disk count against it.  *Lost*: updates that did not arrive.",
         "",
         "| network | model | s a step | s bare TLS | share | throughput | MB crossed | resets | lost |",
         "|---|---|---|---|---|---|---|---|---|",

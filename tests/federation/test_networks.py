@@ -217,15 +217,15 @@ def test_a_short_silence_during_a_long_transfer_is_no_reason_to_give_up(monkeypa
 
 @pytest.mark.full
 def test_secure_sums_over_connections_that_break_end_with_the_same_model(networks: ModuleType, tmp_path: Path) -> None:
-    """Each update is longer than the bytes between two resets, and the rounds of the protocol cross the same links."""
+    """Each masked update is longer than the bytes between two resets; the keys cross the same links."""
     threads = loaded(ROOT / "benchmarks" / "networks" / "threads.py")
     masked = [{"kind": "secure_aggregation", "bits": 64}]
     recipe = {"name": "fedavg", "epochs": 1, "transforms": masked}
-    made = settings(recipe, rounds=2, evaluate={"every": 0}, model={"name": "mlp", "hidden": [1000]})
+    made = settings(recipe, rounds=1, evaluate={"every": 0}, model={"name": "mlp", "hidden": [1000]})
     simulated = carry_out(made)
     folder = provisioned(tmp_path / "credentials")
     link = networks.BadLink(("127.0.0.1", provisioning.read(folder / SERVER).port))
-    link.conditions = networks.Conditions(round_trip=0.05, jitter=0.02, reset_every=200_000)
+    link.conditions = networks.Conditions(0.02, 0.01, 2 * MB, reset_every=400_000)
     sites = [threads.Site(folder / name, link.port) for name in SITES]
     try:
         real = carry_out(made, tmp_path / "run", credentials=str(folder / SERVER), silence=60.0)
@@ -235,7 +235,7 @@ def test_secure_sums_over_connections_that_break_end_with_the_same_model(network
         for site in sites:
             site.stop()
         link.close()
-    assert link.resets > 6
+    assert link.resets >= 3
     counted = [(row["version"], row["client"]) for row in real.results if row["kind"] == "train"]
-    assert sorted(counted) == [(version, client) for version in (1, 2) for client in range(3)]
+    assert sorted(counted) == [(1, client) for client in range(3)]
     torch.testing.assert_close(real.cluster_models[0], simulated.cluster_models[0], atol=1e-4, rtol=1e-4)

@@ -77,6 +77,7 @@ class _Sending:
         self._link, self._target, self._topic, self._head, self._body = link, target, topic, head, body
         self._confirmed, self._packer = confirmed, Packer()
         self._changed = threading.Condition()  # guards what follows
+        self._window = WINDOW  # bytes that may be under way
         self._there = self._sent = 0  # bytes that are confirmed, and that were sent
         self._status: str | None = None  # how it ended, None while it has not
         self._asking, self._questions = False, 0  # how much is there; and questions without an answer
@@ -87,12 +88,15 @@ class _Sending:
         """Send until the receiver has all of it, or does not answer any longer."""
         with self._link.receipts(self._target, self._head.digest, self._take):
             connection = self._link.connection(self._target)
-            ask = False
+            ask, broke_at = False, 0
             if len(self._body) > WINDOW:  # it may have been begun before; nothing waits for the answer
                 self._ask(wait=False)
             while self._status is None and wanted() and time.monotonic() - self._moved < timeout:
                 if (now := self._link.connection(self._target)) != connection:
                     connection, ask = now, True  # what was under way is lost
+                    if self._there == broke_at:  # and that was all of it: have less under way
+                        self._window = max(self._window // 2, SMALL)
+                    broke_at = self._there
                 ask = not (self._ask() if ask else self._go_on())
         return self._status if self._status in _OVER else None
 
@@ -112,7 +116,7 @@ class _Sending:
         """Send a piece, or wait for receipts where enough is under way; returns whether the connection is there."""
         with self._changed:
             start = self._sent
-            if start >= min(self._there + WINDOW, len(self._body)):
+            if start >= min(self._there + self._window, len(self._body)):
                 self._changed.wait(_TICK)
                 return True
             length = SMALL if not self._rate else min(max(int(self._rate * _PIECE_TIME), _LEAST), PIECE)
