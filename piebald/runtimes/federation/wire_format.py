@@ -26,6 +26,7 @@ from piebald.runtimes.federation.messages import HEAD, Id, Refused, ShortText
 
 MOST_TENSORS = 64
 MOST_METRICS = 256
+DIGEST = 32  # bytes of a digest
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,80}")
 _TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "U8"}  # types of tensors that are unpacked
 
@@ -60,7 +61,7 @@ class _ResultHead(_Head):
 
 def digest(body: bytes | bytearray | memoryview) -> str:
     """The digest of a body: 256 bits, so that nobody can make two terms of which a person approves one."""
-    return hashlib.blake2b(body, digest_size=32).hexdigest()
+    return hashlib.blake2b(body, digest_size=DIGEST).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Body:
 
     def digest(self) -> str:
         """The digest of the whole."""
-        made = hashlib.blake2b(self.values, digest_size=16)
+        made = hashlib.blake2b(self.values, digest_size=DIGEST)
         made.update(self.tensors)
         return made.hexdigest()
 
