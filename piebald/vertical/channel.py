@@ -16,6 +16,7 @@ from contextlib import suppress
 from piebald.errors import RuntimeFault, SettingError
 from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, body_length
 
+SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent
 GONE = "the other party is gone: its process ended or the connection broke"
 
 
@@ -40,7 +41,7 @@ class Channel(ABC):
 
         Args:
             most: largest number of bytes allowed after the header.
-            timeout: seconds to wait.
+            timeout: seconds to wait; bytes that arrive at a fair rate extend them.
 
         Raises:
             PartyEnded: the other side is gone, or silent for too long.
@@ -127,6 +128,7 @@ class SocketChannel(Channel):
                     raise MessageFault(f"{GONE} in the middle of a message")
                 raise PartyEnded(GONE)
             found += piece
+            until += len(piece) / SLOWEST  # a slow link takes its time; a trickle does not
         return bytes(found)
 
     def _put(self, frame: bytes) -> None:

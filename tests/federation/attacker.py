@@ -22,12 +22,22 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.runtimes.federation.messages import LONGEST, Hello, Piece, Reply, TermsRequest, Welcome, decode, encode
+from piebald.runtimes.federation.messages import (
+    LONGEST,
+    PROTOCOL,
+    Hello,
+    Piece,
+    Reply,
+    TermsRequest,
+    Welcome,
+    decode,
+    encode,
+)
 from piebald.runtimes.federation.tls import SCHEME, context, make_driver
 from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_task
 
 logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
-HELLO = encode(Hello(protocol=1, version=__version__, incarnation="ab"))
+HELLO = encode(Hello(protocol=PROTOCOL, version=__version__, incarnation="ab"))
 FILES = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
 
 
@@ -124,7 +134,7 @@ class Attacker:
         self.cell.register_request_cb("piebald", "task", take)
         welcome = decode(Welcome, self.answer(HELLO))[0]
         self.answer(encode(TermsRequest(start=0)), "terms")
-        ready = Hello(protocol=1, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
+        ready = Hello(protocol=PROTOCOL, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
         return self.lie(tasks, ready, welcome, garbage)
 
     def lie(self, tasks: list[bytes], ready: Hello, welcome: Welcome, garbage: bool) -> str:

@@ -42,7 +42,8 @@ from piebald.runtimes.federation.wire_format import contents, digest, pack_updat
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
-WAIT = 20.0  # seconds to wait for a reply of the server
+ANSWER = 10.0  # seconds to wait for the answer to one, which may come behind a piece of a model
+WAIT = 20.0  # seconds to wait for a reply of the server, or for any progress of a transfer
 
 log = logging.getLogger("piebald.federation")
 
@@ -152,7 +153,7 @@ class FederationClient:
         """Send a hello, and act on the server's welcome."""
         away = bool(self._link.trouble)
         hello = self.session.hello(self._incarnation).model_copy(update={"pending": self._consent.waits})
-        answer = self._link.request(SERVER, "hello", hello, timeout=5.0)
+        answer = self._link.request(SERVER, "hello", hello, timeout=ANSWER)
         if answer is None:
             return
         try:
@@ -270,7 +271,7 @@ class FederationClient:
             reply, task = self.session.receive(piece, data)
         except Refused as error:  # the server need not try again
             self._link.report(f"{origin} sent {error}")
-            return encode(Reply(status="refused"))
+            return encode(Reply(status="refused", digest=piece.digest))
         if task is not None and task.query is None:
             self._training_queue.put(task.id)
         elif task is not None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from piebald.contracts import Split, Task
 from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, delete_lasting_secret
 from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
+from piebald.runtimes.federation.pieces import Assembly
 from piebald.runtimes.federation.task_runner import TaskRunner
-from piebald.runtimes.federation.wire_format import Assembly, unpack_task
+from piebald.runtimes.federation.wire_format import unpack_task
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a task besides its vectors, at most
@@ -134,6 +135,7 @@ class ClientSession:
             self._jobs.clear()
             self._queries.clear()
             self._answers.clear()
+            self._assembly.drop()
             self.runner, self.terms, self.refused, self.latest, self.latest_global = None, "", "", None, None
 
     def carry_over(self, lineage: str, form: Mapping[str, tuple[int, ...]]) -> None:
@@ -182,11 +184,11 @@ class ClientSession:
         with self.lock:
             welcome, runner, store = self.welcome, self.runner, self.store
             if welcome is None or runner is None or store is None or welcome.over:
-                return Reply(status="not wanted"), None
+                return Reply(status="not wanted", digest=piece.digest), None
             if (piece.run, piece.epoch) != (welcome.run, welcome.epoch):  # its welcome has not arrived yet
-                return Reply(status="not wanted"), None
-            if piece.start == 0 and self._has(piece, welcome, store):
-                return Reply(status="known"), None
+                return Reply(status="not wanted", digest=piece.digest), None
+            if self._has(piece, welcome, store):
+                return Reply(status="known", digest=piece.digest), None
             reply, body = self._assembly.take(piece, data, _OVERHEAD + 4 * _VECTORS * runner.work.layout.size)
             if body is None:
                 return reply, None

@@ -12,7 +12,8 @@ import re
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import Any
 
 from piebald.errors import SettingError
 from piebald.plain_text import printable
-from piebald.runtimes.federation.messages import LONGEST, Message, Refused, SomeMessage, decode, encode
+from piebald.runtimes.federation.messages import LONGEST, Message, Refused, Reply, SomeMessage, decode, encode
 from piebald.runtimes.federation.revocation import Admission, name_in
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 CHANNEL = "piebald"
 INSTALL = "a federation needs NVIDIA FLARE's messaging: pip install 'piebald[federation]'"
+_IN_PIECES = ("task", "result")  # topics of long bodies, whose pieces are confirmed by receipts
 _REPORTS = 1000  # different sentences that are reported, so that nobody can fill the disk with them
 
 log = logging.getLogger("piebald.federation")
@@ -92,6 +94,9 @@ class Link:
         self.shut: dict[str, str] = {}
         self._report, self._reported, self._lock = report, set[str](), threading.Lock()
         self._handlers: dict[str, tuple[type[Message], Handler]] = {}
+        self._connections: Counter[str] = Counter()
+        self._receipts: dict[tuple[str, str], Callable[[Reply], None]] = {}  # by receiver and digest
+        self.on("receipt", Reply, self._on_receipt)
         self._cell = self._make(address, credentials)
 
     def _make(self, address: tuple[str, int], credentials: Path) -> Any:
@@ -118,6 +123,7 @@ class Link:
         }
         host, port = address
         cell = CoreCell(self.name, f"{SCHEME}://{host}:{port}", True, options, auth_identity_map={SERVER: SERVER})
+        cell.ALL_CELLS.pop(self.name, None)  # parties of one process meet over connections, too, or in no other way
         cell.add_incoming_filter("*", "*", self._filter)  # runs before any callback
         cell.register_request_cb(CHANNEL, "*", self._serve)
         return cell
@@ -149,7 +155,6 @@ class Link:
 
         self._stopping = True
         self._cell.stop()
-        self._cell.ALL_CELLS.pop(self.name, None)  # so that a second run in this process can take the same name
         StatsPoolManager.pools.clear()
 
     def request(
@@ -177,6 +182,33 @@ class Link:
                 self._troubles.clear()
         return memoryview(answer)
 
+    def tell(self, target: str, topic: str, head: Message, body: bytes | memoryview = b"") -> bool:
+        """Send a message without waiting for a reply; returns whether the connection took it.
+
+        What its handler returns comes back as a receipt, where it is a `Reply`.
+        """
+        from nvflare.fuel.f3.cellnet.utils import new_cell_message
+
+        data = encode(head, body)
+        if not self._send(target, topic, new_cell_message({}, data)):
+            return False
+        with self._lock:
+            self.sent[target] += len(data)
+        return True
+
+    @contextmanager
+    def receipts(self, target: str, digest: str, take: Callable[[Reply], None]) -> Iterator[None]:
+        """Meanwhile, call a function with the receipts of a party for the pieces of a body."""
+        self._receipts[target, digest] = take
+        try:
+            yield
+        finally:
+            self._receipts.pop((target, digest), None)
+
+    def connection(self, target: str) -> int:
+        """A number that changes when a party has connected anew: what was under way to it then is lost."""
+        return self._connections[target]
+
     def report(self, sentence: str) -> None:
         """Report what was refused, each sentence once."""
         sentence = printable(sentence, 500)
@@ -194,6 +226,7 @@ class Link:
         seconds = ssl.cert_time_to_seconds(str(certificate.get("notAfter")))
         name = printable(names[0] if names else "", 64)
         if self.knows(name):
+            self._connections[name] += 1
             self.peers[name] = Peer(name, address, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}")
 
     def _on_failed(self, error: Exception) -> None:
@@ -228,7 +261,25 @@ class Link:
 
         origin, topic = message.get_header(_key("origin")), message.get_header(_key("topic"))
         answer = serve(self._handlers[topic], origin, message.payload, self.report)
-        return None if answer is None else new_cell_message({}, answer)
+        if answer is None:
+            return None
+        if message.get_header(_key("reply_expected")):
+            return new_cell_message({}, answer)
+        if answer and topic in _IN_PIECES:
+            self._send(origin, "receipt", new_cell_message({}, answer))
+        return None
+
+    def _send(self, target: str, topic: str, message: Any) -> bool:
+        try:
+            errors = self._cell.fire_and_forget(CHANNEL, topic, target, message, optional=True)
+        except Exception:  # the cell layer raises various errors when a connection breaks
+            return False
+        return not errors.get(target)
+
+    def _on_receipt(self, origin: str, reply: Reply, body: memoryview) -> bytes:
+        if (take := self._receipts.get((origin, reply.digest))) is not None:
+            take(reply)
+        return b""
 
     def _filter(self, message: Any) -> Any:
         """Drop a message that is not allowed: the cell layer handles those for which this returns None."""

@@ -10,10 +10,11 @@ from piebald.contracts import Clients, Split, Task
 from piebald.errors import SettingError
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.messages import Hello
+from piebald.runtimes.federation.pieces import Assembly
 from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.wire_format import Assembly
 
 CHANCES = 3  # tasks that a site may let pass while it is present
+SLOWEST = 8_000  # bytes a second: while a transfer is faster than that, its time is not counted against the site
 
 
 @dataclass(slots=True, eq=False)
@@ -25,16 +26,41 @@ class OpenTask:
         sent: when it was submitted, in seconds of the run's clock.
         delivered_to: incarnation of the site process that has it, "" while none does.
         delivered_at: when it was delivered, on the machine's monotonic clock.
+        confirmed: bytes of the task that the site has.
+        received: bytes of its result that the server has.
+        moved: when either of them grew last, on the monotonic clock.
+        transfer_time: seconds that its transfers took so far, as far as they were faster than `SLOWEST`.
     """
 
     task: Task
     sent: float
     delivered_to: str = ""
     delivered_at: float = 0.0
+    confirmed: int = 0
+    received: int = 0
+    moved: float = 0.0
+    transfer_time: float = 0.0
 
     @property
     def trains(self) -> bool:
         return self.task.query is None
+
+    def confirm(self, there: int) -> None:
+        """Record how much of the task the site has."""
+        self._spend(there - self.confirmed)
+        self.confirmed = max(self.confirmed, there)
+
+    def receive(self, there: int) -> None:
+        """Record how much of its result the server has."""
+        self._spend(there - self.received)
+        self.received = max(self.received, there)
+
+    def _spend(self, more: int) -> None:
+        """So many bytes more have arrived."""
+        if more > 0:
+            now = time.monotonic()
+            self.transfer_time += min(now - self.moved, more / SLOWEST)
+            self.moved = now
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +84,9 @@ class Member:
         refusals: how many of its results were refused, since they had another form.
         seconds: how long its last training task took, from when it was submitted.
         missed: whether its silence was logged.
+        sending: whether a thread sends it its tasks.
+        unready: when it was last seen unready for tasks after it was ready, on the monotonic clock, None while it is
+            ready.
     """
 
     name: str
@@ -76,6 +105,21 @@ class Member:
     refusals: int = 0
     seconds: float | None = None
     missed: bool = False
+    sending: bool = False
+    unready: float | None = None
+
+    def sign(self) -> None:
+        """Record a sign of life that is no hello: on a slow link hellos wait behind the pieces of a result."""
+        if self.heard is not None:
+            self.heard, self.seen = time.monotonic(), time.time()
+
+    def unready_for(self, terms: str, silence: float) -> float:
+        """Seconds since it was ready for tasks, as far as this was looked at."""
+        if self.ready(terms, silence):
+            self.unready = None
+            return 0.0
+        self.unready = self.unready or time.monotonic()
+        return time.monotonic() - self.unready
 
     def silent(self) -> float:
         """Seconds since its last hello."""

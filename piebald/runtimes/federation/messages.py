@@ -14,8 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from piebald.errors import PiebaldError
 from piebald.plain_text import printable
 
-PROTOCOL = 1
-PIECE = 4 << 20  # bytes of a body in one message
+PROTOCOL = 2
+PIECE = 1 << 19  # bytes of a body in one message, at most
+WINDOW = 8 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
 LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
 MOST_IDS = 10_000
@@ -100,6 +101,7 @@ class Piece(Message):
         start: offset of its first byte.
         size: bytes of the whole body.
         digest: BLAKE2b digest of the whole body, 32 bytes in hexadecimal.
+        packed: whether its bytes are compressed (zlib).
     """
 
     run: Hex
@@ -109,6 +111,7 @@ class Piece(Message):
     start: Id
     size: Id
     digest: Hex
+    packed: bool = False
 
 
 class CheckRequest(Message):
@@ -142,14 +145,19 @@ class TermsRequest(Message):
 
 
 class Reply(Message):
-    """Reply to a piece.
+    """Reply to a piece, or its receipt where the sender does not wait for a reply to each.
 
     Attributes:
         status: "go on" (send the next piece), "done" (the body is complete), "known" (it was received before),
-            "not wanted" (not now), "again" (start from the first byte), or "refused" (do not send it again).
+            "not wanted" (not now), "again" (send from the first byte that is not there), or "refused" (do not send it
+            again).
+        digest: digest of the body.
+        received: bytes of the body that are there, from the first one on without a gap.
     """
 
     status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
+    digest: Hex = ""
+    received: Id = 0
 
 
 SomeMessage = TypeVar("SomeMessage", bound=Message)

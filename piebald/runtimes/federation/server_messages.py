@@ -25,15 +25,17 @@ from piebald.runtimes.federation.messages import (
     TermsRequest,
     encode,
 )
+from piebald.runtimes.federation.pieces import Packer, piece_at
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import contents, digest, pack_task, piece_at, unpack_update
+from piebald.runtimes.federation.wire_format import TaskPacker, contents, unpack_update
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
 _VECTORS = 8  # vectors of a whole model's size in a result, at most
-_WAIT = 20.0  # seconds to wait for a reply of a site
+_WAIT = 20.0  # seconds to wait for any progress of a transfer to a site
+_TERMS_PIECE = 1 << 17  # bytes of a run's terms in one message
 
 log = logging.getLogger("piebald.federation")
 
@@ -58,6 +60,7 @@ class ServerMessages:
         make_link: Callable[..., Link] = Link,
     ) -> None:
         self._state, self._terms, self._work = state, terms, work
+        self._packer = TaskPacker()
         self.audit = AuditLog(credentials.folder)
         self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
         address = ("0.0.0.0", credentials.port)
@@ -68,10 +71,9 @@ class ServerMessages:
         self.link.on("result", Piece, self._on_result_piece)
 
     def start(self) -> None:
-        """Listen, and start a thread for each site that sends it its tasks."""
+        """Listen, and start the thread that sees to it that sites get their tasks."""
         self.link.start()
-        for member in self._state.members:
-            threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+        threading.Thread(target=self._dispatch, name="tasks", daemon=True).start()
 
     def stop(self) -> None:
         """Disconnect; the threads end with `FederationState.closing`."""
@@ -119,32 +121,35 @@ class ServerMessages:
         return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
 
     def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
+        data, packed = Packer().pack(piece_at(self._terms, request.start, _TERMS_PIECE), 0.0)
         piece = Piece(
             run=self._state.run, epoch=self._state.epoch, id=0, trains=False, start=request.start,
-            size=len(self._terms), digest=self._state.terms,
+            size=len(self._terms), digest=self._state.terms, packed=packed,
         )  # fmt: skip
-        return encode(piece, piece_at(self._terms, request.start))
+        return encode(piece, data)
 
     def _on_result_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
         member, state = self._member(origin), self._state
         with state.lock:
+            member.sign()
             one = member.open.get(piece.id)
             ours = (piece.run, piece.epoch) == (state.run, state.epoch)
             if not ours or one is None or one.trains != piece.trains:
                 member.late += piece.start == 0
                 member.settle(piece.id)
-                return encode(Reply(status="known"))
+                return encode(Reply(status="known", digest=piece.digest))
             if member.rows is None:  # it has restarted, and has not said yet what its results are held to
-                return encode(Reply(status="again"))
+                return encode(Reply(status="again", digest=piece.digest))
             try:
                 reply, body = member.assembly.take(piece, data, self._longest_result)
+                one.receive(reply.received)
                 outcome = None if body is None else self._unpacked(member, one, body)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
                 reason = printable(f"sent {error}", 300)
                 self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
                 state.end_task(member, one, None, reason, refused=True)
-                return encode(Reply(status="refused"))
+                return encode(Reply(status="refused", digest=piece.digest))
             if outcome is not None and body is not None:
                 about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
                 self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
@@ -184,15 +189,33 @@ class ServerMessages:
 
     # -- messages for sites
 
-    def _send_tasks(self, member: Member) -> None:
-        """Loop of a site's own thread: sends it its tasks."""
+    def _dispatch(self) -> None:
+        """Loop of the thread that has tasks sent: a site has a thread of its own while there is something for it.
+
+        So a site that is registered and away costs no thread, and a slow one keeps nobody waiting.
+        """
         state = self._state
-        while not state.closing:
-            with state.changed:
-                one = member.next_delivery() if member.ready(state.terms, state.timeouts.silence) else None
+        with state.changed:
+            while not state.closing:
+                for member in state.members:
+                    if member.open and not member.sending and self._next(member) is not None:
+                        member.sending = True
+                        threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+                state.changed.wait(1.0)
+
+    def _next(self, member: Member) -> OpenTask | None:
+        """The next task to send to a site, None where there is none or it is not ready."""
+        return member.next_delivery() if member.ready(self._state.terms, self._state.timeouts.silence) else None
+
+    def _send_tasks(self, member: Member) -> None:
+        """Send a site its tasks until it has them, in a thread of its own."""
+        state = self._state
+        while True:
+            with state.lock:
+                one = None if state.closing else self._next(member)
                 if one is None:
-                    state.changed.wait(1.0)
-                    continue
+                    member.sending = False
+                    return
                 incarnation = member.hello.incarnation if member.hello else ""
             if self._send_task(member, one):
                 with state.lock:
@@ -202,14 +225,14 @@ class ServerMessages:
 
     def _send_task(self, member: Member, one: OpenTask) -> bool:
         """Send one task; returns whether it need not be sent again."""
-        state, id, body = self._state, one.task.id, pack_task(self._work.cut(one.task))
+        state, id, body = self._state, one.task.id, self._packer.pack(self._work.cut(one.task))
         head = Piece(
-            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=digest(body)
+            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=body.digest()
         )
         began = time.monotonic()
         status = send_body(
             self.link, member.name, "task", head, body, timeout=_WAIT,
-            wanted=lambda: id in member.open and not state.closing,
+            wanted=lambda: id in member.open and not state.closing, confirmed=one.confirm,
         )  # fmt: skip
         if status == "done" and one.trains:
             about = {"event": "sent", "site": member.name, "task": id, "step": one.task.version + 1, "bytes": len(body)}

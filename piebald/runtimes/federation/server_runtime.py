@@ -39,6 +39,7 @@ from piebald.runtimes.federation.waiting import server_waits_for
 from piebald.runtimes.federation.wire_format import digest
 from piebald.version import __version__
 
+_STATUS_SHARE = 20  # the status is written in one part of so many of the time, at most
 _TICK = 0.25  # seconds between checks for silent sites
 
 log = logging.getLogger("piebald.federation")
@@ -253,7 +254,7 @@ class FederationServer:
 
     def _watch(self) -> None:
         """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
-        expiry = ExpiryWatch(self.credentials.folder)
+        expiry, rested = ExpiryWatch(self.credentials.folder), 0.0
         while not self.shared.closing:
             expiry.look()
             with self._changed:
@@ -265,7 +266,10 @@ class FederationServer:
                         if self._gathered and (reason := self._give_up_reason(member, one)):
                             self.shared.end_task(member, one, None, reason)
                     self._log_presence(member)
-            self._write_status()
+            if time.monotonic() > rested:
+                began = time.monotonic()
+                self._write_status()
+                rested = time.monotonic() + _STATUS_SHARE * (time.monotonic() - began)  # with thousands of sites
             time.sleep(1.0)
 
     def _log_presence(self, member: Member) -> None:
@@ -285,7 +289,8 @@ class FederationServer:
 
         Nothing that one site does, or does not do, keeps the others waiting for ever.
         """
-        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent
+        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent - one.transfer_time
+        unready = member.unready_for(self.shared.terms, timeouts.silence)
         patience = timeouts.patience if one.trains else timeouts.silence
         if min(member.silent(), time.monotonic() - self.shared.began) > patience:
             return f"silent for more than {patience:g} seconds"
@@ -295,7 +300,7 @@ class FederationServer:
             return "still owes the result of an earlier task"
         if taken > timeouts.task_timeout:
             return self._overdue(member, one, f"took more than {timeouts.task_timeout:g} seconds")
-        if taken > timeouts.patience and not member.ready(self.shared.terms, timeouts.silence):
+        if min(taken, unready) > timeouts.patience:
             return self._overdue(member, one, f"present but not ready for {timeouts.patience:g} seconds")
         return None
 

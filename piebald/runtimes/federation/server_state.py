@@ -86,6 +86,7 @@ class FederationState:
     ) -> None:
         """End a task with its first outcome; `refused` where what came is no result."""
         del member.open[one.task.id]
+        member.assembly.drop(one.task.id)
         member.finished += update is not None
         member.refusals += refused
         if one.trains and update is not None:

@@ -8,6 +8,7 @@ message ends the connection; memory for a frame is taken as its bytes arrive.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 import threading
@@ -22,11 +23,18 @@ from piebald.runtimes.federation.messages import LONGEST
 
 SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
-IDLE = 120.0  # seconds without a frame after which the server ends a connection; sites say hello every second
+IDLE = 120.0  # seconds without a byte after which the server ends a connection; sites say hello every second
+QUIET = 30.0  # seconds without a byte after which a site does, and in which a byte that is sent must be on its way
 CONNECTIONS = 4  # of one certificate at a time; the oldest ends where there are more
 _CHUNK = 1 << 16  # bytes of a frame for which memory is taken at a time
 FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
 BACKLOG = 128
+_RECORD = 1 << 14  # bytes that are handed to TLS at a time
+_UNSENT = 1 << 17  # bytes that may wait in the system's buffer: a hello waits behind them
+_KEEP_ALIVE = {  # a connection whose other end has vanished without a word is noticed within half a minute
+    socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4, socket.TCP_USER_TIMEOUT: int(1000 * QUIET),
+    socket.TCP_NOTSENT_LOWAT: _UNSENT,
+}  # fmt: skip
 _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
 
 Carry = Callable[[ssl.SSLSocket], None]
@@ -40,6 +48,8 @@ def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
     made.verify_mode = ssl.CERT_REQUIRED
+    if server:
+        made.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
     role = "server" if server else "client"
     made.load_verify_locations(params["ca_cert"])
     made.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
@@ -80,6 +90,7 @@ class _Handler(BaseRequestHandler):
     server: Listener
 
     def handle(self) -> None:
+        keep_alive(self.request)
         self.request.settimeout(HANDSHAKE)
         try:
             secured = self.server.contexts.current().wrap_socket(self.request, server_side=True)
@@ -174,13 +185,36 @@ def keep_connecting(
         began = time.monotonic()
         try:
             plain = socket.create_connection(address, timeout=HANDSHAKE)
+            keep_alive(plain)
             with contexts.current().wrap_socket(plain) as secured:
-                secured.settimeout(None)
+                secured.settimeout(QUIET)
                 carry(secured)
         except (OSError, ValueError) as error:
             refusal("the server", error)
         wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
         over.wait(wait)
+
+
+def keep_alive(plain: socket.socket) -> None:
+    """Have the system notice that the other end is gone, and keep little in its buffer."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        plain.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def send(secured: ssl.SSLSocket, frame: bytes | bytearray) -> None:
+    """Send a frame, however long it takes while the network takes bytes.
+
+    Raises:
+        TimeoutError: it has taken none for `QUIET` seconds.
+        OSError: the connection has ended.
+    """
+    rest, ready = memoryview(frame), select.poll()
+    ready.register(secured.fileno(), select.POLLOUT)  # `select.select` knows the first 1024 files of a process only
+    while rest:
+        if not ready.poll(1000 * QUIET):
+            raise TimeoutError(f"nothing could be sent for {QUIET:g} seconds")
+        rest = rest[secured.send(rest[:_RECORD]) :]
 
 
 def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool:
@@ -205,11 +239,19 @@ def make_driver() -> Any:
     from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
     class Frames(SocketConnection):  # type: ignore[misc]
-        """A connection that refuses frames longer than any message."""
+        """A connection that refuses frames longer than any message, and takes the time that a slow link takes."""
+
+        def send_frame(self, frame: bytes | bytearray) -> None:
+            try:
+                send(self.sock, frame)
+            except (OSError, ValueError) as error:  # a frame that was sent in part leaves the connection unusable
+                self.close()
+                raise CommError(CommError.CLOSED, f"the connection ended while a frame was sent: {error}") from None
 
         def read_frame(self) -> bytearray:
-            head = bytearray(PREFIX_LEN)
-            self.read_into(head, 0, PREFIX_LEN)
+            head = bytearray()
+            if not receive(self.sock.recv, head, PREFIX_LEN):
+                raise CommError(CommError.CLOSED, "the connection was closed by the other end")
             length = Prefix.from_bytes(head).length
             if not PREFIX_LEN <= length <= FRAME:
                 raise CommError(CommError.BAD_DATA, f"a frame that claims {length} bytes")

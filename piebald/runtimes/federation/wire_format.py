@@ -7,8 +7,10 @@ import json
 import math
 import re
 import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NoReturn
 
 import torch
@@ -20,10 +22,11 @@ from torch import Tensor
 from piebald.component import build
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.federation.messages import HEAD, PIECE, Id, Piece, Refused, Reply, ShortText
+from piebald.runtimes.federation.messages import HEAD, Id, Refused, ShortText
 
 MOST_TENSORS = 64
 MOST_METRICS = 256
+DIGEST = 32  # bytes of a digest
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,80}")
 _TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "U8"}  # types of tensors that are unpacked
 
@@ -58,15 +61,46 @@ class _ResultHead(_Head):
 
 def digest(body: bytes | bytearray | memoryview) -> str:
     """The digest of a body: 256 bits, so that nobody can make two terms of which a person approves one."""
-    return hashlib.blake2b(body, digest_size=32).hexdigest()
+    return hashlib.blake2b(body, digest_size=DIGEST).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body of which the larger part, its tensors, may be shared with other bodies."""
+
+    values: bytes
+    tensors: bytes
+
+    def __len__(self) -> int:
+        return len(self.values) + len(self.tensors)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(len(self))
+        edge = len(self.values)
+        if start >= edge:
+            return memoryview(self.tensors)[start - edge : stop - edge]
+        return memoryview(self.values[start:stop] + self.tensors[: max(stop - edge, 0)])
+
+    def digest(self) -> str:
+        """The digest of the whole."""
+        made = hashlib.blake2b(self.values, digest_size=DIGEST)
+        made.update(self.tensors)
+        return made.hexdigest()
+
+
+def _packed_values(values: Mapping[str, Any]) -> bytes:
+    text = json.dumps(values).encode()
+    return struct.pack("<I", len(text)) + text
+
+
+def _packed_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    # a copy of each: safetensors refuses tensors that share memory, and vectors are often views of one vector
+    return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
 
 
 def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """Serialize JSON values and named tensors into one body."""
-    text = json.dumps(values).encode()
-    # a copy of each: safetensors refuses tensors that share memory, and vectors are often views of one vector
-    blob = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
-    return b"".join((struct.pack("<I", len(text)), text, blob))
+    return _packed_values(values) + _packed_tensors(tensors)
 
 
 def unpack(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -121,11 +155,36 @@ def contents(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     return {"tensors": tensors, "numbers": sorted(values["metrics"]), "failure": values["failure"]}
 
 
+def _task_values(task: Task) -> dict[str, Any]:
+    fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
+    return {**fields, "query": None if task.query is None else task.query.table()}
+
+
 def pack_task(task: Task) -> bytes:
     """Serialize a task."""
-    fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
-    query = None if task.query is None else task.query.table()
-    return pack({**fields, "query": query}, task.vectors)
+    return pack(_task_values(task), task.vectors)
+
+
+class TaskPacker:
+    """Serializes tasks, and the model that many of them bring once: else a server would hold a copy for each site."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: deque[tuple[int, dict[str, Tensor], bytes]] = deque(maxlen=2)  # by version and tensors
+
+    def pack(self, task: Task) -> Body:
+        """Serialize a task."""
+        return Body(_packed_values(_task_values(task)), self._tensors(task))
+
+    def _tensors(self, task: Task) -> bytes:
+        with self._lock:
+            for version, vectors, packed in self._last:
+                same = version == task.version and vectors.keys() == task.vectors.keys()
+                if same and all(vectors[name] is tensor for name, tensor in task.vectors.items()):
+                    return packed
+            made = _packed_tensors(task.vectors)
+            self._last.append((task.version, dict(task.vectors), made))
+            return made
 
 
 def unpack_task(body: bytes | bytearray | memoryview) -> Task:
@@ -199,49 +258,3 @@ def _norm(change: Tensor | None) -> float:
     if change is None or not change.dtype.is_floating_point:
         return 0.0
     return float(torch.linalg.vector_norm(change.reshape(1, -1), dim=1).item())
-
-
-class Assembly:
-    """Assembles a body from its pieces, one body after another.
-
-    Memory grows as pieces arrive; it is never allocated for a claimed size.
-    """
-
-    def __init__(self) -> None:
-        self._first: Piece | None = None
-        self._body = bytearray()
-
-    def take(self, piece: Piece, data: memoryview, most: int) -> tuple[Reply, bytearray | None]:
-        """Add a piece, and return the reply to it; the last piece also returns the body.
-
-        Raises:
-            Refused: the body is longer than `most`, or damaged.
-        """
-        if piece.size > most:
-            raise Refused(f"a body of {piece.size:,} bytes, where at most {most:,} are allowed")
-        if piece.start == 0:
-            self._first, self._body = piece, bytearray()
-        known = self._first
-        if known is None or (piece.run, piece.id, piece.size, piece.digest) != (
-            known.run, known.id, known.size, known.digest,
-        ):  # fmt: skip
-            return Reply(status="again"), None
-        if piece.start + len(data) == len(self._body) and len(data):  # received before, and the reply was lost
-            return Reply(status="go on"), None
-        if piece.start != len(self._body):
-            return Reply(status="again"), None
-        self._body += data
-        if len(self._body) > piece.size:
-            self._first = None
-            raise Refused("more bytes than declared")
-        if len(self._body) < piece.size:
-            return Reply(status="go on"), None
-        body, self._first, self._body = self._body, None, bytearray()
-        if digest(body) != piece.digest:
-            raise Refused("a body that does not match its digest")
-        return Reply(status="done"), body
-
-
-def piece_at(body: bytes, start: int) -> memoryview:
-    """The piece of a body that begins at an offset."""
-    return memoryview(body)[start : start + PIECE]

@@ -1,0 +1,315 @@
+"""Many sites, and months in an hour: python benchmarks/load/run.py PART [options]; writes results.json and RESULTS.md.
+
+Parts: `crowd` (many sites in one federation), `registered` (many on the list, one in a hundred there), `chaos` (kills,
+restarts, joins, leaves, renewals and partitions).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
+
+from bad_link import BadLink
+from threads import provisioned
+
+from piebald.experiment_file import ExperimentSettings
+from piebald.report.store import RunStore
+from piebald.runtimes.federation import provisioning
+
+FOLDER = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+PROCESSES = 2  # of sites
+PATIENCE = 900  # seconds to wait for what must happen
+
+
+class Crowd:
+    """A server in a process of its own, and sites in a few others, behind a proxy.
+
+    Args:
+        folder: a folder for all files.
+        registered: sites on the server's list.
+        present: how many of them are there.
+        hidden: widths of the model's hidden layers.
+        flags: more settings of the federation.
+    """
+
+    def __init__(self, folder: Path, registered: int, present: int, hidden: list[int], **flags: Any) -> None:
+        self.folder, self.out, self.names = folder, folder / "run", provisioned(folder / "credentials", registered)
+        port = provisioning.read(folder / "credentials" / "server").port
+        self.link = BadLink(("127.0.0.1", port))
+        table = {
+            "rounds": 1_000_000,
+            "data": {"name": "digits"},
+            "model": {"name": "mlp", "hidden": hidden},
+            "partition": {"kind": "iid", "clients": registered, "limit": 2 * registered if registered < 800 else None},
+            "recipe": {"name": "fedavg", "lr": 0.01, "batch": 10, "steps": 1},
+            "evaluate": {"every": 0},
+            "runtime": {"kind": "federation", "wait_for": present, **flags},
+        }
+        if registered > 800:  # more than there are digits
+            table["data"] = {"name": "blobs", "rows": 2 * registered}
+        (folder / "experiment.toml").write_text(ExperimentSettings.of_table(table, "the benchmark's settings").text())
+        self.server = self._spawn("server", str(folder / "credentials" / "server"), str(folder / "experiment.toml"))
+        here = self.names[:present]
+        self.groups = [here[number::PROCESSES] for number in range(min(PROCESSES, present))]
+        self.sites = [self._sites(group) for group in self.groups]
+
+    def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+        more = ["--out", str(self.out)] if arguments[0] == "server" else []
+        with (self.folder / "server.log").open("ab") as log:
+            command = [sys.executable, "-m", "piebald.cli", *arguments, *more]
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT)
+
+    def _sites(self, names: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "sites.log").open("ab") as log:
+            command = [sys.executable, str(FOLDER / "sites.py"), str(self.folder / "credentials"), str(self.link.port)]
+            return subprocess.Popen([*command, *names], stdin=subprocess.PIPE, stdout=log, stderr=log, env=ENVIRONMENT)
+
+    def tell(self, group: int, command: str, name: str) -> None:
+        """Stop or start one site."""
+        pipe = self.sites[group].stdin
+        assert pipe is not None
+        pipe.write(f"{command} {name}\n".encode())
+        pipe.flush()
+
+    def kill_group(self, group: int) -> None:
+        """Kill a process of sites, and start it again."""
+        self.sites[group].kill()
+        self.sites[group].wait()
+        self.sites[group] = self._sites(self.groups[group])
+
+    def kill_server(self) -> None:
+        """Kill the server, and take the run up again."""
+        self.server.kill()
+        self.server.wait()
+        self.server = self._spawn("resume", str(self.out))
+
+    def version(self) -> int:
+        """Steps that are committed."""
+        if not (self.out / "run.db").exists():
+            return 0
+        with RunStore.open_read_only(self.out) as store:
+            return store.version
+
+    def wait_for(self, version: int) -> None:
+        """Wait until so many steps are committed."""
+        until = time.monotonic() + PATIENCE
+        while self.version() < version:
+            if self.server.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"no step {version}: {(self.folder / 'server.log').read_text()[-3000:]}")
+            time.sleep(0.1)
+
+    def counted(self) -> list[tuple[int, int]]:
+        """The version and the client of every update that counts."""
+        sql = "SELECT version, client FROM result WHERE status = 'ok' AND kind = 'train'"
+        with RunStore.open_read_only(self.out) as store:
+            return [(row["version"], row["client"]) for row in store.query(sql)]
+
+    def close(self) -> None:
+        """End everything."""
+        for process in (self.server, *self.sites):
+            process.kill()
+            process.wait()
+        self.link.close()
+
+
+def of_process(pid: int) -> dict[str, float]:
+    """Memory (MB; peak and now), threads and files of a process."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    sizes = {name: int(lines[key].split()[0]) / 1000 for name, key in (("peak", "VmHWM"), ("memory", "VmRSS"))}
+    return {**sizes, "threads": int(lines["Threads"]), "files": len(os.listdir(f"/proc/{pid}/fd"))}
+
+
+def crowd(registered: int, present: int, hidden: list[int], steps: int) -> dict[str, Any]:
+    """Steps of a synchronous run with many sites: seconds, and what the server takes beyond a server of one site."""
+    found = {}
+    for sites in (1, present):
+        with tempfile.TemporaryDirectory() as place:
+            made = Crowd(Path(place), registered if sites == present else 1, sites, hidden, silence=60.0)
+            try:
+                began = time.monotonic()
+                made.wait_for(1)
+                gathered, at = time.monotonic() - began, time.monotonic()
+                made.wait_for(1 + steps)
+                spent = (time.monotonic() - at) / steps
+                found[sites] = of_process(made.server.pid) | {"gathered": gathered, "step": spent}
+            finally:
+                made.close()
+    model = 4 * sum(a * b + b for a, b in zip([64, *hidden], [*hidden, 10], strict=True)) / 1e6
+    more = found[present]["peak"] - found[1]["peak"]
+    goal = 4 * model + present
+    return {"registered": registered, "present": present, "model": model, **found[present], "more": more, "goal": goal}
+
+
+EVENTS = ("server killed", "sites killed", "leave", "join", "partition", "reset", "half open", "renewal")
+
+
+def chaos(minutes: float, sites: int, seed: int = 0) -> dict[str, Any]:
+    """Disturb a run again and again, then let it come to rest; raises an error where something was lost or is left."""
+    rng, happened, memory = random.Random(seed), Counter[str](), list[float]()
+    with tempfile.TemporaryDirectory() as place:
+        flags = {"silence": 5.0, "patience": 20.0, "task_timeout": 60.0, "wait_for": max(sites // 2, 1)}
+        made = Crowd(Path(place), sites, sites, [16], **flags)
+        away: dict[str, int] = {}
+        try:
+            made.wait_for(3)
+            calm = _calm(made)
+            until, committed = time.monotonic() + 60 * minutes, 0
+            while time.monotonic() < until:
+                event = rng.choice(EVENTS)
+                _happen(made, event, rng, away)
+                happened[event] += 1
+                version = made.version()
+                if version < committed:
+                    raise RuntimeError(f"{committed - version} committed steps are gone after: {event}")
+                committed = version
+                made.wait_for(version + 2)
+                memory.append(of_process(made.server.pid)["memory"])
+            for name, group in away.items():
+                made.tell(group, "start", name)
+            at_rest = _calm(made)
+            counted = made.counted()
+            lost = made.version() - committed
+            twice = len(counted) - len(set(counted))
+            steps = {version for version, _ in counted}
+            missing = set(range(1, made.version() + 1)) - steps
+        finally:
+            made.close()
+    return {
+        "minutes": minutes, "sites": sites, "events": dict(happened), "steps": len(steps), "twice": twice,
+        "without": len(missing), "before": calm, "after": at_rest, "memory": memory, "went_on": lost,
+    }  # fmt: skip
+
+
+def _happen(made: Crowd, event: str, rng: random.Random, away: dict[str, int]) -> None:
+    group = rng.randrange(len(made.sites))
+    name = rng.choice(made.groups[group])
+    actions: dict[str, Callable[[], Any]] = {
+        "server killed": made.kill_server,
+        "sites killed": lambda: made.kill_group(group),
+        "partition": lambda: (made.link.partition(), time.sleep(rng.uniform(1, 12)), made.link.heal()),
+        "reset": made.link.reset,
+        "half open": made.link.half_open,
+        "renewal": lambda: _renew(made, name),
+    }
+    if event == "sites killed":
+        for one in [one for one, where in away.items() if where == group]:
+            del away[one]
+    if event == "leave" and len(away) < len(made.names) // 2 and name not in away:
+        away[name] = group
+        made.tell(group, "stop", name)
+    elif event == "join" and away:
+        back = rng.choice(sorted(away))
+        made.tell(away.pop(back), "start", back)
+    elif event in actions:
+        actions[event]()
+
+
+def _renew(made: Crowd, name: str) -> None:
+    """A new certificate for a site, while it runs."""
+    port = provisioning.read(made.folder / "credentials" / "server").port
+    described = provisioning.Description(name="bench", host="127.0.0.1", port=port, days=30, sites=made.names)
+    provisioning.renew(described, made.folder / "credentials", [name])
+
+
+def _calm(made: Crowd) -> dict[str, float]:
+    """The server's process when all sites are there and steps are made; the least of some looks."""
+    made.wait_for(made.version() + 3)
+    looks = []
+    for _ in range(5):
+        time.sleep(1)
+        looks.append(of_process(made.server.pid))
+    return {name: min(look[name] for look in looks) for name in looks[0]}
+
+
+def main() -> None:
+    """Measure a part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("crowd", "registered", "chaos", "page"))
+    parser.add_argument("--sites", type=int, default=200, help="sites that are there")
+    parser.add_argument("--registered", type=int, default=10_000, help="sites on the list, for `registered`")
+    parser.add_argument("--steps", type=int, default=3, help="steps that are measured")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long `chaos` goes on")
+    parser.add_argument("--hidden", type=int, nargs="*", default=[470, 470], help="widths of the model's hidden layers")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of results.json and RESULTS.md")
+    chosen = parser.parse_args()
+    kept = chosen.out / "results.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    if chosen.part == "crowd":
+        found[f"crowd {chosen.sites}"] = crowd(chosen.sites, chosen.sites, chosen.hidden, chosen.steps)
+    elif chosen.part == "registered":
+        there = max(chosen.registered // 100, 1)
+        found[f"registered {chosen.registered}"] = crowd(chosen.registered, there, chosen.hidden, chosen.steps)
+    elif chosen.part == "chaos":
+        found[f"chaos {chosen.minutes:g}"] = chaos(chosen.minutes, min(chosen.sites, 24))
+    kept.write_text(json.dumps(found, indent=1) + "\n")
+    (chosen.out / "RESULTS.md").write_text(page(found))
+
+
+def page(found: dict[str, Any]) -> str:
+    """RESULTS.md."""
+    lines = [
+        "# Load",
+        "",
+        "`python benchmarks/load/run.py crowd`, `registered` and `chaos` on "
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; the machine was shared "
+        f"with other work.  Sites are threads in {PROCESSES} processes, whole clients otherwise (`sites.py`).",
+        "",
+        "## Many sites",
+        "",
+        "Synchronous FedAvg, a step of SGD on ten rows at each site.  *Beyond one site*: the peak memory of the "
+        "server's process less that of a server with the same model and one site; the goal is four models and a "
+        "megabyte for each site that is there.",
+        "",
+        "| registered | there | model MB | s to gather | s a step | server MB | beyond one site MB | goal MB | "
+        "threads | files |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one['registered']:,} | {one['present']} | {one['model']:.2f} | {one['gathered']:.0f} | "
+        f"{one['step']:.1f} | {one['peak']:.0f} | "
+        f"{one['more']:.0f} | {one['goal']:.0f} | {one['threads']:.0f} | {one['files']:.0f} |"
+        for name, one in found.items()
+        if not name.startswith("chaos")
+    ]
+    for name, one in found.items():
+        if name.startswith("chaos"):
+            lines += ["", *_chaos_lines(one)]
+    return "\n".join([*lines, ""])
+
+
+def _chaos_lines(one: dict[str, Any]) -> list[str]:
+    before, after, memory = one["before"], one["after"], one["memory"]
+    half = len(memory) // 2
+    halves = [sum(part) / max(len(part), 1) for part in (memory[:half], memory[half:])]
+    events = ", ".join(f"{count} x {event}" for event, count in sorted(one["events"].items()))
+    return [
+        f"## {one['minutes']:g} minutes of disturbance, {one['sites']} sites",
+        "",
+        f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
+        f"committed steps that were lost: 0 (else the program fails); updates that counted twice: {one['twice']}; "
+        f"steps without any update: {one['without']}.",
+        "",
+        "| the server's process | at the beginning | at the end, undisturbed again |",
+        "|---|---|---|",
+        *(f"| {name} | {before[name]:.0f} | {after[name]:.0f} |" for name in ("threads", "files", "memory")),
+        "",
+        f"Memory after each event: {halves[0]:.0f} MB on average in the first half, {halves[1]:.0f} MB in the second.",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Many sites in one process: python sites.py CREDENTIALS PORT NAME [NAME ...]; lines on standard input command them.
+
+A site is what it is in a process of its own: a `FederationClient` with its credentials, files, rows, and connection.
+What makes it light is that it shares the process with others, Python and PyTorch with them.
+
+Commands: "stop NAME" (as SIGTERM does), "start NAME".
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
+
+import torch
+from threads import Site
+
+
+def main() -> None:
+    """Run the sites until standard input ends."""
+    logging.getLogger("piebald").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    folder, port, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    sites = {name: Site(folder / name, port) for name in names}
+    print("started", flush=True)
+    for line in sys.stdin:
+        command, name = line.split()
+        if command == "stop" and name in sites:
+            sites.pop(name).stop()
+        elif command == "start" and name not in sites:
+            sites[name] = Site(folder / name, port)
+
+
+if __name__ == "__main__":
+    main()
