@@ -19,6 +19,7 @@ from threading import Event
 from typing import Any
 
 from piebald.runtimes.federation.messages import LONGEST
+from piebald.runtimes.federation.proxy import connect
 
 SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
@@ -173,8 +174,9 @@ def keep_connecting(
     while not over.is_set():
         began = time.monotonic()
         try:
-            plain = socket.create_connection(address, timeout=HANDSHAKE)
-            with contexts.current().wrap_socket(plain) as secured:
+            plain = connect(address, HANDSHAKE)
+            # the name is for what passes TLS on by its name (SNI) before the server
+            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as secured:
                 secured.settimeout(None)
                 carry(secured)
         except (OSError, ValueError) as error:
