@@ -14,7 +14,6 @@ from typing import Any
 
 from piebald.deploy.experiment_queue import ExperimentQueue
 from piebald.errors import RunFolderError, SettingError
-from piebald.runtimes.federation.private_files import write_private
 
 try:
     import fcntl
@@ -45,6 +44,8 @@ def give_sign(credentials: Path) -> None:
     try:
         os.utime(credentials / _STATUS)
     except FileNotFoundError:
+        from piebald.runtimes.federation.private_files import write_private
+
         write_private(credentials / _STATUS, "{}", lasting=False)
 
 

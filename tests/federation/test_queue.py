@@ -93,7 +93,7 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
     undisturbed, disturbed = carry_out(long), experiment.opened(tmp_path / "a")
     assert disturbed.final["rounds"] == 40
     assert disturbed.final["mean"] == undisturbed.final["mean"]
-    assert experiment.opened(tmp_path / "d").meta["lineage"]["from"]
+    assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
 
 
 @pytest.fixture
