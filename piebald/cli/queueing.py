@@ -188,54 +188,101 @@ def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, as_json: b
         return
     about = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
     log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", about)
-    entry = waiting.change(entry, state="running")
-    watch = Watch(lambda: waiting.stop_wanted(entry))
+    ended: dict[str, Any] = {}
     try:
-        with watch:
-            _carry_out(own, entry, as_json, quiet)
-        ended: dict[str, Any] = {"state": "finished"}
-    except (KeyboardInterrupt, Interrupted):
-        if not watch.came:
-            raise KeyboardInterrupt from None
-        ended = {"state": "stopped"}
+        while not ended:
+            entry, ended = _part(own, waiting, entry, as_json, quiet)
     except PiebaldError as error:
         ended = {"state": "failed", "why": str(error)}
     except Exception as error:  # the next experiment has nothing to do with it
         log.exception("experiment %d of the queue has failed", entry.number)
         ended = {"state": "failed", "why": f"{type(error).__name__}; the server's log says more"}
-    waiting.change(entry, **ended)
+    waiting.change(waiting.entry(entry.number), **ended)
     about |= {"state": ended["state"], "why": ended.get("why", "")}
     told = "experiment %(number)d of the queue is %(state)s" if not about["why"] else "experiment %(number)d: %(why)s"
     log.log(logging.WARNING if about["why"] else logging.INFO, told, about)
 
 
+def _part(
+    own: Credentials, waiting: ExperimentQueue, entry: Queued, as_json: bool, quiet: bool
+) -> tuple[Queued, dict[str, Any]]:
+    """Carry out an experiment until it ends, or until there are other sites; returns how it goes on, and how it ended.
+
+    Where it takes any sites and others are provisioned meanwhile, the run ends after the server step that it is at, and
+    the rest of its steps are a run that goes on from it with all sites.
+    """
+    from piebald.report.run_folder import refuse_occupied
+
+    document = _document(entry)
+    takes_any = bool(sites_flags(document, own.sites())) and document.stop is None
+    if entry.state != "running":
+        if not entry.again:
+            refuse_occupied(Path(entry.out))
+        entry = waiting.change(entry, state="running", sites=entry.sites or (own.sites() if takes_any else ()))
+    watch = Watch(lambda: waiting.stop_wanted(entry) or (takes_any and own.sites() != [*entry.sites]))
+    try:
+        with watch:
+            _carry_out(own, entry, as_json, quiet)
+    except (KeyboardInterrupt, Interrupted):
+        if not watch.came:
+            raise KeyboardInterrupt from None
+        if waiting.stop_wanted(entry):
+            return entry, {"state": "stopped"}
+        return waiting.change(entry, **_cut(entry), sites=own.sites()), {}
+    if not entry.until:
+        return entry, {"state": "finished"}
+    parts = (*entry.parts, entry.out)
+    more: dict[str, Any] = {"out": f"{parts[0]}-part-{len(parts) + 1}", "start_from": entry.out, "parts": parts}
+    refuse_occupied(Path(more["out"]))
+    log.info("there are other sites: the rest of experiment %d goes on in %s", entry.number, more["out"])
+    return waiting.change(entry, **more, rounds=entry.rounds - entry.until, until=0), {}
+
+
+def _cut(entry: Queued) -> dict[str, int]:
+    """At which step a run that was interrupted ends, so that others can go on from it; nothing at its last step."""
+    from piebald.report.store import RunStore
+
+    if not (Path(entry.out) / "run.db").exists():
+        return {}  # it begins with all sites
+    with RunStore.open_read_only(Path(entry.out)) as store:
+        done, rounds = max(store.version, 1), entry.rounds or int(store.meta["rounds"])
+    return {"rounds": rounds, "until": done} if done < rounds else {}
+
+
 def _carry_out(own: Credentials, entry: Queued, as_json: bool, quiet: bool) -> None:
-    """Start an experiment, or go on with it where the run folder holds what was done before."""
+    """Start a run, or go on with it where the run folder holds what was done before."""
     from piebald import experiment, plugins
     from piebald.cli.app import progress
     from piebald.cli.printing import print_run
     from piebald.cli.train import carry_out
     from piebald.deploy.step_log import StepLog
+    from piebald.report.store import RunStore
 
     plugins.search(entry.search)
     folder = Path(entry.out)
     name_run(own.folder, folder)
-    if (folder / "run.db").exists():  # of this entry, since a new run refuses such a folder
+    if (folder / "run.db").exists():  # of this entry, which was refused otherwise
+        if entry.until:
+            with RunStore.open(folder) as store:
+                store.set_meta(rounds=entry.until)
         history = experiment.resume(folder, progress=progress(as_json, quiet), callbacks=[StepLog()])
         return print_run(history, as_json, quiet)
-    settings, start = _settings(own, entry), Path(entry.start_from) if entry.start_from else None
-    carry_out(settings, None, as_json=as_json, quiet=quiet, callbacks=[StepLog()], folder=folder, start_from=start)
+    start = Path(entry.start_from) if entry.start_from else None
+    given = _document(entry, own)
+    carry_out(given, None, as_json=as_json, quiet=quiet, callbacks=[StepLog()], folder=folder, start_from=start)
 
 
-def _settings(own: Credentials, entry: Queued) -> ExperimentSettings:
-    """The settings of an experiment, with the sites that there are now where it takes any."""
+def _document(entry: Queued, own: Credentials | None = None) -> ExperimentSettings:
+    """The settings of an experiment, with credentials as this server's now, with its sites where it takes any."""
     from piebald.experiment_file import ExperimentSettings
     from piebald.toml_document import Document
 
     document = Document(entry.experiment, f"experiment {entry.number} of the queue")
-    moved = f"runtime.credentials={json.dumps(str(own.folder))}"  # they may have been, since it was added
-    for flag in [moved, *sites_flags(ExperimentSettings.of(document), own.sites())]:
-        document.set(flag)
+    if own is not None:
+        moved = f"runtime.credentials={json.dumps(str(own.folder))}"
+        steps = [f"rounds={entry.rounds}"] if entry.rounds else []
+        for flag in [moved, *steps, *sites_flags(ExperimentSettings.of(document), entry.sites)]:
+            document.set(flag)
     return ExperimentSettings.of(document)
 
 

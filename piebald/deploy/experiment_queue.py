@@ -46,8 +46,10 @@ class Queued:
         state: how far it is.
         why: why it failed, "" where it did not.
         ended: when it ended, "" before.
-        sites: the sites that it was begun with, where it takes any.
+        sites: the sites that the part which runs was begun with, where it takes any.
         parts: run folders of the parts before, each of which ended since sites came.
+        rounds: server steps of the part that runs, 0 for those of the experiment.
+        until: the server step at which this part ends, since sites came; 0 for all its steps.
     """
 
     number: int
@@ -63,6 +65,8 @@ class Queued:
     ended: str = ""
     sites: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    rounds: int = 0
+    until: int = 0
 
     @property
     def over(self) -> bool:
@@ -70,7 +74,8 @@ class Queued:
         return self.state in _OVER
 
 
-_CHANGES = ("state", "why", "ended", "sites", "parts", "out", "start_from")
+_CHANGES = ("state", "why", "ended", "sites", "parts", "rounds", "until", "out", "start_from")
+_ADDED = ("label", "experiment", "search", "out", "start_from", "added", "again", "sites", "parts", "rounds", "until")
 
 
 class ExperimentQueue:
@@ -85,27 +90,27 @@ class ExperimentQueue:
 
     # -- for whoever adds and stops experiments
 
-    def add(
-        self, label: str, experiment: str, out: Path, search: Path, start_from: Path | None = None, again: bool = False
-    ) -> Queued:
+    def add(self, label: str, experiment: str, out: Path, search: Path, start_from: Path | None = None) -> Queued:
         """Put an experiment at the end.
 
         Args:
             label, experiment, search: see `Queued`.
             out: its run folder.
             start_from: the run whose models it begins with.
-            again: whether it goes on with what is in the run folder.
 
         Raises:
             SettingError: an experiment of the queue that has not ended has this run folder.
         """
+        start = "" if start_from is None else str(start_from)
+        return self._put(Queued(0, label, experiment, str(search), str(out), start, ""))
+
+    def _put(self, entry: Queued) -> Queued:
+        """Put an experiment at the end, under the next number."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         found = self.entries()
-        if taken := next((one for one in found if one.out == str(out) and not one.over), None):
-            raise SettingError(f"experiment {taken.number} of the queue has the run folder {out}: choose another --out")
-        number = max((one.number for one in found), default=0) + 1
-        start = "" if start_from is None else str(start_from)
-        entry = Queued(number, label, experiment, str(search), str(out), start, _now(), again)
+        if taken := next((one for one in found if one.out == entry.out and not one.over), None):
+            raise SettingError(f"experiment {taken.number} of the queue has the run folder {taken.out}: choose another")
+        entry = replace(entry, number=max((one.number for one in found), default=0) + 1, added=_now())
         while not self._created(entry):
             entry = replace(entry, number=entry.number + 1)  # another process was faster
         return entry
@@ -113,7 +118,7 @@ class ExperimentQueue:
     def _created(self, entry: Queued) -> bool:
         """Write an entry's file as a whole; False where there is one with its number."""
         values = asdict(entry)
-        made = {name: values[name] for name in values if name not in ("number", "state", "why", "ended", "sites")}
+        made = {name: values[name] for name in _ADDED}
         temporary = self.folder / f".new-{os.getpid()}"
         _write(temporary, json.dumps({"format": FORMAT, **made}, indent=2) + "\n")
         try:
@@ -145,8 +150,7 @@ class ExperimentQueue:
         entry = self.entry(number)
         if entry.state not in ("stopped", "failed"):
             raise SettingError(f"experiment {number} is {entry.state}: only one that was stopped or failed goes on")
-        start = Path(entry.start_from) if entry.start_from else None
-        return self.add(entry.label, entry.experiment, Path(entry.out), Path(entry.search), start, again=True)
+        return self._put(replace(entry, again=True, state="waiting", why="", ended=""))
 
     # -- for everybody
 
@@ -212,10 +216,10 @@ class ExperimentQueue:
         with contextlib.suppress(FileNotFoundError):
             values |= _table(self._path(number, ".state.json"))
         try:
-            entry = Queued(**{"number": number, **values, "sites": tuple(values.get("sites", ()))})
+            lists = {name: tuple(values.get(name, ())) for name in ("sites", "parts")}
+            entry = Queued(**{"number": number, **values, **lists})
         except TypeError:
             raise SettingError(f"{path} is no experiment of a queue: remove it") from None
-        entry = replace(entry, parts=tuple(entry.parts))
         if entry.state not in get_args(State):
             raise SettingError(f"{path} is no experiment of a queue: remove it")
         return replace(entry, state="stopped") if entry.state == "waiting" and self.stop_wanted(entry) else entry

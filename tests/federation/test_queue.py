@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from piebald import experiment
@@ -19,8 +20,10 @@ from piebald.cli.queueing import Watch
 from piebald.deploy.experiment_queue import ExperimentQueue
 from piebald.deploy.status import give_sign, status_values
 from piebald.errors import SettingError
+from piebald.experiment_file import ExperimentSettings
 from piebald.report.lock import RunLock
 from piebald.report.store import RunStore
+from piebald.runtimes.federation.local_federation import free_port
 
 from .conftest import ENVIRONMENT, Sites, carry_out, provisioned, settings, until
 
@@ -94,6 +97,46 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
     assert disturbed.final["rounds"] == 40
     assert disturbed.final["mean"] == undisturbed.final["mean"]
     assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
+
+
+@pytest.mark.full
+def test_a_site_that_is_provisioned_while_a_run_goes_on_takes_part_in_the_rest_of_it(tmp_path: Path) -> None:
+    port = free_port()
+    sites = Sites(provisioned(tmp_path / "credentials", ["a"], port=port))
+    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows, y=(rows[:, 0] > 0).astype(np.int64))
+    partition = {"kind": "sites", "clients": "any", "inputs": [4], "classes": ["no", "yes"]}
+    made = settings({"name": "hdafl"}, rounds=30, runtime={"kind": "federation", "wait_for": 1})
+    table = {name: value for name, value in made.table().items() if name != "data"} | {"partition": partition}
+    (tmp_path / "e.toml").write_text(ExperimentSettings.of_table(table, "the test's settings").text())
+    credentials, run = sites.folder / "server", tmp_path / "run"
+    queue = ExperimentQueue(credentials)
+    assert main(["queue", "add", str(credentials), str(tmp_path / "e.toml"), "--out", str(run)]) == 0
+
+    def provision_another() -> None:
+        try:
+            until(lambda: version(run) > 1)
+            provisioned(sites.folder, ["a", "b"], port=port)  # b never comes, and one site is enough
+            until(lambda: queue.entry(1).over)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=provision_another)
+    try:
+        sites.start("a", "--data", str(tmp_path / "rows.npz"))
+        thread.start()
+        assert main(["server", str(credentials), "--quiet"]) == 130
+        thread.join()
+        entry = queue.entry(1)
+        assert (entry.state, entry.parts, entry.sites) == ("finished", (str(run),), ("a", "b"))
+        first, second = experiment.opened(run), experiment.opened(Path(entry.out))
+        assert first.final["status"] == second.final["status"] == "finished"
+        assert first.final["rounds"] + second.final["rounds"] == 30
+        assert 1 < first.final["rounds"] < 30
+        assert [row["name"] for row in second._store.rows("client")] == ["a", "b"]
+        assert second.meta["lineage"]["federation"] in sites.log("a")  # its private layers went on
+    finally:
+        sites.close()
 
 
 @pytest.fixture
