@@ -105,7 +105,9 @@ def status_values(folder: Path) -> dict[str, Any]:
             about["state"] = "waiting"  # for an experiment
     if run is not None:
         about["folder"] = str(run)
-    if process is None:  # what the server knew of its sites when it ended is no news of theirs
+    if (
+        process is None or about["state"] == "waiting"
+    ):  # what it knew of its sites when a run ended is no news of theirs
         found["sites"] = [{**row, "state": None} for row in found.get("sites", ())]
     return {name: value for name, value in (about | found).items() if name != "sites" or value}
 
