@@ -250,5 +250,11 @@ def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pyte
         assert "has given no sign of life for 10" in capsys.readouterr().err
         give_sign(server)
         assert healthy() == 0
+        ExperimentQueue(server).add("a", "", server / "runs" / "a", server)
+        found = status_values(server)
+        assert (found["state"], found["queue"], found["process"]) == ("waiting", "1 waiting", os.getpid())
     finally:
         lock.release()
+    code = "import sys, piebald.cli, piebald.deploy.status; print('torch' in sys.modules)"  # it is asked each minute
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
