@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from piebald.errors import SettingError
 
@@ -43,9 +43,8 @@ def proxy_for(host: str, port: int) -> Proxy | None:
     Raises:
         SettingError: `HTTPS_PROXY` is not the address of an HTTP proxy.
     """
-    found = getproxies_environment()
-    given = found.get("https")
-    if not given or _this_machine(host) or proxy_bypass_environment(f"{host}:{port}", found):
+    given = getproxies().get("https")
+    if not given or _this_machine(host) or proxy_bypass(f"{host}:{port}"):
         return None
     parts = urlsplit(given if "://" in given else f"http://{given}")
     try:
