@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -214,12 +215,13 @@ def _part(
     from piebald.report.run_folder import refuse_occupied
 
     document = _document(entry)
-    takes_any = bool(sites_flags(document, own.sites())) and document.stop is None
+    takes_any = bool(sites_flags(document, own.sites()))
+    grows = takes_any and document.stop is None  # else nobody can say how many steps are left
     if entry.state != "running":
         if not entry.again:
             refuse_occupied(Path(entry.out))
         entry = waiting.change(entry, state="running", sites=entry.sites or (own.sites() if takes_any else ()))
-    watch = Watch(lambda: waiting.stop_wanted(entry) or (takes_any and own.sites() != [*entry.sites]))
+    watch = Watch(lambda: waiting.stop_wanted(entry) or (grows and len(own.sites()) > len(entry.sites)))
     try:
         with watch:
             _carry_out(own, entry, as_json, quiet)
@@ -296,7 +298,7 @@ class Watch:
         came: whether the block was interrupted by this.
     """
 
-    def __init__(self, wanted: Any) -> None:
+    def __init__(self, wanted: Callable[[], bool]) -> None:
         self.came = False
         self._wanted, self._over = wanted, threading.Event()
         self._armed = self._raised = False
