@@ -201,6 +201,25 @@ def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(
         queue.entries()
 
 
+def test_an_experiment_for_any_sites_gets_those_of_its_turn(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it ends by a limit other than rounds, after which nobody could say how many steps are left."""
+    partition = {"kind": "sites", "clients": "any", "inputs": [4], "classes": ["no", "yes"]}
+    table = {name: value for name, value in settings({"name": "fedavg"}).table().items() if name != "data"}
+    made = ExperimentSettings.of_table(table | {"partition": partition, "stop": {"updates": 9}}, "the test's settings")
+    (tmp_path / "any.toml").write_text(made.text())
+    assert main(["queue", "add", str(server), str(tmp_path / "any.toml"), "--out", str(tmp_path / "run")]) == 0
+    about = json.loads((server.parent / "federation.json").read_text())
+    provisioned(server.parent, [*about["sites"], "site-4"], port=about["port"])
+    given: list[ExperimentSettings] = []
+    monkeypatch.setattr("piebald.cli.train.carry_out", lambda settings, *_, **__: given.append(settings))
+    monkeypatch.setattr("piebald.cli.queueing._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["server", str(server), "--quiet"]) == 130
+    assert ExperimentQueue(server).entry(1).state == "finished"
+    assert list(given[0].clients().names) == [*about["sites"], "site-4"]
+
+
 def test_two_who_add_at_the_same_time_get_two_numbers(server: Path, tmp_path: Path) -> None:
     """The second one has listed the queue before the first one wrote to it."""
     first, second = ExperimentQueue(server), ExperimentQueue(server)
