@@ -1,6 +1,6 @@
 """The package as it is distributed: the wheel in an environment of its own, beside a package of somebody else.
 
-test_deployment.py installs from the sdist, by the commands of the container file.
+test_container.py installs from the sdist, by the commands of the container file.
 """
 
 from __future__ import annotations
