@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,8 @@ from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app
 from piebald.cli.experiment_files import load_settings, out_folder
 from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import print_json, print_table
-from piebald.cli.serving import LOOPBACK, locked, page_address, serving
+from piebald.cli.queueing import serve_queue
+from piebald.cli.serving import LOOPBACK, federation_flags, locked, page_address, serving, with_sites
 from piebald.cli.train import carry_out
 from piebald.errors import SettingError
 from piebald.plain_text import printable
@@ -68,7 +68,9 @@ def provision(
 @app.command()
 def server(
     credentials: Annotated[Path, _CREDENTIALS],
-    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="EXPERIMENT", help="A TOML file; without one, those of the queue.")
+    ] = None,
     sets: Sets = None,
     out: Out = None,
     start_from: StartFrom = None,
@@ -90,7 +92,16 @@ def server(
 
     own, page = read(credentials), page_address(status_host, status_port)
     start_log(log_level, log_json, log_file)
-    flags = _flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
+    if file is None:
+        if (sets, out, start_from) != (None, None, None):
+            raise SettingError(
+                "--set, --out and --from are about one experiment: name its file, or give them to piebald queue add"
+            )
+        if check:
+            with locked(credentials):
+                raise typer.Exit(_print_checks([*server_machine(own), check_space(credentials)]))
+        return serve_queue(credentials, page, as_json, quiet)
+    flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
         with locked(credentials):
             checks = [*server_machine(own), *server_run(own, file, flags, out), check_space(Path(out or "runs"))]
@@ -161,13 +172,13 @@ def up(
     from piebald.experiment_file import ExperimentSettings
 
     if local is not None:
-        count = len(ExperimentSettings.load(file, _flags(file, sets)).plan().clients)
+        count = len(ExperimentSettings.load(file, federation_flags(file, sets)).plan().clients)
         if count != local:
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
     start_log(log_level, log_json, log_file)
-    settings = load_settings(file, _flags(file, sets), out)
+    settings = load_settings(file, federation_flags(file, sets), out)
     carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=[StepLog()])
 
 
@@ -176,11 +187,16 @@ def status(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Only look whether it runs and gives signs of life; exit code 2 if not.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show which sites are present, when they were heard last, and what they do."""
-    from piebald.deploy.status import read_status
+    from piebald.deploy.status import check_health, read_status
 
+    if check:
+        return check_health(folder)
     found = read_status(folder)
     if as_json:
         return print_json(found)
@@ -211,29 +227,6 @@ def stop(
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
-
-
-def with_sites(
-    file: Path, sets: list[str] | None, sites: list[str], kind: type[ExperimentSettings] | None = None
-) -> list[str]:
-    """The settings of the user, with the sites that credentials list where the experiment takes any."""
-    from piebald.experiment_file import ExperimentSettings
-
-    partition = (kind or ExperimentSettings).load(file, sets or ()).partition
-    takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
-    return [*(sets or ()), *([f"partition.clients={json.dumps(sites)}"] if takes_any else [])]
-
-
-def _flags(file: Path | None, sets: list[str] | None, **more: str) -> list[str]:
-    """Settings that choose the federation where the file does not, then those of the user, which may change them."""
-    from piebald.experiment_file import ExperimentSettings
-
-    if ExperimentSettings.load(file).runtime.kind == "federation":
-        chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
-    else:
-        fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
-        chosen = [f'runtime={{ kind = "federation"{fields} }}']
-    return [*chosen, *(sets or ())]
 
 
 def _print_checks(checks: Sequence[Check]) -> int:

@@ -73,6 +73,9 @@ def audit(
     against: Annotated[
         Path | None, typer.Option(help="The credentials of the other side: nothing that it tells of may be missing.")
     ] = None,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where files of the log that were put aside were moved to.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check the chain of a party's audit log: no line was changed, removed, added or moved."""
@@ -80,10 +83,10 @@ def audit(
     from piebald.runtimes.federation.audit import FILE, knows, missing, verify
 
     path = credentials_folder(folder) / FILE
-    found = verify(path)
-    if head is not None and not knows(path, head):
+    found = verify(path, archive)
+    if head is not None and not knows(path, head, archive):
         raise SettingError(f"{path} has no line with digest {head}: it was cut at its end, or written anew")
-    if against is not None and (gaps := missing(path, credentials_folder(against) / FILE)):
+    if against is not None and (gaps := missing(path, credentials_folder(against) / FILE, archive)):
         more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise SettingError(f"{gaps[0]}{more}: one of the two logs was cut or written anew")
     facts = {"log": str(path), "lines": found.lines, "first": found.first, "last": found.last, "head": found.head}

@@ -1,9 +1,9 @@
-"""What the commands that run a federation's server share: its log, its lock, and its status page."""
+"""What the commands that run a federation's server share: its settings, log, lock, and status page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,38 @@ if TYPE_CHECKING:
     from piebald.callbacks import Callback
     from piebald.deploy.logs import Level
     from piebald.deploy.page_server import PageAddress
+    from piebald.experiment_file import ExperimentSettings
 
 LOOPBACK = "127.0.0.1"
+
+
+def with_sites(
+    file: Path, sets: Sequence[str] | None, sites: list[str], kind: type[ExperimentSettings] | None = None
+) -> list[str]:
+    """The settings of the user, with the sites that credentials list where the experiment takes any."""
+    from piebald.experiment_file import ExperimentSettings
+
+    own = list(sets or ())
+    return [*own, *sites_flags((kind or ExperimentSettings).load(file, own), sites)]
+
+
+def sites_flags(settings: ExperimentSettings, sites: Sequence[str]) -> list[str]:
+    """The setting that names an experiment's sites where it takes any, else none."""
+    partition = settings.partition
+    takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
+    return [f"partition.clients={json.dumps([*sites])}"] if takes_any else []
+
+
+def federation_flags(file: Path | None, sets: Sequence[str] | None, **more: str) -> list[str]:
+    """Settings that choose the federation where the file does not, then those of the user, which may change them."""
+    from piebald.experiment_file import ExperimentSettings
+
+    if ExperimentSettings.load(file).runtime.kind == "federation":
+        chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
+    else:
+        fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
+        chosen = [f'runtime={{ kind = "federation"{fields} }}']
+    return [*chosen, *(sets or ())]
 
 
 @contextmanager
@@ -61,14 +91,20 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
         The listeners of the run that write its steps into the log.
     """
     from piebald.deploy.page_server import serving_page
-    from piebald.deploy.status import RUN
     from piebald.deploy.step_log import StepLog
-    from piebald.runtimes.federation.private_files import write_private
 
     with locked(credentials):
-        write_private(credentials / RUN, json.dumps({"folder": str(run.resolve())}) + "\n")
-        with nullcontext() if page is None else serving_page(page, credentials, run):
+        name_run(credentials, run)
+        with nullcontext() if page is None else serving_page(page, credentials):
             yield [StepLog()]
+
+
+def name_run(credentials: Path, run: Path) -> None:
+    """Write down in a server's credentials which run folder it writes."""
+    from piebald.deploy.status import RUN
+    from piebald.runtimes.federation.private_files import write_private
+
+    write_private(credentials / RUN, json.dumps({"folder": str(run.resolve())}) + "\n")
 
 
 @contextmanager

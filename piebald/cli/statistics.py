@@ -158,7 +158,7 @@ def _at_sites(
 ) -> FederatedStatistics:  # fmt: skip
     """Statistics of the sites of a federation, or of one on this machine where there are no credentials."""
     from piebald import statistics_at_sites
-    from piebald.cli.federate import with_sites
+    from piebald.cli.serving import with_sites
 
     for flag, given in others.items():
         if given:

@@ -9,7 +9,7 @@ from typing import Any
 from piebald.deploy.run_view import RunView
 from piebald.plain_text import printable
 
-_STATES = ("running", "stopped", "killed", "failed", "finished")
+_STATES = ("running", "waiting", "stopped", "killed", "failed", "finished")
 _OF_SITES = {  # metric: field of a site's status, whether it only grows, help
     "piebald_site_received_bytes": ("received", True, "Bytes of messages from a site."),
     "piebald_site_sent_bytes": ("sent", True, "Bytes of messages to a site."),

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from piebald.deploy.run_view import RunView, Viewer
-from piebald.deploy.status import read_status
+from piebald.deploy.status import STALLED, read_status, signs_of_life
 from piebald.errors import SettingError
 from piebald.runtimes.federation.private_files import write_private
 
 INSTALL = "the status page needs starlette, uvicorn and prometheus-client: pip install 'piebald[page]'"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
 MOST_CONNECTIONS = 32  # at a time; files and connections that a process may have open are as few as 1,024, and shared
-_STALLED = 60.0  # seconds without a sign of the server after which it counts as ill
 
 log = logging.getLogger("piebald.federation")
 
@@ -113,13 +112,13 @@ class FewConnections(socket.socket):
 
 
 @contextlib.contextmanager
-def serving_page(address: PageAddress, credentials: Path, run: Path) -> Iterator[None]:
+def serving_page(address: PageAddress, credentials: Path, run: Path | None = None) -> Iterator[None]:
     """Serve the page for as long as the block runs.  A page that cannot be served is one warning.
 
     Args:
         address: where to listen.
         credentials: the server's credentials.
-        run: the run folder.
+        run: the run folder; by default the one that the credentials name at the time.
 
     Raises:
         SettingError: an extra is missing, or the token cannot be used.
@@ -217,12 +216,8 @@ def page_app(viewer: Viewer, credentials: Path, token: str | None, loopback: boo
         return Response(body, media_type=kind)
 
     def healthz(request: Request) -> Response:
-        try:
-            signs = (credentials / "status.json").stat().st_mtime
-        except OSError:
-            signs = began
-        silent = time.time() - max(signs, began)
-        return PlainTextResponse("ok\n" if silent < _STALLED else "stalled\n", 200 if silent < _STALLED else 503)
+        fine = signs_of_life(credentials, began) < STALLED
+        return PlainTextResponse("ok\n" if fine else "stalled\n", 200 if fine else 503)
 
     routes = [
         Route("/", answered(lambda view: HTMLResponse(page(view))), methods=["GET"]),

@@ -54,13 +54,14 @@ class Viewer:
 
     Args:
         credentials: the server's credentials.
-        run: the run folder.
+        run: the run folder; by default the one that the credentials name at the time.
     """
 
-    def __init__(self, credentials: Path, run: Path) -> None:
-        self._credentials, self._run = credentials, run
+    def __init__(self, credentials: Path, run: Path | None = None) -> None:
+        self._credentials, self._given = credentials, run
         self._lock = threading.Lock()
         self._read, self._view = float("-inf"), RunView()
+        self._run: Path | None = None
         self._spent: tuple[float, int, tuple[Mapping[str, Any], ...]] = (float("-inf"), -1, ())
 
     def view(self) -> RunView:
@@ -76,9 +77,13 @@ class Viewer:
             status = status_values(self._credentials)
         except PiebaldError:  # nothing has been written yet
             status = {}
-        if not (self._run / "run.db").exists():
+        named = status.get("folder")
+        run = self._given or (None if named is None else Path(named))
+        if run is None or not (run / "run.db").exists():
             return RunView(status)
-        with RunStore.open_read_only(self._run) as store:
+        if run != self._run:  # a server takes one experiment after another
+            self._run, self._spent = run, (float("-inf"), -1, ())
+        with RunStore.open_read_only(run) as store:
             return self._of(status, store)
 
     def _of(self, status: Mapping[str, Any], store: RunStore) -> RunView:

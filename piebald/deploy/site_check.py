@@ -16,6 +16,7 @@ from piebald.deploy.site_rows import SPLITS, missing_source, rows_before_a_run
 from piebald.errors import PiebaldError, SettingError
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.messages import CheckReply, CheckRequest, Refused, decode
+from piebald.runtimes.federation.proxy import proxy_for
 from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.transfer import fetch_terms
 from piebald.version import __version__
@@ -33,7 +34,7 @@ def site_machine(work: SiteWork) -> list[Check]:
     if credentials.party == SERVER:
         party = Check("credentials", False, "they are the server's: a site needs credentials of its own")
     checks = [party, check_certificate(credentials.folder), Check("device", True, work.settings.device)]
-    return [*checks, check_space(credentials.folder), _rows(work)]
+    return [*checks, *_proxy(work), check_space(credentials.folder), _rows(work)]
 
 
 def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
@@ -50,6 +51,15 @@ def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
     if checks[0].fine is False:
         return checks
     return [*checks[:-1], *_asked(work, checks[-1], patience)]
+
+
+def _proxy(work: SiteWork) -> list[Check]:
+    """The proxy through which the server is reached, nothing where there is none."""
+    try:
+        proxy = proxy_for(work.credentials.host, work.credentials.port)
+    except SettingError as error:
+        return [Check("proxy", False, str(error))]
+    return [] if proxy is None else [Check("proxy", True, f"{proxy.address}, since HTTPS_PROXY names it")]
 
 
 def _rows(work: SiteWork) -> Check:

@@ -7,10 +7,12 @@ that is recorded as running and that nobody writes was killed.
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from piebald.deploy.experiment_queue import ExperimentQueue
 from piebald.errors import RunFolderError, SettingError
 
 try:
@@ -19,6 +21,46 @@ except ImportError:  # Windows, where a process must be stopped by hand
     fcntl = None  # type: ignore[assignment]
 
 RUN = "run.json"  # in the server's credentials: the run folder that it writes
+STALLED = 60.0  # seconds without a sign of life after which a process counts as ill
+_STATUS = "status.json"  # in each party's credentials: what its process wrote last
+
+
+def signs_of_life(credentials: Path, since: float = 0.0) -> float:
+    """Seconds since a party's process gave its last sign of life, by writing its status.
+
+    Args:
+        credentials: the party's.
+        since: when it began, in seconds since the epoch, which counts as a sign.
+    """
+    try:
+        last = (credentials / _STATUS).stat().st_mtime
+    except OSError:
+        last = since
+    return time.time() - max(last, since)
+
+
+def give_sign(credentials: Path) -> None:
+    """Give a sign of life where nothing has changed that the status tells."""
+    try:
+        os.utime(credentials / _STATUS)
+    except FileNotFoundError:
+        from piebald.runtimes.federation.private_files import write_private
+
+        write_private(credentials / _STATUS, "{}", lasting=False)
+
+
+def check_health(folder: Path) -> None:
+    """Raise a `SettingError` where a party's process does not run, or has given no sign of life for a minute.
+
+    Args:
+        folder: a party's credentials, or the run folder of a federation.
+    """
+    credentials = credentials_folder(folder)
+    process = running_process(credentials)
+    if process is None:
+        raise SettingError(f"nothing is running with {credentials}")
+    if (silent := signs_of_life(credentials)) > STALLED:
+        raise SettingError(f"process {process} has given no sign of life for {silent:.0f} seconds: see its log")
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -39,7 +81,7 @@ def status_values(folder: Path) -> dict[str, Any]:
 
     Returns:
         Its values by name, "state" among them: "running", "stopped" (by Ctrl-C, SIGTERM or `piebald stop`), "killed",
-        "failed" or "finished".
+        "failed", "finished", or "waiting" for an experiment of the queue.
 
     Raises:
         SettingError: there is no status.
@@ -57,9 +99,15 @@ def status_values(folder: Path) -> dict[str, Any]:
         found |= {} if steps is None else {"steps": steps}
     found.pop("over", None)
     about = {"party": found.pop("party"), "state": _state(recorded, process), "process": process}
+    if (queue := ExperimentQueue(credentials)).folder.is_dir():
+        about["queue"] = queue.summary() or "empty"
+        if process is not None and recorded != "running":
+            about["state"] = "waiting"  # for an experiment
     if run is not None:
         about["folder"] = str(run)
-    if process is None:  # what the server knew of its sites when it ended is no news of theirs
+    if (
+        process is None or about["state"] == "waiting"
+    ):  # what it knew of its sites when a run ended is no news of theirs
         found["sites"] = [{**row, "state": None} for row in found.get("sites", ())]
     return {name: value for name, value in (about | found).items() if name != "sites" or value}
 
@@ -116,7 +164,7 @@ def _recorded(run: Path) -> tuple[str | None, int | None]:
 def _written(credentials: Path) -> dict[str, Any] | None:
     """What the party's process wrote last, None where none has."""
     try:
-        found = json.loads((credentials / "status.json").read_text())
+        found = json.loads((credentials / _STATUS).read_text())
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -164,6 +164,7 @@ def test_metrics_are_prometheus_own_form(places: tuple[Path, Path]) -> None:
         for family in parser.text_string_to_metric_families(exposition(Viewer(*places).view())[0].decode())
         for sample in family.samples
     }
+    assert Viewer(places[0]).view().scores == Viewer(*places).view().scores  # the credentials name the run folder
     assert found["piebald_steps",] == 12
     assert found["piebald_state", "killed"] == 1
     assert found["piebald_site_received_bytes_total", "north"] == 3_000_000

@@ -13,6 +13,7 @@ import pytest
 
 from piebald.cli import main
 from piebald.errors import SettingError
+from piebald.runtimes.federation import audit
 from piebald.runtimes.federation.audit import FILE, AuditLog, knows, missing, verify
 from piebald.runtimes.federation.wire_format import digest
 from tests.federation.conftest import provisioned
@@ -117,6 +118,37 @@ def test_what_others_send_makes_no_line_that_is_too_long(tmp_path: Path) -> None
     told = json.loads((tmp_path / FILE).read_text().splitlines()[0])
     assert told["reason"] == "no"
     assert told["recipe"] == {"sha256": hashlib.sha256(json.dumps(recipe).encode()).hexdigest(), "bytes": 3_145_740}
+
+
+def test_a_log_that_is_put_aside_stays_one_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LONG", 1000)
+    credentials = provisioned(tmp_path / "credentials", ["north"])
+    path, archive = written(credentials / "north", 20), tmp_path / "archive"
+    aside = sorted(path.parent.glob("audit-*.jsonl"))
+    assert len(aside) > 2
+    assert max(file.stat().st_size for file in [*aside, path]) < 1500
+    noted = json.loads(aside[0].read_text().splitlines()[-1])["digest"]
+    assert verify(path).lines == 20
+    assert knows(path, noted)
+    server = AuditLog(credentials / "server")
+    server.write("started", party="server")
+    server.write("received", site="north", run="ab", task=0, body=f"{0:032x}")
+    assert missing(path, server.path) == []
+    archive.mkdir()
+    for file in aside[:2]:
+        file.rename(archive / file.name)
+    with pytest.raises(SettingError, match=r"line 1 of .* it is line \d+ of the log, so name the folder"):
+        verify(path)
+    command = ["audit", str(path.parent), "--head", noted, "--against", str(server.path.parent)]
+    assert main(command) == 2
+    assert main([*command, "--archive", str(archive)]) == 0
+    first = json.loads(path.read_text().splitlines()[0])["line"]
+    path.rename(path.with_name(f"audit-{first:09d}.jsonl"))  # a process that is killed after that
+    AuditLog(path.parent).write("started", party="north")
+    assert verify(path, archive).lines == 21
+    (archive / aside[1].name).unlink()
+    with pytest.raises(SettingError, match=f"line {aside[1].stem[-2:].lstrip('0')} of .* does not follow"):
+        verify(path, archive)
 
 
 def test_nothing_leaves_a_site_that_cannot_write_down_what_leaves(

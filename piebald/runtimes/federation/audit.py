@@ -1,11 +1,15 @@
 """The audit log of a party: who joined, what left which site and what allowed it, as a chain of digests.
 
-    <credentials>/audit.jsonl   one JSON object a line: line, at, event, what it is about, previous, digest
+    <credentials>/audit.jsonl             one JSON object a line: line, at, event, what it is about, previous, digest
+    <credentials>/audit-000000001.jsonl   the lines from this one on, put aside when they were 16 MB
 
 `digest` is the SHA-256 of the line without it, and `previous` that of the line before.  So whoever changes, removes or
 moves a line breaks the chain there.  A log that was cut at its end, or written anew as a whole, is a chain as well:
 its last digest, the head, must be compared with one that somebody else has noted, or the log with that of the other
 side (`missing`).  A line is on the disk before what it tells of leaves.
+
+The chain goes on from one file to the next, so a file that is put aside can be moved to an archive: who checks the
+chain then names the folder where it lies.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from typing import Any
 from piebald.errors import SettingError, shown
 
 FILE = "audit.jsonl"
+LONG = 16 << 20  # bytes of a file before it is put aside
+_ASIDE = re.compile(r"audit-(\d{9,})\.jsonl")
 _FIRST = "0" * 64
 _END = re.compile(rb',"digest":"([0-9a-f]{64})"\}')
 _END_BYTES = len(',"digest":""}') + 64
@@ -54,6 +60,7 @@ class AuditLog:
         with self._lock:
             if self.path.is_symlink():
                 raise SettingError(f"{self.path} is a link, and the log would be written elsewhere: remove it")
+            self._put_aside()
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
             with os.fdopen(handle, "r+b") as file:
                 size = self._end(file)
@@ -72,6 +79,14 @@ class AuditLog:
                     raise
             self._line, self._head = self._line + 1, digest
 
+    def _put_aside(self) -> None:
+        """Rename a file that is long, so that the next line begins another one."""
+        if not self._read or self.path.stat().st_size < LONG:
+            return
+        with self.path.open("rb") as file:
+            first = _checked(self.path, file.readline(_LONGEST).rstrip(b"\n"), None, None)[0]
+        self.path.rename(self.path.with_name(f"audit-{first:09d}.jsonl"))
+
     def _end(self, file: Any) -> int:
         """Where the next line goes.  What a killed process has written of a line is no line, and is cut off."""
         size = file.seek(0, os.SEEK_END)
@@ -84,6 +99,9 @@ class AuditLog:
         if whole:
             last = whole[:-1].rpartition(b"\n")[2]
             self._line, self._head = _checked(self.path, last, None, None)
+        elif earlier := _aside(self.path.parent):  # it was killed after it had put the file aside
+            for self._line, _, self._head in _lines(earlier[max(earlier)], None, None):
+                pass
         self._read = True
         return int(size - len(tail) + len(whole))
 
@@ -110,31 +128,35 @@ class Verified:
     last: str | None
 
 
-def verify(path: Path) -> Verified:
-    """Check the chain of an audit log.
+def verify(path: Path, archive: Path | None = None) -> Verified:
+    """Check the chain of an audit log, with the files that were put aside.
+
+    Args:
+        path: the log.
+        archive: the folder where files that were put aside have been moved to.
 
     Raises:
         SettingError: it cannot be read, or a line does not follow from the one before; the first such line is named.
     """
     found = Verified(0, _FIRST, None, None)
-    for number, entry, head in _entries(path):
+    for number, entry, head in _entries(path, archive):
         at = str(entry.get("at"))
         found = Verified(number, head, found.first or at, at)
     return found
 
 
-def knows(path: Path, head: str) -> bool:
+def knows(path: Path, head: str, archive: Path | None = None) -> bool:
     """Whether a log whose chain holds still has the line with this digest, which was its head when it was noted."""
-    return any(digest == head for _, _, digest in _entries(path))
+    return any(digest == head for _, _, digest in _entries(path, archive))
 
 
-def missing(path: Path, other: Path) -> list[str]:
+def missing(path: Path, other: Path, archive: Path | None = None) -> list[str]:
     """What the log of the other side tells of, and this one does not: a sentence about each line.
 
     One of the two is the server's, and the other one that of a site.  What a site has delivered is in the server's log,
     and what the server has received of it in the site's.
     """
-    mine, theirs = [entry for _, entry, _ in _entries(path)], [entry for _, entry, _ in _entries(other)]
+    mine, theirs = [entry for _, entry, _ in _entries(path, archive)], [entry for _, entry, _ in _entries(other)]
     parties = [next((entry["party"] for entry in log if entry["event"] == "started"), None) for log in (mine, theirs)]
     if None in parties or len({*parties}) < 2 or "server" not in parties:
         raise SettingError(f"{path} and {other} must be the logs of a server and of one of its sites, got {parties}")
@@ -153,18 +175,37 @@ def _result(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return entry.get("run"), entry.get("task"), entry.get("body")
 
 
-def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """The lines of a log whose chain holds so far: number, content and digest."""
+def _entries(path: Path, archive: Path | None = None) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """The lines of a log whose chain holds so far: number, content and digest; first those that were put aside."""
     number, head = 0, _FIRST
+    folders = (path.parent,) if archive is None else (archive, path.parent)
+    aside = {place: one for folder in folders for place, one in _aside(folder).items()}
+    files = [aside[place] for place in sorted(aside)]
+    for file in [*files, path] if path.exists() or not files else files:
+        for line in _lines(file, number, head):
+            yield line
+            number, _, head = line
+
+
+def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[int, dict[str, Any], str]]:
+    """The lines of one file, which follow from the line before (None: from any)."""
     try:
         with path.open("rb") as file:
             while line := file.readline(_LONGEST + 1):
                 if not line.endswith(b"\n"):
-                    raise SettingError(f"line {number + 1} of {path} has no end: it was cut off, or is being written")
+                    where = "the first line" if number is None else f"line {number + 1}"
+                    raise SettingError(f"{where} of {path} has no end: it was cut off, or is being written")
                 number, head = _checked(path, line[:-1], number, head)
                 yield number, json.loads(line), head
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _aside(folder: Path) -> dict[int, Path]:
+    """The files that were put aside, by the number of their first line."""
+    if not folder.is_dir():
+        return {}
+    return {int(match[1]): path for path in folder.iterdir() if (match := _ASIDE.fullmatch(path.name))}
 
 
 def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> tuple[int, str]:
@@ -182,6 +223,11 @@ def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> t
         own, previous = int(entry["line"]), str(entry["previous"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SettingError(f"{where} of {path} is no line of an audit log: {shown(line[:60])}") from None
+    if number == 0 and own > 1:
+        raise SettingError(
+            f"{where} of {path} does not follow from the one before: it is line {own} of the log, so name the folder "
+            "with those before it (--archive), or the log was cut at its beginning"
+        )
     if number is not None and (own, previous) != (number + 1, head):
         raise SettingError(
             f"{where} of {path} does not follow from the one before: lines were removed, added or moved there"

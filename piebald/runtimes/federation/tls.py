@@ -20,6 +20,7 @@ from threading import Event
 from typing import Any
 
 from piebald.runtimes.federation.messages import LONGEST
+from piebald.runtimes.federation.proxy import connect
 
 SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
@@ -184,9 +185,10 @@ def keep_connecting(
     while not over.is_set():
         began = time.monotonic()
         try:
-            plain = socket.create_connection(address, timeout=HANDSHAKE)
+            plain = connect(address, HANDSHAKE)
             keep_alive(plain)
-            with contexts.current().wrap_socket(plain) as secured:
+            # the name is for what passes TLS on by its name (SNI) before the server
+            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as secured:
                 secured.settimeout(QUIET)
                 carry(secured)
         except (OSError, ValueError) as error:
