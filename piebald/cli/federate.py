@@ -24,7 +24,6 @@ from piebald.plain_text import printable
 
 if TYPE_CHECKING:
     from piebald.deploy.checks import Check
-    from piebald.experiment_file import ExperimentSettings
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
