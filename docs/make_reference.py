@@ -24,7 +24,7 @@ import piebald.recipes
 import piebald.runtimes
 from piebald import data, models
 from piebald.component import Component
-from piebald.recipes.describe import allowed, documented
+from piebald.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
 from make_pictures import EXAMPLES, VERTICAL

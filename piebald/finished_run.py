@@ -22,8 +22,8 @@ from piebald.pytree import Tree
 from piebald.report.chosen_models import read_model
 from piebald.report.store import RunStore
 from piebald.report.tables import History
-from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import personal_model
+from piebald.runtimes.engines.engine_choice import make_engine
+from piebald.runtimes.engines.serve_stack import personal_model
 from piebald.runtimes.engines.stack import PRIVATE
 from piebald.server.best_version import ModelSnapshot
 from piebald.sharing.base import Sharing

@@ -29,12 +29,12 @@ from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.flare_link import SERVER, serve
-from piebald.runtimes.federation.messages import Piece, Reply, decode, encode
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.server_runtime import FederationServer
 from piebald.runtimes.federation.task_runner import SiteClient
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.wire_format import digest
+from piebald.runtimes.federation.wire_messages import Piece, Reply, decode, encode
 from piebald.server import ServerLoop
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]

@@ -55,20 +55,20 @@ def main() -> None:
     from workloads import WORKLOADS
 
     from piebald import experiment, recipes
-    from piebald.runtimes.simulation import settings
+    from piebald.runtimes.simulation import simulator
     from piebald.runtimes.workers import pool
 
     work = WORKLOADS[options.workload]
     clients, model = work.data(), work.network()
-    settings.onednn_is_faster = told("products", settings.onednn_is_faster)
-    settings.fastest = told("measuring", settings.fastest)
-    settings.make_engine = told("probing", settings.make_engine)
+    simulator.onednn_is_faster = told("products", simulator.onednn_is_faster)
+    simulator.fastest = told("measuring", simulator.fastest)
+    simulator.make_engine = told("probing", simulator.make_engine)
     experiment.describe = told("describing", experiment.describe)
     pool.ForkedWorkers.serve = told("round", pool.ForkedWorkers.serve)  # type: ignore[method-assign]
-    if remembers := vars(settings).get("agrees"):
-        settings.agrees = told("checking", remembers)
+    if remembers := vars(simulator).get("agrees"):
+        simulator.agrees = told("checking", remembers)
     recipe = recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20)
-    run(recipe, clients, model, rounds=options.rounds, evaluate_every=0, runtime=settings.Simulator(workers=2))
+    run(recipe, clients, model, rounds=options.rounds, evaluate_every=0, runtime=simulator.Simulator(workers=2))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from piebald.choice.candidates import SHARED
 from piebald.contracts import Clients, Result
 from piebald.report.chosen_models import AXIS, noted, write_model
 from piebald.report.store import RunStore
-from piebald.runtimes.engines.choose import stack_limit
+from piebald.runtimes.engines.engine_choice import stack_limit
 from piebald.server import ServerLoop
 
 GROUP = 256  # clients that are asked at once, or fewer where their models are large

@@ -25,7 +25,7 @@ from piebald.choice.candidates import SHARES
 from piebald.contracts import Clients, SgdConfig, Split
 from piebald.errors import ParameterError, SettingError
 from piebald.parameters import copied, matching
-from piebald.runtimes.engines.choose import make_engine
+from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_loader import augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from piebald.advice.probe import ProbeResult, binned, inputs_of, probe, together
 from piebald.contracts import Clients, Fleet, InMemory
+from piebald.partition.client_statistics import Floats
 from piebald.partition.heterogeneity import gini, total_variation
 from piebald.partition.split import Ints
-from piebald.partition.statistics import Floats
 from piebald.randomness import generator
 
 KINDS = {

@@ -19,7 +19,7 @@ from piebald.cli import choose  # noqa: F401  # isort: skip
 from piebald.cli import federate  # noqa: F401  # isort: skip
 from piebald.cli import queueing  # noqa: F401  # isort: skip
 from piebald.cli import keep  # noqa: F401  # isort: skip
-from piebald.cli import look  # noqa: F401  # isort: skip
+from piebald.cli import show  # noqa: F401  # isort: skip
 from piebald.cli import statistics  # noqa: F401  # isort: skip
 
 

@@ -40,7 +40,7 @@ def advise(
     """Choose a method: whether to train together, how, and who loses by it."""
     show_log(verbose)
     end_on_term()
-    from piebald.advice.settings import AdviceSettings
+    from piebald.advice.adviser_file import AdviceSettings
     from piebald.tuning import Budget
 
     flags = list(sets or ())
@@ -85,7 +85,7 @@ def tuned_first(
 
 def resumed_search(folder: Path, as_json: bool, quiet: bool) -> None:
     """Go on with the search in a folder, from the experiment file that it was started with."""
-    from piebald.advice.settings import AdviceSettings
+    from piebald.advice.adviser_file import AdviceSettings
     from piebald.experiment_file import ExperimentSettings
 
     try:

@@ -23,7 +23,7 @@ from piebald.errors import SettingError
 from piebald.plain_text import printable
 
 if TYPE_CHECKING:
-    from piebald.deploy.checks import Check
+    from piebald.deploy.machine_checks import Check
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
@@ -85,8 +85,8 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
-    from piebald.deploy.checks import check_space, refuse_crosses, server_machine, server_run
     from piebald.deploy.logs import start_log
+    from piebald.deploy.machine_checks import check_space, refuse_crosses, server_machine, server_run
     from piebald.runtimes.federation.provisioning import read
 
     own, page = read(credentials), page_address(status_host, status_port)
@@ -133,8 +133,8 @@ def client(
 ) -> None:
     """Run a site of a federation until the run has ended."""
     from piebald import plugins
-    from piebald.deploy.checks import refuse_crosses
     from piebald.deploy.logs import start_log
+    from piebald.deploy.machine_checks import refuse_crosses
     from piebald.deploy.site_check import check_site, site_machine
     from piebald.deploy.site_process import join, site_work
 

@@ -47,7 +47,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Put an experiment at the end of the queue of a server."""
-    from piebald.deploy.checks import refuse_crosses, server_run
+    from piebald.deploy.machine_checks import refuse_crosses, server_run
     from piebald.experiment_file import ExperimentSettings
 
     own, waiting = _opened(credentials)
@@ -155,7 +155,7 @@ def serve_queue(credentials: Path, page: PageAddress | None, as_json: bool, quie
         page: where its status page is.
         as_json, quiet: how the results are printed.
     """
-    from piebald.deploy.checks import check_space, refuse_crosses, server_machine
+    from piebald.deploy.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.deploy.page_server import serving_page
 
     own, waiting = _opened(credentials)

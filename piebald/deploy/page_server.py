@@ -184,7 +184,7 @@ def page_app(viewer: Viewer, credentials: Path, token: str | None, loopback: boo
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    from piebald.deploy.metrics import exposition
+    from piebald.deploy.prometheus import exposition
     from piebald.deploy.status_page import content_policy, page
 
     began, warned = time.time(), threading.Event()

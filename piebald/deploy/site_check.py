@@ -10,15 +10,15 @@ import torch
 
 from piebald import plugins, pytree
 from piebald.contracts import Clients
-from piebald.deploy.checks import SPACE, Check, check_certificate, check_space
+from piebald.deploy.machine_checks import SPACE, Check, check_certificate, check_space
 from piebald.deploy.site_process import SiteWork
 from piebald.deploy.site_rows import SPLITS, missing_source, rows_before_a_run
 from piebald.errors import PiebaldError, SettingError
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.messages import CheckReply, CheckRequest, Refused, decode
 from piebald.runtimes.federation.proxy import proxy_for
 from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.transfer import fetch_terms
+from piebald.runtimes.federation.wire_messages import CheckReply, CheckRequest, Refused, decode
 from piebald.version import __version__
 
 CLOCK = 60.0  # seconds that the clocks of server and site may differ

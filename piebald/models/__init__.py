@@ -1,5 +1,6 @@
 """Networks of the papers, in small and plain versions."""
 
+from piebald.models.batch_norm import Cnn1dBn, MlpBn
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.embedded import embedded
@@ -14,7 +15,6 @@ from piebald.models.gated import (
 )
 from piebald.models.log_mel import LogMel
 from piebald.models.networks import build_model, count_parameters, names
-from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.pretrained import PretrainedNetwork, pretrained
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.standardised_inputs import StandardisedInputs

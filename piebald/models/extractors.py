@@ -21,8 +21,8 @@ from piebald.data.decoded import Decoded
 from piebald.data.download import cache, official
 from piebald.data.prepared_files import is_prepared, prepared, read_npz
 from piebald.errors import SettingError
-from piebald.models.checks import checked_network
 from piebald.models.log_mel import LogMel
+from piebald.models.setting_checks import checked_network
 
 PREPARED = "squeezenet1_1_notop.npz"
 CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piebald.errors import SettingError
-from piebald.models.checks import checked_network, shape, size, whole, widths
+from piebald.models.setting_checks import checked_network, shape, size, whole, widths
 
 
 class Offsets(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.errors import SettingError
-from piebald.models.checks import checked_network, whole
+from piebald.models.setting_checks import checked_network, whole
 
 
 @checked_network

@@ -12,10 +12,10 @@ from torch import nn
 from piebald import plugins, pytree
 from piebald.arguments import Count, checked
 from piebald.errors import SettingError, unknown
+from piebald.models.batch_norm import Cnn1dBn, MlpBn
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
-from piebald.models.normalized import Cnn1dBn, MlpBn
 from piebald.models.pretrained import pretrained
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11

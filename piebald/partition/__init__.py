@@ -3,6 +3,7 @@
 from piebald.partition.backdoor import Backdoor
 from piebald.partition.by_embedding import ByEmbedding
 from piebald.partition.by_owner import ByOwner
+from piebald.partition.client_statistics import Statistics, collect
 from piebald.partition.corruption import Blur, Contrast, Noise, Sensor
 from piebald.partition.data_change import DataChange, FlipPairs, FlipRandom, FlipTo
 from piebald.partition.devices import Devices, FastSlow, Homogeneous, LogNormal
@@ -20,7 +21,6 @@ from piebald.partition.sites import RemotePartition, Sites
 from piebald.partition.sizes import Explicit, PowerLaw, Quantity, Sizes, Skewed, Uniform
 from piebald.partition.sources import clients_from
 from piebald.partition.standardise import Standardisation, StandardisedClients, standardised
-from piebald.partition.statistics import Statistics, collect
 from piebald.partition.survey import survey
 from piebald.partition.torch_clients import TorchClients
 from piebald.partition.trace import Trace

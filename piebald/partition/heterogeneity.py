@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
+from piebald.partition.client_statistics import Floats, Statistics, total
 from piebald.partition.split import Ints
-from piebald.partition.statistics import Floats, Statistics, total
 
 _CLEAR = 1e-8  # share of the largest variance that is far from rounding noise
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from piebald.arguments import checked
 from piebald.contracts import Clients, Fleet, InMemory
+from piebald.partition.client_statistics import collect
 from piebald.partition.heterogeneity import Heterogeneity, measure
 from piebald.partition.pictures import flat
-from piebald.partition.statistics import collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

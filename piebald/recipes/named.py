@@ -15,7 +15,7 @@ from piebald.component import Component
 from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
 from piebald.recipe_settings import holds, plain
-from piebald.recipes.describe import allowed, documented, home, kind
+from piebald.recipes.recipe_help import allowed, documented, home, kind
 from piebald.toml_document import dumps
 from piebald.training.base import Trainer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.report import vectors
+from piebald.report import tensor_files
 
 AXIS = "keep"  # of the notes
 
@@ -21,7 +21,7 @@ def noted(notes: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
 
 def write_model(folder: Path, client: int, model: Tensor) -> None:
     """Write the model [p] that a client has chosen, complete or not at all."""
-    vectors.write(folder, _name(client), {"model": model})
+    tensor_files.write(folder, _name(client), {"model": model})
 
 
 def read_model(folder: Path, client: int) -> Tensor:
@@ -30,7 +30,7 @@ def read_model(folder: Path, client: int) -> Tensor:
     Raises:
         RunFolderError: the file is missing or damaged.
     """
-    return vectors.pick(folder, _name(client))["model"]
+    return tensor_files.pick(folder, _name(client))["model"]
 
 
 def _name(client: int) -> str:

@@ -2,7 +2,7 @@
 
     <folder>/
       run.db                               SQLite in WAL mode, see `schema`
-      vectors-<version>.safetensors        tensors of the newest two checkpoints and of the best, see `vectors`
+      vectors-<version>.safetensors        tensors of the newest two checkpoints and of the best, see `tensor_files`
       client-state-<version>.safetensors   the state of clients, in pieces
       start.safetensors                    what the run took over from a finished one, if it goes on from one
       run.lock                             held by the one process that writes
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError
-from piebald.report import schema, vectors
+from piebald.report import schema, tensor_files
 from piebald.report.lock import RunLock
 from piebald.report.run_folder import START, UNFINISHED, existing, missing, refuse_occupied, remove_again
 from piebald.report.run_meta import check_meta
@@ -109,7 +109,7 @@ class RunStore:
         try:
             (folder / UNFINISHED).unlink(missing_ok=True)
             if start is not None:
-                vectors.write_bytes(folder, START, start)
+                tensor_files.write_bytes(folder, START, start)
             with closing(schema.connect(folder / UNFINISHED)) as empty:
                 schema.make(empty)
                 with schema.transaction(empty, durable=True):
@@ -136,7 +136,7 @@ class RunStore:
                 store = cls(db, folder, lock)
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {verdict}")
-                vectors.sweep(db, folder)
+                tensor_files.sweep(db, folder)
         except BaseException:
             lock.release()
             raise
@@ -195,7 +195,7 @@ class RunStore:
                     self._index_files(written)
             self._version = version
             if written is not None and self.path is not None:
-                vectors.sweep(self._db, self.path)
+                tensor_files.sweep(self._db, self.path)
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `score`: metrics on clients' rows, or on the common test set where client is None.
@@ -306,8 +306,8 @@ class RunStore:
         row = next((row for row in self._checkpoints() if row["version"] == version), None)
         if row is None or self.path is None:
             raise RunFolderError(f"{self._name} has no checkpoint of server step {version}")
-        values = vectors.values(self.path, row)
-        return Checkpoint(vectors.read(self.path, row["file"], vectors.file_digest(row["sha256"])), values)
+        values = tensor_files.values(self.path, row)
+        return Checkpoint(tensor_files.read(self.path, row["file"], tensor_files.file_digest(row["sha256"])), values)
 
     def checkpoint_of(self, version: int) -> Checkpoint:
         """The checkpoint of one version with the state of clients, after checking all files.
@@ -317,17 +317,17 @@ class RunStore:
         """
         found = self.server_checkpoint(version)
         assert self.path is not None
-        states = vectors.read_client_states(self._db, self.path, version)
+        states = tensor_files.read_client_states(self._db, self.path, version)
         return Checkpoint({**found.tensors, **states}, found.values)
 
     def client_state(self, client: int, version: int | None = None) -> dict[str, Tensor]:
         """The state of one client at a kept version, by default the newest; files are not checked for damage."""
         tensors: dict[str, Tensor] = {}
         if self.path is not None:
-            for row in vectors.current(self._db, self._version if version is None else version, client):
+            for row in tensor_files.current(self._db, self._version if version is None else version, client):
                 if row.name.startswith("last:"):
                     continue
-                tensors[row.name] = vectors.pick(self.path, row.file, [row.key])[row.key]
+                tensors[row.name] = tensor_files.pick(self.path, row.file, [row.key])[row.key]
         return tensors
 
     # ------------------------------------------------------------------------------------------------------ inside
@@ -352,22 +352,22 @@ class RunStore:
 
     def _write_files(self, folder: Path, version: int, checkpoint: Checkpoint) -> _Written:
         values = json.dumps(dict(checkpoint.values))  # first, so that a value that is not JSON leaves no file
-        whole, changed = vectors.split_client_state(checkpoint.tensors)
+        whole, changed = tensor_files.split_client_state(checkpoint.tensors)
         name = f"vectors-{version}.safetensors"
-        digests = vectors.digests(vectors.write(folder, name, whole), values)
+        digests = tensor_files.digests(tensor_files.write(folder, name, whole), values)
         row = {"version": version, "file": name, "sha256": digests, "values_json": values}
-        states = vectors.survivors(self._db, folder, version, changed) | changed
+        states = tensor_files.survivors(self._db, folder, version, changed) | changed
         if not states:
             return _Written(row, None, {})
         file = f"client-state-{version}.safetensors"
-        keyed = {vectors.StoredTensor(client, name, file).key: tensor for (client, name), tensor in states.items()}
-        return _Written(row, (file, vectors.write(folder, file, keyed)), states)
+        keyed = {tensor_files.StoredTensor(client, name, file).key: tensor for (client, name), tensor in states.items()}
+        return _Written(row, (file, tensor_files.write(folder, file, keyed)), states)
 
     def _index_files(self, written: _Written) -> None:
         schema.insert(self._db, "checkpoint", [written.row])
         if written.state_file is not None:
-            vectors.index(self._db, written.row["version"], *written.state_file, written.states)
-        vectors.forget(self._db, KEPT)
+            tensor_files.index(self._db, written.row["version"], *written.state_file, written.states)
+        tensor_files.forget(self._db, KEPT)
 
     def _forget_from(self, version: int) -> None:
         for table in ("step", "result", "note", "checkpoint", "client_state"):
@@ -375,7 +375,7 @@ class RunStore:
         self._db.execute(
             "DELETE FROM score WHERE version > ?", (version,)
         )  # those of this version are replaced when they are repeated
-        vectors.drop_empty(self._db)
+        tensor_files.drop_empty(self._db)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

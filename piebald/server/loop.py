@@ -36,7 +36,6 @@ from piebald.server.best_version import BestVersion, ModelSnapshot
 from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
 from piebald.server.cluster_models import ClusterModels, cohort_of
-from piebald.server.context import LoopContext
 from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
 from piebald.server.invitations import Invitations
 from piebald.server.masked_rounds import MaskedRounds
@@ -55,6 +54,7 @@ from piebald.server.records import (
 )
 from piebald.server.result_checks import ResultChecks
 from piebald.server.result_intake import ResultIntake
+from piebald.server.server_context import LoopContext
 from piebald.server.stalled import StalledSteps
 from piebald.server.step_writer import StepWriter
 from piebald.server.stopping import RunTotals, StoppingCriteria

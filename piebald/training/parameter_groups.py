@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from piebald.errors import SettingError
 from piebald.model_spec import ModelSpec
 from piebald.parameters import matching
-from piebald.training.tables import from_tables
+from piebald.training.table_lists import from_tables
 
 _EXAMPLE = '{ layers = ["norm", "*.bias"], weight_decay = 0.0 }'
 

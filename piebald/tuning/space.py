@@ -13,8 +13,8 @@ from piebald.component import Component
 from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
-from piebald.recipes.describe import home
 from piebald.recipes.named import lookup
+from piebald.recipes.recipe_help import home
 
 Value = Any  # of a setting: a number, text, true or false, a list or a table
 Point = Mapping[str, Value]  # settings by name

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.privacy.noise import NoiseSource
+from piebald.noise import NoiseSource
 from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, ProductSize, ProductStatistics, nodes
 from piebald.vertical.protocol import Role
 

@@ -14,7 +14,7 @@ from piebald.models import build_model
 from piebald.partition import Lists, PooledClients
 from piebald.prepare import Options, prepare
 from piebald.runtimes.engines import batched as batched_engine
-from piebald.runtimes.engines import choose
+from piebald.runtimes.engines import engine_choice
 from piebald.runtimes.engines.batched_layers import FactoredDense
 from piebald.runtimes.factored.factors import Factor
 
@@ -278,16 +278,16 @@ class ByBatch(nn.Module):
 def test_an_engine_that_misreads_the_model_is_not_chosen(
     make: Any, chosen: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = choose._measure
+    measure = engine_choice._measure
 
     def larger_is_faster(engine: Any, clients: Any, stack: int) -> tuple[Tensor, float]:
         return measure(engine, clients, stack)[0], 1.0 / stack - 0.5 * (engine.name == "batched")
 
-    monkeypatch.setattr(choose, "_measure", larger_is_faster)
+    monkeypatch.setattr(engine_choice, "_measure", larger_is_faster)
     rows = federation((6,), False)
     train = Lists(np.arange(60), np.arange(0, 61, 12))
     clients = PooledClients(rows.x, rows.y, {"train": train}, classes=list("abcd"))
     options = Options(runtime=Simulator(engine="sequential", workers=0))
     work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), options).work
-    found = choose.fastest(work, clients, torch.device("cpu"), False, range(5))
+    found = engine_choice.fastest(work, clients, torch.device("cpu"), False, range(5))
     assert found[:2] == chosen

@@ -21,7 +21,7 @@ from piebald.prepare import Options, prepare
 from piebald.report.store import RunStore
 from piebald.runtimes.engines import batched as batched_engine
 from piebald.runtimes.engines import matrix_products as products
-from piebald.runtimes.engines.choose import make_engine
+from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.runtimes.factored import client_state
 from piebald.runtimes.factored.client_state import StatePacker
 from piebald.runtimes.factored.factors import ClientRowFactor, Factor, Weights

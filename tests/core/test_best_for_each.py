@@ -18,8 +18,8 @@ from piebald.errors import SettingError
 from piebald.losses import cross_entropy
 from piebald.metrics import accuracy
 from piebald.report.store import RunStore
-from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.context import EngineContext
+from piebald.runtimes.engines.client_context import EngineContext
+from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.runtimes.engines.incoming import train_input
 from piebald.runtimes.engines.stack import ClientStack
 

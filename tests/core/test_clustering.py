@@ -249,7 +249,7 @@ def test_moments_are_those_of_the_rows() -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     clients = classified(9, 5)
     run = simulate(recipes.fedavg(), clients, model, rounds=1)
-    from piebald.runtimes.engines.choose import make_engine
+    from piebald.runtimes.engines.engine_choice import make_engine
 
     engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
     found = input_moments(engine, [0, 1], run.work.initial.expand(2, -1), ["0", "2"])

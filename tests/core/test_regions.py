@@ -13,8 +13,8 @@ from piebald import recipes
 from piebald.clustering import Regions
 from piebald.contracts import Task
 from piebald.errors import SettingError
-from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import serve
+from piebald.runtimes.engines.engine_choice import make_engine
+from piebald.runtimes.engines.serve_stack import serve
 from piebald.runtimes.engines.stack import ClientStack
 
 from .fakes import classified, seeded, simulate

@@ -17,8 +17,8 @@ import piebald
 from piebald import machine, recipes
 from piebald.errors import SettingError
 from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import choose, remembered_choices
-from piebald.runtimes.simulation import settings
+from piebald.runtimes.engines import engine_choice, remembered_choices
+from piebald.runtimes.simulation import simulator
 
 from .fakes import classified, seeded
 
@@ -54,8 +54,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(args)
         return MEASURED
 
-    monkeypatch.setattr(settings, "fastest", fastest)
-    monkeypatch.setattr(settings, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(simulator, "fastest", fastest)
+    monkeypatch.setattr(simulator, "onednn_is_faster", lambda: False)
     return asked
 
 
@@ -73,8 +73,8 @@ def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monk
     def not_again(*_: Any) -> Any:
         raise AssertionError("a time was measured")
 
-    monkeypatch.setattr(settings, "onednn_is_faster", not_again)
-    monkeypatch.setattr(choose, "clock", not_again)
+    monkeypatch.setattr(simulator, "onednn_is_faster", not_again)
+    monkeypatch.setattr(engine_choice, "clock", not_again)
     assert chosen() == first
     assert len(measured) == 1
     [file] = folder.iterdir()
@@ -152,8 +152,8 @@ def test_choices_by_counting_read_no_file(folder: Path, monkeypatch: pytest.Monk
     def read(*_: Any) -> Any:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(settings, "recall", read)
-    monkeypatch.setattr(settings, "remember", read)
+    monkeypatch.setattr(simulator, "recall", read)
+    monkeypatch.setattr(simulator, "remember", read)
     assert chosen(deterministic=True)["engine"] == "batched"
     assert chosen(engine="vmapped", onednn=False)["engine"] == "vmapped"
     with pytest.raises(AssertionError, match="a file was read"):  # so the test would notice

@@ -18,7 +18,7 @@ from piebald import recipes
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.machine import moved
 from piebald.recipe import Recipe
-from piebald.runtimes.engines.choose import stack_limit
+from piebald.runtimes.engines.engine_choice import stack_limit
 from piebald.runtimes.ray.connection import actors_that_fit
 from piebald.training import Sgd
 from tests.contract.conftest import TABLE, VARIANTS, federation, method

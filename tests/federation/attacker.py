@@ -22,7 +22,9 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.runtimes.federation.messages import (
+from piebald.runtimes.federation.tls import SCHEME, context, make_driver
+from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_task
+from piebald.runtimes.federation.wire_messages import (
     LONGEST,
     PROTOCOL,
     Hello,
@@ -33,8 +35,6 @@ from piebald.runtimes.federation.messages import (
     decode,
     encode,
 )
-from piebald.runtimes.federation.tls import SCHEME, context, make_driver
-from piebald.runtimes.federation.wire_format import digest, pack_update, unpack_task
 
 logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
 HELLO = encode(Hello(protocol=PROTOCOL, version=__version__, incarnation="ab"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from piebald.deploy import site_check
-from piebald.deploy.checks import (
+from piebald.deploy.machine_checks import (
     Check,
     check_certificate,
     check_port,

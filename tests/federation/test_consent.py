@@ -13,10 +13,10 @@ from piebald.deploy.site_process import SiteSettings, SiteWork
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.audit import verify
 from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.messages import Hello, Welcome
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.run_terms import terms
 from piebald.runtimes.federation.wire_format import digest
+from piebald.runtimes.federation.wire_messages import Hello, Welcome
 
 from .conftest import SITES, provisioned
 from .test_policy import prepared

@@ -19,8 +19,8 @@ from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.messages import Welcome
 from piebald.runtimes.federation.policy import Policy
+from piebald.runtimes.federation.wire_messages import Welcome
 
 from .conftest import Server, Sites, provisioned, until
 from .test_site_choice import Wire

@@ -12,7 +12,7 @@ import pytest
 
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.messages import Reply, TermsRequest, decode
+from piebald.runtimes.federation.wire_messages import Reply, TermsRequest, decode
 
 from .conftest import ENVIRONMENT, provisioned
 
@@ -22,7 +22,7 @@ import sys, threading
 from pathlib import Path
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import Link
-from piebald.runtimes.federation.messages import Reply, TermsRequest, encode
+from piebald.runtimes.federation.wire_messages import Reply, TermsRequest, encode
 
 def answer(origin, head, body):
     print("asked", flush=True)

@@ -22,10 +22,10 @@ from piebald.runtimes.federation.client_session import ClientSession
 from piebald.runtimes.federation.heartbeat import EVERY, Heartbeat
 from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.member_list import OpenTask
-from piebald.runtimes.federation.messages import Welcome
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.waiting import server_waits_for, site_waits_for
+from piebald.runtimes.federation.wire_messages import Welcome
 
 from .conftest import Server, Sites, provisioned, until
 

@@ -18,19 +18,6 @@ from hypothesis import strategies as st
 from piebald.contracts import Task, Update
 from piebald.errors import SettingError
 from piebald.queries import Evaluate
-from piebald.runtimes.federation.messages import (
-    LONGEST,
-    PIECE,
-    WINDOW,
-    Hello,
-    Piece,
-    Refused,
-    Reply,
-    TermsRequest,
-    Welcome,
-    decode,
-    encode,
-)
 from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
 from piebald.runtimes.federation.run_terms import RunTerms
 from piebald.runtimes.federation.transfer import SMALL, send_body
@@ -43,6 +30,19 @@ from piebald.runtimes.federation.wire_format import (
     unpack,
     unpack_task,
     unpack_update,
+)
+from piebald.runtimes.federation.wire_messages import (
+    LONGEST,
+    PIECE,
+    WINDOW,
+    Hello,
+    Piece,
+    Refused,
+    Reply,
+    TermsRequest,
+    Welcome,
+    decode,
+    encode,
 )
 from tests.core.fakes import few
 

@@ -17,9 +17,9 @@ from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys
 from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
-from piebald.runtimes.federation.messages import Piece
 from piebald.runtimes.federation.server_messages import ServerMessages
 from piebald.runtimes.federation.signing import CertificateSigner, SignatureCheck
+from piebald.runtimes.federation.wire_messages import Piece
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 

@@ -14,10 +14,10 @@ from piebald.errors import SettingError
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.client_store import FinishedTask
-from piebald.runtimes.federation.messages import Piece, Reply, Welcome, decode
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.wire_format import digest, pack_task
+from piebald.runtimes.federation.wire_messages import Piece, Reply, Welcome, decode
 
 from .conftest import provisioned
 from .test_policy import prepared

@@ -23,11 +23,11 @@ from piebald.queries import Evaluate
 from piebald.runtimes.federation import provisioning, site_choice
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
-from piebald.runtimes.federation.messages import Piece, Welcome
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.run_terms import RunTerms, terms
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.wire_format import digest, pack_task
+from piebald.runtimes.federation.wire_messages import Piece, Welcome
 
 from .conftest import SITES, Sites, provisioned, settings
 

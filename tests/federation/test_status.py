@@ -18,8 +18,8 @@ import pytest
 
 from piebald.cli import main
 from piebald.deploy import page_server
-from piebald.deploy.metrics import exposition
 from piebald.deploy.page_server import PageAddress, serving_page
+from piebald.deploy.prometheus import exposition
 from piebald.deploy.run_view import RunView, Viewer
 from piebald.deploy.status import RUN, read_status
 from piebald.errors import SettingError

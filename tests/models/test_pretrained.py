@@ -19,7 +19,7 @@ from piebald.errors import SettingError
 from piebald.models.weights_folder import cached, find, mapped_tensors
 from piebald.parameters import Layout, copied, frozen_digest, matching
 from piebald.runtimes import Simulator
-from piebald.runtimes.engines.choose import make_engine
+from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.sharing import AllExcept
 from piebald.training import DpSgd
 

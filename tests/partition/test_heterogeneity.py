@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from piebald import data
 from piebald.errors import SettingError
 from piebald.partition import Dirichlet, Iid, LazyClients, heterogeneity
+from piebald.partition.client_statistics import Statistics, collect, total
 from piebald.partition.heterogeneity import (
     UNITS,
     frechet,
@@ -24,7 +25,6 @@ from piebald.partition.heterogeneity import (
     total_variation,
     without,
 )
-from piebald.partition.statistics import Statistics, collect, total
 
 
 def covariance(rng: np.random.Generator, d: int, rows: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from piebald.contracts import Checkpoint
-from piebald.report import schema, vectors
+from piebald.report import schema, tensor_files
 from piebald.report.store import RunStore
 
 STEPS = 7
@@ -78,7 +78,7 @@ class Reaper:
         setattr(owner, name, watched)
 
     def watch_half_writing(self) -> None:
-        real = vectors.save_file
+        real = tensor_files.save_file
 
         def half(tensors: dict[str, torch.Tensor], path: str) -> None:
             self.strike()
@@ -87,7 +87,7 @@ class Reaper:
                 os.truncate(path, Path(path).stat().st_size // 2)
             self.strike()
 
-        vectors.save_file = half
+        tensor_files.save_file = half
 
 
 def run(folder: Path, n: int) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from piebald.contracts import Checkpoint, Device
 from piebald.errors import RunFolderError, SettingError
-from piebald.report import schema, vectors
+from piebald.report import schema, tensor_files
 from piebald.report.store import RunStore
 
 
@@ -323,7 +323,7 @@ def test_a_failing_disk_costs_one_step_and_nothing_before_it(store, monkeypatch,
     def fail(*_):
         raise OSError(code, os.strerror(code))
 
-    owner = {"os": os, "save_file": vectors, "end": schema}[where.split(".")[0]]
+    owner = {"os": os, "save_file": tensor_files, "end": schema}[where.split(".")[0]]
     with monkeypatch.context() as patch:
         patch.setattr(owner, where.rpartition(".")[2], fail)
         with one_sentence("server step 3 could not be recorded", "earlier steps are safe", FAULTS[code]):

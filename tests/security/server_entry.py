@@ -17,10 +17,10 @@ from piebald.contracts import Query, Result, Task, Update
 from piebald.prepare import Options, PreparedRun, prepare
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import serve
-from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
 from piebald.runtimes.federation.server_runtime import FederationServer
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.wire_format import digest, pack_update
+from piebald.runtimes.federation.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
 from piebald.version import __version__
 from tests.federation.conftest import provisioned, settings
 

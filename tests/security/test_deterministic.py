@@ -17,8 +17,8 @@ import piebald
 from piebald import recipes
 from piebald.errors import SettingError
 from piebald.machine import machine
-from piebald.runtimes.engines import choose
-from piebald.runtimes.simulation import settings
+from piebald.runtimes.engines import engine_choice
+from piebald.runtimes.simulation import simulator
 
 from ..core.fakes import classified, seeded
 
@@ -54,9 +54,9 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: Any) -> Any:
         raise AssertionError("a time was measured")
 
-    monkeypatch.setattr(settings, "fastest", measured)
-    monkeypatch.setattr(settings, "onednn_is_faster", measured)
-    monkeypatch.setattr(choose, "clock", measured)
+    monkeypatch.setattr(simulator, "fastest", measured)
+    monkeypatch.setattr(simulator, "onednn_is_faster", measured)
+    monkeypatch.setattr(engine_choice, "clock", measured)
 
 
 @pytest.mark.full

@@ -28,7 +28,7 @@ from piebald.adaptation import from_file
 from piebald.cli import main
 from piebald.deploy.site_rows import SiteSource, own_rows
 from piebald.errors import RunFolderError
-from piebald.report import lock, schema, vectors
+from piebald.report import lock, schema, tensor_files
 from piebald.report.store import RunStore
 from tests.security.fuzzers import fuzzer
 
@@ -86,7 +86,7 @@ def test_a_link_in_a_run_folder_is_not_written_through(tmp_path: Path, name: str
 def test_a_link_in_place_of_an_unfinished_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "x.safetensors.part").symlink_to(tmp_path / "precious")
-    vectors.write(tmp_path, "x.safetensors", {})
+    tensor_files.write(tmp_path, "x.safetensors", {})
     assert (tmp_path / "precious").read_text() == "mine"
     assert not (tmp_path / "x.safetensors").is_symlink()
 

@@ -14,11 +14,11 @@ from piebald.errors import RuntimeFault
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.client_session import ClientSession
-from piebald.runtimes.federation.messages import Piece, Welcome
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.wire_format import digest, pack_task, unpack_update
+from piebald.runtimes.federation.wire_messages import Piece, Welcome
 
 from ..federation.conftest import provisioned
 from ..federation.test_policy import noisy, prepared

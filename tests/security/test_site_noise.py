@@ -13,8 +13,8 @@ from piebald import recipes
 from piebald.contracts import Task
 from piebald.prepare import Options, PreparedRun, prepare
 from piebald.recipe import Recipe
-from piebald.runtimes.engines.choose import make_engine
-from piebald.runtimes.engines.serving import serve
+from piebald.runtimes.engines.engine_choice import make_engine
+from piebald.runtimes.engines.serve_stack import serve
 from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation.client_session import ClientSession
 from piebald.runtimes.federation.policy import Policy

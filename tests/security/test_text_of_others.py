@@ -17,8 +17,8 @@ from piebald.contracts import Update
 from piebald.deploy.logs import OneLine
 from piebald.errors import SettingError
 from piebald.plain_text import printable
-from piebald.runtimes.federation.messages import Hello, decode
 from piebald.runtimes.federation.wire_format import pack_update, unpack_update
+from piebald.runtimes.federation.wire_messages import Hello, decode
 from tests.core.fakes import few
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m[red]north\u202e[/red]\r\n2026 all is well\x00\u200b"

@@ -30,10 +30,10 @@ from piebald.prepare import Options, PreparedRun, prepare
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.runtimes.federation.messages import Refused
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.wire_format import pack_task, pack_update, unpack_task, unpack_update
+from piebald.runtimes.federation.wire_messages import Refused
 
 ALLOWED = Policy(queries=["statistics"])
 Change = Callable[[Update], Update]

@@ -47,7 +47,7 @@ _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps
 _HEAVIEST = 10_000.0
 _RANGE = 8.0
-_TAIL = 8.6  # Gaussian noise is never longer, in standard deviations (`privacy.noise`)
+_TAIL = 8.6  # Gaussian noise is never longer, in standard deviations (`piebald.noise`)
 _FLOAT = 1.001  # a clipped vector may be longer than the clip by an error of float32
 
 

@@ -20,12 +20,12 @@ from piebald.losses import for_training
 from piebald.machine import moved
 from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key
-from piebald.runtimes.engines.checkpointing import Checkpointing
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.loss_scale import LossScale
 from piebald.runtimes.engines.model_traits import Traits, passes_of, probe
+from piebald.runtimes.engines.recomputation import Checkpointing
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
 from piebald.runtimes.engines.row_loader import (
     Gathered,

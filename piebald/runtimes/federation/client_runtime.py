@@ -28,7 +28,6 @@ from piebald.runtimes.federation.consent import Consent, recipe_in
 from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.heartbeat import Heartbeat
-from piebald.runtimes.federation.messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.provisioning import Credentials
@@ -39,6 +38,7 @@ from piebald.runtimes.federation.transfer import fetch_terms, send_body
 from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.waiting import site_waits_for
 from piebald.runtimes.federation.wire_format import contents, digest, pack_update
+from piebald.runtimes.federation.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos

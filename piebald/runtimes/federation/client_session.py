@@ -13,10 +13,10 @@ from torch import Tensor
 
 from piebald.contracts import Split, Task
 from piebald.runtimes.federation.client_store import ClientStore, FinishedTask, delete_lasting_secret
-from piebald.runtimes.federation.messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.runtimes.federation.pieces import Assembly
 from piebald.runtimes.federation.task_runner import TaskRunner
 from piebald.runtimes.federation.wire_format import unpack_task
+from piebald.runtimes.federation.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a task besides its vectors, at most

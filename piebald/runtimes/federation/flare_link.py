@@ -21,8 +21,8 @@ from typing import Any
 
 from piebald.errors import SettingError
 from piebald.plain_text import printable
-from piebald.runtimes.federation.messages import LONGEST, Message, Refused, Reply, SomeMessage, decode, encode
 from piebald.runtimes.federation.revocation import Admission, name_in
+from piebald.runtimes.federation.wire_messages import LONGEST, Message, Refused, Reply, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
 CHANNEL = "piebald"

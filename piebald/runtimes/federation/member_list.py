@@ -9,9 +9,9 @@ from typing import Any
 from piebald.contracts import Clients, Split, Task
 from piebald.errors import SettingError
 from piebald.runtimes.federation.flare_link import SERVER
-from piebald.runtimes.federation.messages import Hello
 from piebald.runtimes.federation.pieces import Assembly
 from piebald.runtimes.federation.provisioning import Credentials
+from piebald.runtimes.federation.wire_messages import Hello
 
 CHANCES = 3  # tasks that a site may let pass while it is present
 SLOWEST = 8_000  # bytes a second: while a transfer is faster than that, its time is not counted against the site

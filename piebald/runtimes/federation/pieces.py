@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 
-from piebald.runtimes.federation.messages import PIECE, WINDOW, Piece, Refused, Reply
 from piebald.runtimes.federation.wire_format import Body, digest
+from piebald.runtimes.federation.wire_messages import PIECE, WINDOW, Piece, Refused, Reply
 
 _WORTH = 0.9  # a piece is sent packed where that leaves at most this share of it
 _AGAIN = 16  # after a piece that did not shrink, so many are sent as they are

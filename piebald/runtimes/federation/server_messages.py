@@ -14,7 +14,12 @@ from piebald.plain_text import printable
 from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
-from piebald.runtimes.federation.messages import (
+from piebald.runtimes.federation.pieces import Packer, piece_at
+from piebald.runtimes.federation.provisioning import Credentials
+from piebald.runtimes.federation.server_state import FederationState
+from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.wire_format import TaskPacker, contents, unpack_update
+from piebald.runtimes.federation.wire_messages import (
     PROTOCOL,
     CheckReply,
     CheckRequest,
@@ -25,11 +30,6 @@ from piebald.runtimes.federation.messages import (
     TermsRequest,
     encode,
 )
-from piebald.runtimes.federation.pieces import Packer, piece_at
-from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.server_state import FederationState
-from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import TaskPacker, contents, unpack_update
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most

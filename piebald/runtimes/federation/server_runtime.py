@@ -19,9 +19,9 @@ import torch
 from piebald.client_work import ClientWork
 from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task, Update
 from piebald.errors import SettingError
-from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.engine import Engine
-from piebald.runtimes.engines.serving import serve
+from piebald.runtimes.engines.engine_choice import make_engine
+from piebald.runtimes.engines.serve_stack import serve
 from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.expiry import ExpiryWatch

@@ -12,8 +12,8 @@ from typing import Any
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.parameters import nbytes
 from piebald.runtimes.federation.member_list import Member, OpenTask, stated_rows
-from piebald.runtimes.federation.messages import Hello, Welcome
 from piebald.runtimes.federation.timeouts import Timeouts
+from piebald.runtimes.federation.wire_messages import Hello, Welcome
 from piebald.version import __version__
 
 

@@ -17,9 +17,9 @@ from piebald.choice import local_work, record
 from piebald.client_work import ClientWork
 from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
-from piebald.runtimes.engines.choose import make_engine
 from piebald.runtimes.engines.engine import Engine
-from piebald.runtimes.engines.serving import personal_model, serve
+from piebald.runtimes.engines.engine_choice import make_engine
+from piebald.runtimes.engines.serve_stack import personal_model, serve
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.examined_models import ExaminedModels

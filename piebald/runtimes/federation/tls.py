@@ -19,8 +19,8 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event
 from typing import Any
 
-from piebald.runtimes.federation.messages import LONGEST
 from piebald.runtimes.federation.proxy import connect
+from piebald.runtimes.federation.wire_messages import LONGEST
 
 SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 
 from piebald.runtimes.federation.flare_link import Link
-from piebald.runtimes.federation.messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
 from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
 from piebald.runtimes.federation.wire_format import Body, digest
+from piebald.runtimes.federation.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
 
 TERMS = 16 << 20  # bytes of a run's terms, at most
 SMALL = 1 << 16  # bytes of a body that is sent as one request, and of the first pieces of a longer one

@@ -22,7 +22,7 @@ from torch import Tensor
 from piebald.component import build
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.federation.messages import HEAD, Id, Refused, ShortText
+from piebald.runtimes.federation.wire_messages import HEAD, Id, Refused, ShortText
 
 MOST_TENSORS = 64
 MOST_METRICS = 256

@@ -25,7 +25,7 @@ from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SumRequest
 from piebald.errors import RuntimeFault
 from piebald.machine import set_tf32
-from piebald.runtimes.engines.choose import make_engine
+from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.runtimes.engines.matrix_products import set_onednn
 from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
@@ -35,7 +35,7 @@ from piebald.runtimes.workers.pool import prefetched, serve_naming_client, share
 from piebald.runtimes.workers.serialization import pack_result, pack_stack, unpack_result, unpack_stack
 
 if TYPE_CHECKING:
-    from piebald.runtimes.simulation.settings import Simulated
+    from piebald.runtimes.simulation.simulator import Simulated
 
 _CHUNKS = 2  # for each actor: more would balance unequal nodes and repeat less work, but send more sums
 _DEATHS = 3  # a chunk over which this many actors died is not tried again

@@ -26,7 +26,7 @@ from piebald.errors import PiebaldError, RuntimeFault
 from piebald.machine import one_thread
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.row_loader import RowLoader
-from piebald.runtimes.engines.serving import serve
+from piebald.runtimes.engines.serve_stack import serve
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.workers.serialization import Arena, pack_result, pack_stack, unpack_result, unpack_stack
 

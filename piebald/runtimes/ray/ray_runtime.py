@@ -16,7 +16,7 @@ from piebald.machine import count_cores
 from piebald.runtimes.ray.actors import RayWorkerPool, measured
 from piebald.runtimes.ray.connection import RayConnection, connected, imported
 from piebald.runtimes.ray.state_actors import StateActors
-from piebald.runtimes.simulation.settings import Simulated
+from piebald.runtimes.simulation.simulator import Simulated
 from piebald.runtimes.workers.pool import WorkerPool
 from piebald.runtimes.workers.state_store import ClientStateStore
 

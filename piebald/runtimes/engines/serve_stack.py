@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piebald.contracts import Personalizes, SumRequest
 from piebald.runtimes.engines import outgoing
-from piebald.runtimes.engines.context import EngineContext
+from piebald.runtimes.engines.client_context import EngineContext
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.incoming import train_input
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult

@@ -14,7 +14,7 @@ from piebald.contracts import Clients, Fleet
 from piebald.machine import count_cores, device_named, one_thread, set_tf32
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
-from piebald.runtimes.engines.choose import agrees, counted, fastest, make_engine, stack_limit, stacks, trial
+from piebald.runtimes.engines.engine_choice import agrees, counted, fastest, make_engine, stack_limit, stacks, trial
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.runtimes.simulation.simulation import Simulation
