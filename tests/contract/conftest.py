@@ -100,6 +100,16 @@ def method(name: str, **more: Any) -> Recipe:
     return recipes.make(name, **{"cohort": 4, "lr": 0.1, "batch": 10} | TABLE[name] | more)
 
 
+def at_clients(name: str) -> tuple[type, ...]:
+    """What decides what is computed at the clients, and when."""
+    recipe = method(name)
+    return type(recipe.training), type(recipe.sharing), type(recipe.clustering), type(recipe.scheduling)
+
+
+# One recipe for each kind of work at clients: the others differ in what the server does with the same updates.
+DISTINCT = sorted({at_clients(name): name for name in reversed(TABLE)}.values())
+
+
 def carry_out(recipe: Recipe, clients: Any = None, model: Any = None, **options: Any) -> Run:
     """A short run, by default in this process on the sequential engine."""
     model = model or fitting(recipe)

@@ -24,7 +24,18 @@ from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
 from piebald.runtimes.simulation import simulation
 
-from .conftest import STORE, assert_same, carry_out, federation, method, network, on_ray, plain_network, vector
+from .conftest import (
+    DISTINCT,
+    STORE,
+    assert_same,
+    carry_out,
+    federation,
+    method,
+    network,
+    on_ray,
+    plain_network,
+    vector,
+)
 from .test_resume import assert_identical
 
 pytestmark = pytest.mark.full
@@ -32,6 +43,7 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("name", [*DISTINCT, "sync_dvw"])
 def test_equals_the_simulator(cluster: Any, name: str) -> None:
     assert_same(carry_out(method(name)), on_ray(method(name)))
 

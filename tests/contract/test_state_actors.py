@@ -90,9 +90,11 @@ class _Handle:
 
 def some_work() -> Any:
     layout = SimpleNamespace(shared=6, size=10)
-    return SimpleNamespace(
+    made = SimpleNamespace(
         layout=layout, initial_state=lambda: {"control": torch.zeros(layout.shared)}, initial=torch.arange(10.0)
     )
+    made.of = lambda client: made
+    return made
 
 
 def train(state_store: ClientStateStore, tasks: Sequence[Task]) -> None:

@@ -21,7 +21,7 @@ from piebald.recipe import Recipe
 from piebald.runtimes.engines.engine_choice import stack_limit
 from piebald.runtimes.ray.connection import actors_that_fit
 from piebald.training import Sgd
-from tests.contract.conftest import TABLE, VARIANTS, federation, method
+from tests.contract.conftest import DISTINCT, VARIANTS, federation, method
 from tests.devices.pretended import DEVICE, Mixed, pretended
 from tests.devices.there import ENGINES, NAME, assert_as_on_the_cpu, carry_out, equal_clients, there
 from tests.devices.waits import Waits
@@ -34,15 +34,8 @@ def full(*parameters: object) -> Any:
     return pytest.param(*parameters, marks=pytest.mark.full)
 
 
-def at_clients(name: str) -> tuple[type, ...]:
-    """What decides what is computed at the clients; the rest of a recipe is the server's, which is on the CPU."""
-    recipe = method(name)
-    return type(recipe.training), type(recipe.sharing), type(recipe.clustering)
-
-
-# One recipe for each kind of work at clients, on one of the engines; two on the engine that is most unlike the others
-# for them, and one that asks queries.
-DISTINCT = sorted({at_clients(name): name for name in reversed(TABLE)}.values())
+# The rest of a recipe is the server's, which is on the CPU.  Each is on one of the engines; two on the engine that is
+# most unlike the others for them, and one that asks queries.
 QUICK = [("fedavg", "sequential"), ("fedavg", "vmapped"), ("ditto", "batched")]
 CASES = [(name, ENGINES[place % 3]) for place, name in enumerate(DISTINCT)]
 CASES += [("scaffold", "batched"), ("sync_dvw", "sequential")]

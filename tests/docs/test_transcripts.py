@@ -104,6 +104,7 @@ class Federation:
 
     def compare(self, shown: str, printed: str, what: str, numbers: bool = False) -> None:
         """Note the lines of a page that are not printed."""
+        printed += printed.replace(f"{self.folder}/", "")  # a page may show either
         if lost := [line for line in missing(self.here(shown), printed, numbers) if not line.startswith(RARE)]:
             self.unlike.append(f"{what} does not print {lost}, but\n{printed}")
 
@@ -175,6 +176,9 @@ def operate(world: Federation) -> None:
     shutil.move("long.toml", "experiment.toml")
     world.start("server", "piebald server credentials/server experiment.toml --out run --status-port 8478")
     world.wait("server", "step 3/2000")
+    until = time.monotonic() + 60
+    while "not heard" in world.say("piebald status run") and time.monotonic() < until:
+        time.sleep(0.2)  # the status is written now and then
     world.check(OPERATE, "piebald status run", numbers=True)
 
 
