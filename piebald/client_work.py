@@ -138,6 +138,12 @@ class ClientWork(ModelSpec):
         return next((one.kind for one in (self.trainer, *self.transforms) if one.protects), None)
 
     @property
+    def noise(self) -> str | None:
+        """The kind of the component that hides rows or updates by noise, which a budget counts, or None."""
+        hiding = (self.trainer, *self.transforms)
+        return next((one.kind for one in hiding if one.protects and not isinstance(one, MaskingTransform)), None)
+
+    @property
     def needs_protected_state(self) -> bool:
         """Whether a client's state must come from work that is protected as this one is, for what leaves to be so.
 

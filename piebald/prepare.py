@@ -29,7 +29,7 @@ from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout, frozen_digest
 from piebald.partition import clients_from
-from piebald.partition.standardise import constants_of
+from piebald.partition.standardise import constants_of, unhidden_reason
 from piebald.plugins import built, needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
@@ -164,6 +164,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
             "on split 'test' or 'validation', got 'train'"
         )
+    if why := unhidden_reason(given, work.noise):
+        raise SettingError(why)
     where = _runtime(recipe, federation, work, options.runtime)
     _check_rows_are_here(where, federation, options)
     _check_fit(adapted, federation, work)

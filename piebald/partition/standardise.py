@@ -59,9 +59,11 @@ class StandardisedClients:
     Args:
         clients: the clients with the rows as they are.
         standardisation: the constants.
+        computed: whether they are computed from these clients' rows, so that they tell of them.
     """
 
-    def __init__(self, clients: Clients, standardisation: Standardisation) -> None:
+    def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:
+        self.computed = computed
         self.names, self.classes, self.standardisation = clients.names, clients.classes, standardisation
         self._clients = clients
         self._pool: Rows | None = None
@@ -174,7 +176,7 @@ def standardised(clients: Clients, constants: Standardisation | None = None) -> 
     """
     if isinstance(clients, StandardisedClients):
         raise SettingError("these clients are standardised already: standardise them once")
-    made = StandardisedClients(clients, standardisation_of(clients) if constants is None else constants)
+    made = StandardisedClients(clients, constants or standardisation_of(clients), computed=constants is None)
     if len(clients):
         made.standardisation.applied(clients.rows(0, "train").x)  # refuses inputs of another form now
     return made
@@ -183,6 +185,17 @@ def standardised(clients: Clients, constants: Standardisation | None = None) -> 
 def constants_of(clients: Clients) -> Standardisation | None:
     """The constants of clients whose inputs are standard scores, None for others."""
     return clients.standardisation if isinstance(clients, StandardisedClients) else None
+
+
+def unhidden_reason(clients: Clients, noise: str | None) -> str | None:
+    """Why constants that tell of these clients' rows cannot be beside noise that hides them, or None."""
+    if noise is None or not isinstance(clients, StandardisedClients) or not clients.computed:
+        return None
+    return (
+        f"constants of standard scores that are computed from the rows tell of each of them what {noise} hides, and no "
+        "privacy budget counts them: give constants that are known otherwise, standardise = { mean = [...], "
+        "deviation = [...] }, or ask for them with piebald statistics --epsilon"
+    )
 
 
 def constants_of_run(meta: Mapping[str, Any]) -> Standardisation | None:

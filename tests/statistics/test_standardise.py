@@ -152,3 +152,22 @@ def test_a_run_is_not_resumed_with_other_inputs(table: Path) -> None:
         )  # fmt: skip
     with pytest.raises(SettingError, match="not standardised as in the run"):
         piebald.resume(table / "mine", clients(), models.Logistic([3], 2), rounds=2)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        piebald.recipes.dp_sgd(lr=0.1, noise=1.0),
+        piebald.recipes.fedavg().with_(
+            aggregation="equal_weighted", transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 1.0}]
+        ),
+        piebald.recipes.fedavg().with_(transforms=[{"kind": "gaussian", "clip": 1.0, "where": "client"}]),
+    ],
+)
+def test_constants_that_tell_of_rows_are_refused_beside_noise(recipe: piebald.Recipe) -> None:
+    model = models.build_model("mlp", (3,), 2)
+    computed = standardised(clients())
+    with pytest.raises(SettingError, match="no privacy budget counts them: give constants that are known otherwise"):
+        piebald.run(recipe, computed, model, rounds=1)
+    known = standardised(clients(), Standardisation(mean=[0.0, 0.0, 7.0], deviation=[10.0, 10.0, 1.0]))
+    assert piebald.run(recipe, known, model, rounds=1).results
