@@ -21,6 +21,7 @@ import shutil
 import sqlite3
 import stat
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -62,17 +63,11 @@ def backup(run_path: PathLike, file: PathLike) -> dict[str, Any]:
     folder, target = existing(Path(run_path)), Path(file)
     if target.exists() or target.is_symlink():
         raise RunFolderError(f"{target} exists: choose another name for the backup")
-    unfinished = target.with_name(target.name + ".part")
-    database = target.with_name(target.name + ".db.part")
-    with explained(f"the backup of {folder} cannot be written to {target}"):
-        try:
-            with ExitStack() as opened:
-                found, version = _snapshot(folder, database, opened)
-                _write(folder, unfinished, found, version)
-            os.replace(unfinished, target)
-        finally:
-            for path in (unfinished, database):
-                path.unlink(missing_ok=True)
+    with explained(f"the backup of {folder} cannot be written to {target}"), _unfinished(target) as beside:
+        with ExitStack() as opened:
+            found, version = _snapshot(folder, beside / DATABASE, opened)
+            _write(folder, beside / "backup", found, version)
+        os.replace(beside / "backup", target)
     return {"file": str(target), "step": version, "bytes": target.stat().st_size}
 
 
@@ -93,11 +88,10 @@ def restore(file: PathLike, folder: PathLike) -> dict[str, Any]:
     source, target = Path(file), Path(folder)
     if target.exists() or target.is_symlink():
         raise RunFolderError(f"{target} exists, and a backup overwrites nothing: choose a new folder")
-    unfinished = target.with_name(target.name + ".part")
     with explained(f"the backup {source} cannot be restored to {target}"):
-        shutil.rmtree(unfinished, ignore_errors=True)  # what a killed restoration has left
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with _unfinished(target) as beside:
+            unfinished = beside / "run"
             unfinished.mkdir(mode=0o700)
             with source.open("rb") as tar:
                 _unpack(source, tar, unfinished)
@@ -106,9 +100,17 @@ def restore(file: PathLike, folder: PathLike) -> dict[str, Any]:
                 version = store.version
             _without_journal(unfinished)
             os.rename(unfinished, target)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
     return {"folder": str(target), "step": version}
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, for what is not whole yet; a name of its own, so that it is nobody's file."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- writing

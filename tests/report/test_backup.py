@@ -45,6 +45,8 @@ def test_a_run_that_was_backed_up_while_it_ran_is_resumed_to_the_same_bits(tmp_p
     where = {"kind": "simulator", "engine": "sequential", "workers": 0}
     more: dict[str, Any] = {"rounds": 3, "runtime": where, "checkpoint_every": 1, "callbacks": [BacksUp()]}
     run = experiment.run("hdafl", clients, model, out=tmp_path / "run", **more)
+    for own in (tmp_path / "1.tar.part", tmp_path / "again-1.part"):
+        own.mkdir()  # somebody else's
     for version in (1, 2, 3):
         file = tmp_path / f"{version}.tar"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -54,6 +56,8 @@ def test_a_run_that_was_backed_up_while_it_ran_is_resumed_to_the_same_bits(tmp_p
         ends = [one._store.checkpoint_of(3).tensors for one in (again, run)]
         assert ends[0].keys() == ends[1].keys()
         assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    left = {path.name for path in tmp_path.iterdir() if "part" in path.name}
+    assert left == {"1.tar.part", "again-1.part"}
 
 
 @pytest.mark.full
