@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from piebald import recipes
-
-from .conftest import assert_same, carry_out, method, plain_network, reference
+from .conftest import DISTINCT, assert_same, carry_out, method, plain_network, reference
 
 CASES: dict[str, dict[str, Any]] = {
     "sgd, nesterov": {"optimizer": {"kind": "sgd", "nesterov": True}, "momentum": 0.9, "weight_decay": 0.01},
@@ -56,7 +54,7 @@ def refuses(name: str) -> bool:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in recipes.names() if not refuses(name)])
+@pytest.mark.parametrize("name", [name for name in DISTINCT if not refuses(name)])
 def test_methods_with_adamw(name: str) -> None:
     # a bias in front of batch norm has no gradient but rounding, which a small eps would blow up
     recipe = method(name, optimizer={"kind": "adamw", "eps": 0.1})

@@ -19,7 +19,7 @@ from piebald.report.store import RunStore
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.server.masked_rounds import MaskedRounds
 
-from .conftest import HERE, VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
+from .conftest import HERE, TABLE, VARIANTS, carry_out, federation, fitting, method, network, plain_network, vector
 
 FORK = multiprocessing.get_context("fork")
 
@@ -107,8 +107,9 @@ def check(
     assert resumed.meta["status"] == "finished"
 
 
-@every_point(["in the middle of training", "just stepped"])
-def test_every_recipe(name: str, point: str, tmp_path: Path) -> None:
+def test_every_recipe(name: str, tmp_path: Path) -> None:
+    """Killed where its server has just stepped, or in the middle of training: every second recipe either way."""
+    point = ("just stepped", "in the middle of training")[list(TABLE).index(name) % 2]
     check(tmp_path, method(name), POINTS[point])
 
 
