@@ -10,7 +10,7 @@ COVERAGE := --cov --cov-report term:skip-covered
 
 TEST_DEVICE ?= cuda
 
-.PHONY: demo test test-all test-gpu coverage check docs bench clean
+.PHONY: demo test test-all test-long test-gpu coverage check docs bench clean
 
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
@@ -18,8 +18,11 @@ demo: .venv/installed                  ## train on scikit-learn's digits and wri
 test: .venv/installed-dev              ## the quick tests: at most five minutes on two cores
 	$(PYTEST) -m "not full"
 
-test-all: .venv/installed-dev          ## all tests, also those on Ray and of killed processes: at most twenty minutes
-	$(PYTEST)
+test-all: .venv/installed-dev          ## also the tests on Ray and of killed processes
+	$(PYTEST) -m "not long"
+
+test-long: .venv/installed-dev         ## the tests that are left: long transcripts of federations, many kills at random
+	$(PYTEST) -m long
 
 test-gpu: .venv/installed-dev          ## the tests of tests/devices on a GPU, which `make test-all` runs on a pretended one
 	PIEBALD_TEST_DEVICE=$(TEST_DEVICE) $(BIN)/python -m pytest tests/devices --durations 12

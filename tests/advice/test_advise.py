@@ -180,7 +180,7 @@ def test_test_rows_do_not_change_the_choice() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("call", [7, 30])
+@pytest.mark.parametrize("call", [7, pytest.param(30, marks=pytest.mark.long)])
 def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "budget": 60}
 

@@ -125,6 +125,7 @@ def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feder
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_three_hospitals(hospitals: Federation) -> None:
     prepare(hospitals)

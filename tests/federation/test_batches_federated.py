@@ -62,6 +62,7 @@ augmentation = ["my_texts:without_words"]
 """
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_a_padded_text_model_ends_as_in_the_simulator(tmp_path: Path) -> None:
     (tmp_path / "my_texts.py").write_text(MODULE)

@@ -37,6 +37,7 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
 MASKED = {"kind": "secure_aggregation", "bits": 64}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transforms", [[], [MASKED]], ids=["plain", "secure aggregation"])
 @pytest.mark.parametrize("seed", [0])
 def test_kills_at_random_change_nothing(seed: int, transforms: list[Any], sites: Sites, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
     assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_a_site_that_is_provisioned_while_a_run_goes_on_takes_part_in_the_rest_of_it(tmp_path: Path) -> None:
     port = free_port()
