@@ -40,6 +40,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _NAME = _MODULE
 _folders: list[Path] = []  # where modules are searched besides Python's path
 _distrusted: list[Path] = []  # run folders
+DEEPEST = 64  # levels of tables and lists in a component
 _allowed: Collection[str] | None = None  # None for all
 _discovered = False
 
@@ -164,8 +165,8 @@ def resolved(value: Any) -> Any:
 
     Inside of a table only kinds are looked at: other text may have a colon.
     """
-    if isinstance(value, list | tuple):
-        return [resolved(inner) for inner in value]
+    if isinstance(value, list | tuple):  # lists in it are no components, however deep they go
+        return [inner if isinstance(inner, list | tuple) else resolved(inner) for inner in value]
     return _kind_of(value) if isinstance(value, str) else _with_kinds(value)
 
 
@@ -361,12 +362,16 @@ def _kind_of(name: str) -> str:
     return name
 
 
-def _with_kinds(value: Any) -> Any:
+def _with_kinds(value: Any, depth: int = 0) -> Any:
     """Tables with kinds in place of references, at every depth."""
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth == DEEPEST:
+        raise SettingError(f"lists and tables must be nested at most {DEEPEST} deep")
     if isinstance(value, Mapping):
-        table = {key: _with_kinds(inner) for key, inner in value.items()}
+        table = {key: _with_kinds(inner, depth + 1) for key, inner in value.items()}
         return table | {"kind": _kind_of(table["kind"])} if isinstance(table.get("kind"), str) else table
-    return [_with_kinds(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return [_with_kinds(inner, depth + 1) for inner in value]
 
 
 def _kind(reference: str) -> str:

@@ -119,7 +119,7 @@ def test_a_method_touches_what_contributing_says_and_inherits_the_contract_tests
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("tool", ["ruff", "mypy"])
+@pytest.mark.parametrize("tool", ["ruff", pytest.param("mypy", marks=pytest.mark.long)])
 def test_its_examples_are_in_the_projects_style(tree: Path, tool: str) -> None:
     pytest.importorskip(tool)
     follow(tree)

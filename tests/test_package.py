@@ -95,6 +95,7 @@ def environment(folder: Path) -> Path:
     return python
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_in_an_environment_of_its_own(built: Path, tmp_path: Path) -> None:
     """Another package's trainer, model and data set are found by its entry point, wherever a recipe runs."""

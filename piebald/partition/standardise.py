@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from piebald import pytree
 from piebald.arguments import checked
+from piebald.component import sentence
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.errors import SettingError
 from piebald.moments import Moments, merged
@@ -29,6 +30,12 @@ class Standardisation(BaseModel):
 
     mean: list[float] = Field(min_length=1)
     deviation: list[float] = Field(min_length=1)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "standardisation", type(self).model_fields)) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

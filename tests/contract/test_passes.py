@@ -310,6 +310,7 @@ def test_workers_train_alike() -> None:
     )
 
 
+@pytest.mark.long
 def test_ray_trains_alike(cluster: Any) -> None:
     recipe = method("fedavg", **ALL)
     assert_same(reference(recipe, model=plain_network()), on_ray(recipe, model=plain_network()))

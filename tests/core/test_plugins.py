@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -353,3 +354,15 @@ def test_plugins_are_a_list_of_names() -> None:
     for wrong in ("mylab", [3]):
         with pytest.raises(SettingError, match="plugins must be a list of modules"):
             plugins.use(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("deep", ["list", "table", "itself"])
+def test_what_is_nested_without_end_is_refused_in_one_sentence(deep: str) -> None:
+    given: Any = []
+    if deep == "itself":
+        given.append(given)
+    for _ in range(5000 if deep != "itself" else 0):
+        given = [given] if deep == "list" else {"kind": "server_sgd", "inner": given}
+    for axis in ("server_optimizer", "training", "transforms"):
+        with pytest.raises(SettingError):
+            recipes.fedavg().with_(**{axis: given})

@@ -209,6 +209,7 @@ def keep_running(world: Federation) -> None:
         world.compare("".join(logs), said, f"the log of {page}", numbers=True)
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_one_file_in_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the first loop of the page, and the program that compares their models."""

@@ -45,6 +45,7 @@ def test_bytes_and_floats_are_the_same_image() -> None:
     assert torch.allclose(network(image), network(image.float() / 255), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.full
 @prepared
 @pytest.mark.full

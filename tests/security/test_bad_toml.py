@@ -79,6 +79,7 @@ def test_no_bad_file_ends_raw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         assert row.good, row.examples
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_no_bad_file_of_many_ends_raw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)

@@ -367,6 +367,7 @@ def test_sigterm_is_a_clean_stop(tmp_path: Path, workers: int) -> None:
         assert store.version >= 2
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_kills_at_random_moments_do_not_change_the_result() -> None:
     for row in fuzzer("kills").run(6, seed=1):

@@ -144,6 +144,7 @@ def test_no_mutated_message_is_a_raw_exception(backend):
     assert {kind for kind, count in counted.items() if count} == set(MessageKind.__members__) - {"ABORT"}
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
 def test_no_mutated_ciphertext_is_a_raw_exception(backend):
