@@ -28,7 +28,6 @@ from piebald.vertical.transfer_settings import TransferSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
-from test_outputs import SHOWING
 
 from tests.scripts import loaded
 
@@ -53,8 +52,6 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     for block in pages.blocks(page):
-        if page in SHOWING and block.language != "toml":
-            continue  # test_outputs.py runs it
         if block.language == "python":
             # Blank lines in front, so that a traceback's line is the page's.
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), vars(module))
