@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,15 +94,26 @@ class Moments:
         return np.where(self.present > 1, self.scatter / np.maximum(self.present - 1, 1), np.nan)
 
 
-def merged(moments: Iterable[Moments]) -> Moments:
-    """The moments of all rows; in pairs, so that rounding errors grow with the logarithm of the number of clients.
+class Mergeable(Protocol):
+    """Statistics of some rows, which can be merged with those of others."""
+
+    def merge(self, other: Self, /) -> Self:
+        """The statistics of both."""
+        ...
+
+
+T = TypeVar("T", bound=Mergeable)
+
+
+def merged(statistics: Iterable[T]) -> T:
+    """The statistics of all rows; in pairs, so that rounding errors grow with the logarithm of the number of clients.
 
     Raises:
-        SettingError: there are none, or they are of different columns.
+        SettingError: there are none, or they do not fit together.
     """
-    found = list(moments)
+    found = list(statistics)
     if not found:
-        raise SettingError("there must be moments of at least one client, got none")
+        raise SettingError("there must be statistics of at least one client, got none")
     while len(found) > 1:
         found = [found[i].merge(found[i + 1]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
     return found[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,21 +117,6 @@ class Statistics:
         """Unbiased covariance of the embeddings [d, d]; zeros if there are fewer than two rows."""
         assert self.scatter is not None
         return np.asarray(self.scatter / max(self.rows - 1, 1), dtype=np.float64)
-
-
-def total(statistics: Iterable[Statistics]) -> Statistics:
-    """The statistics of all rows.
-
-    Raises:
-        SettingError: there are none, or they do not fit together.
-    """
-    found = list(statistics)
-    if not found:
-        raise SettingError("there must be statistics of at least one client, got none")
-    # In pairs, so that rounding errors grow with the logarithm of the number of clients.
-    while len(found) > 1:
-        found = [found[i].merge(found[i + 1]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
-    return found[0]
 
 
 @checked

@@ -13,8 +13,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from piebald import data
 from piebald.errors import SettingError
+from piebald.moments import merged
 from piebald.partition import Dirichlet, Iid, LazyClients, heterogeneity
-from piebald.partition.client_statistics import Statistics, collect, total
+from piebald.partition.client_statistics import Statistics, collect
 from piebald.partition.heterogeneity import (
     UNITS,
     frechet,
@@ -71,7 +72,7 @@ def test_frechet_with_fewer_rows_than_dimensions() -> None:
 def test_1024_dimensions_and_few_rows_are_finite() -> None:
     rng = np.random.default_rng(2)
     few = [Statistics.of(embedding=rng.normal(size=(n, 1024)).astype(np.float32) + 100) for n in (1, 2, 50)]
-    everybody = total([*few, Statistics.of(embedding=rng.normal(size=(300, 1024)) + 100)])
+    everybody = merged([*few, Statistics.of(embedding=rng.normal(size=(300, 1024)) + 100)])
     distances = [frechet_to_rest(own, everybody) for own in few]
     assert np.isfinite(distances).all()
     assert min(distances) > 0
@@ -85,12 +86,12 @@ def test_merged_statistics_are_those_of_the_pool(sizes: list[int], seed: int, of
     y = [rng.integers(0, 3, n) for n in sizes]
     each = [Statistics.of(label, 3, rows) for label, rows in zip(y, z, strict=True)]
     pooled = Statistics.of(np.concatenate(y), 3, np.concatenate(z))
-    for merged in (total(each), total(each[::-1])):
-        assert merged.rows == pooled.rows
-        assert merged.counts.tolist() == pooled.counts.tolist()
-        np.testing.assert_allclose(merged.mean if pooled.rows else pooled.mean, pooled.mean, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(merged.scatter, pooled.scatter, rtol=1e-9, atol=1e-6)
-    rest = without(total(each), each[0])
+    for whole in (merged(each), merged(each[::-1])):
+        assert whole.rows == pooled.rows
+        assert whole.counts.tolist() == pooled.counts.tolist()
+        np.testing.assert_allclose(whole.mean if pooled.rows else pooled.mean, pooled.mean, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(whole.scatter, pooled.scatter, rtol=1e-9, atol=1e-6)
+    rest = without(merged(each), each[0])
     others = Statistics.of(np.concatenate([*y[1:], y[0][:0]]), 3, np.concatenate([*z[1:], z[0][:0]]))
     assert rest.counts.tolist() == others.counts.tolist()
     np.testing.assert_allclose(rest.scatter, others.scatter, rtol=1e-8, atol=1e-5)
