@@ -36,9 +36,6 @@ class BestForEach(Query):
     passes: tuple[int, ...] = ()
     errors: float = Field(default=1.0, ge=0)
 
-    def answer_shape(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-        return {"model": (spec.layout.size,)}
-
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"model": (spec.layout.size,)}, None, rows["validation"], 0)
 
