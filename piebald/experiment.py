@@ -14,7 +14,7 @@ from piebald import adaptation, plugins, recipes
 from piebald.adaptation import Adaptation
 from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.callbacks import Callback, Tracker
-from piebald.choice.named import Keep
+from piebald.choice.kept_models import Keep
 from piebald.client_description import describe
 from piebald.component import Component
 from piebald.contracts import Clients, HoldsRows, Split

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from piebald import plugins
 from piebald.boosting.settings import TreeSettings
-from piebald.choice.named import Keep
+from piebald.choice.kept_models import Keep
 from piebald.component import Component, build
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet

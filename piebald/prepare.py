@@ -17,7 +17,7 @@ from piebald.adaptation import hold_out
 from piebald.aggregation.base import AsksSenders
 from piebald.callbacks import Tracker, trackers_of
 from piebald.choice import own_choice
-from piebald.choice.named import Keep
+from piebald.choice.kept_models import Keep
 from piebald.client_work import ClientWork
 from piebald.component import Component
 from piebald.contracts import Clients, HasServerRows, HoldsRows, RowsAtSites, Split

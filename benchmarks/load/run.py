@@ -348,7 +348,7 @@ def _chaos_lines(one: dict[str, Any]) -> list[str]:
     halves = [sum(part) / max(len(part), 1) for part in (memory[:half], memory[half:])]
     events = ", ".join(f"{count} x {event}" for event, count in sorted(one["events"].items()))
     return [
-        f"## {one['minutes']:g} minutes of disturbance, {one['sites']} sites",
+        f"## Disturbance for {one['minutes']:g} min, {one['sites']} sites",
         "",
         f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
         f"times that updates which had counted were gone: {len(one['lost after'])}; updates that counted twice: "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from piebald.adapter_ranks import adapter_pairs
+from piebald.adapter_pairs import adapter_pairs
 from piebald.aggregation.base import Aggregator
 from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import Cohort, ServerContext

@@ -3,8 +3,8 @@
 from piebald.choice.alone import local_work, plain_sgd, train_alone
 from piebald.choice.best_for_each import BestForEach
 from piebald.choice.guard import FEWEST_ROWS, Verdict, judge
+from piebald.choice.kept_models import KEEPS, own_choice
 from piebald.choice.knn_per import KnnPer
-from piebald.choice.named import KEEPS, own_choice
 from piebald.choice.record import reason
 
 __all__ = [

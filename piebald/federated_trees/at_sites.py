@@ -22,7 +22,7 @@ from piebald.errors import RuntimeFault, SettingError
 from piebald.federated_statistics.columns import TARGET
 from piebald.federated_trees.boost import Done, told
 from piebald.federated_trees.encoding import Encoding
-from piebald.federated_trees.folder import TreeFolder
+from piebald.federated_trees.folder import kept_in
 from piebald.federated_trees.result import BoostedTrees, Scores
 from piebald.model_spec import ModelSpec
 from piebald.plain_text import printable
@@ -168,8 +168,7 @@ def trees_at_sites(
     about = {"settings": settings.table(), "objective": objective, "columns": encoding.columns,
              "classes": list(classes), "seed": seed,
              "clients": [str(clients.names[one]) for one in range(len(clients))]}  # fmt: skip
-    folder = None if out is None else TreeFolder(out, about)
-    try:
+    with kept_in(out, about) as folder:
         boosting = Boosting(asked, target, settings, told(folder, done))
         first = boosting.started()  # which also says who takes part
         state = None if folder is None else folder.read(width, settings.max_depth, target.groups)
@@ -184,6 +183,3 @@ def trees_at_sites(
         if folder is not None:
             folder.finish(found)
         return found
-    finally:
-        if folder is not None:
-            folder.close()

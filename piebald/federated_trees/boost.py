@@ -15,7 +15,7 @@ from piebald.boosting.settings import Objective, TreeSettings
 from piebald.boosting.targets import SCORES
 from piebald.contracts import Split
 from piebald.federated_trees.encoding import TreeData, tree_data
-from piebald.federated_trees.folder import TreeFolder, fingerprint
+from piebald.federated_trees.folder import TreeFolder, fingerprint, kept_in
 from piebald.federated_trees.result import BoostedTrees, Scores
 
 Done = Callable[[Boosted], None]
@@ -82,8 +82,7 @@ def trees(
         "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,
         "classes": list(data.classes), "seed": seed, "rows": fingerprint(data.clients),
     }  # fmt: skip
-    folder = None if out is None else TreeFolder(Path(out), about)
-    try:
+    with kept_in(None if out is None else Path(out), about) as folder:
         here = HereClients(data.clients, data.target, chosen, seed)
         boosting = Boosting(here, data.target, chosen, told(folder, done))
         state = (
@@ -98,9 +97,6 @@ def trees(
         if folder is not None:
             folder.finish(found)
         return found
-    finally:
-        if folder is not None:
-            folder.close()
 
 
 def told(folder: TreeFolder | None, done: Done | None) -> Done:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ class TreeFolder:
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         tensor_files.write_bytes(self.path, name, json.dumps(values, indent=1).encode())
+
+
+@contextmanager
+def kept_in(path: Path | None, about: Mapping[str, Any]) -> Iterator[TreeFolder | None]:
+    """A folder for as long as it is written to, None where nothing is to be kept.
+
+    Raises:
+        RunFolderError: see `TreeFolder`.
+    """
+    if path is None:
+        yield None
+        return
+    folder = TreeFolder(path, about)
+    try:
+        yield folder
+    finally:
+        folder.close()
 
 
 def fingerprint(clients: Sequence[TreeRows]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piebald.report import markup
-from piebald.report.class_counts import ClassRow, Counts, class_rows
+from piebald.report.class_rows import ClassRow, Counts, class_rows
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell
 from piebald.report.wording import NONE, plural

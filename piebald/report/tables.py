@@ -17,7 +17,7 @@ from piebald.arguments import PathLike, checked, checked_class
 from piebald.errors import RunFolderError, unknown
 from piebald.report.averages import mean, quantile, spread
 from piebald.report.chosen_models import noted
-from piebald.report.class_counts import ClassRow, Counts, class_rows, matrices
+from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.notebook import html_table
 from piebald.report.schema import COLUMNS, DATABASE
 from piebald.report.store import RunStore

@@ -37,7 +37,7 @@ def class_query(
     elif not work.objective.classifies or not classes or tuple(work.outputs) != (classes,):
         why = "needs classes, and a model with an output for each"
     elif not simulates and work.choice is not None:
-        why = "does not fit keep = 'best_for_each' in a federation, whose sites tell nobody what they chose"
+        why = f"does not fit keep = {work.choice.kind!r} in a federation, whose sites tell nobody what they chose"
     elif not 2 <= classes <= MOST_CLASSES:
         why = f"is for 2 to {MOST_CLASSES} classes, there are {classes}"
     elif asked > MOST_CLIENTS:

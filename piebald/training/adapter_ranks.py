@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from piebald.adapter_ranks import adapter_pairs, with_rank
+from piebald.adapter_pairs import adapter_pairs, with_rank
 from piebald.own_models import OwnModel, OwnModels, nested_positions
 from piebald.parameters import Layout
 from piebald.training.sgd import Sgd

@@ -16,7 +16,7 @@ from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.client_store import FinishedTask
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.wire_format import digest, pack_task
+from piebald.runtimes.federation.wire_format import digest, task_body
 from piebald.runtimes.federation.wire_messages import Piece, Reply, Welcome, decode
 
 from .conftest import provisioned
@@ -46,7 +46,7 @@ def welcome(epoch: str, **more: object) -> Welcome:
 def body(site: FederationClient, id: int, fill: float = 0.0) -> bytes:
     assert site.session.runner is not None
     model = torch.full((site.session.runner.work.layout.shared,), fill)
-    return pack_task(Task(id, 0, 0, {"model": model}))
+    return bytes(task_body(Task(id, 0, 0, {"model": model})))
 
 
 def bring(site: FederationClient, epoch: str, id: int, whole: bytes) -> str:

@@ -26,7 +26,7 @@ from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.run_terms import RunTerms, terms
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.wire_format import digest, pack_task
+from piebald.runtimes.federation.wire_format import digest, task_body
 from piebald.runtimes.federation.wire_messages import Piece, Welcome
 
 from .conftest import SITES, Sites, provisioned, settings
@@ -88,7 +88,7 @@ def welcome(**more: Any) -> Welcome:
 
 
 def bring(made: FederationClient, task: Task) -> None:
-    body = pack_task(task)
+    body = bytes(task_body(task))
     trains = task.query is None
     piece = Piece(run=RUN, epoch="aa", id=task.id, trains=trains, start=0, size=len(body), digest=digest(body))
     made._on_task_piece("server", piece, memoryview(body))

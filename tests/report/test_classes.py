@@ -16,7 +16,7 @@ from piebald import data, models, partition
 from piebald.cli import main
 from piebald.errors import RunFolderError, SettingError
 from piebald.report import write_report
-from piebald.report.class_counts import class_rows
+from piebald.report.class_rows import class_rows
 from piebald.report.tables import History
 
 HERE = piebald.Simulator(engine="sequential", workers=0)

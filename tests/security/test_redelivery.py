@@ -17,7 +17,7 @@ from piebald.runtimes.federation.client_session import ClientSession
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from piebald.runtimes.federation.update_count import UpdateCount
-from piebald.runtimes.federation.wire_format import digest, pack_task, unpack_update
+from piebald.runtimes.federation.wire_format import digest, task_body, unpack_update
 from piebald.runtimes.federation.wire_messages import Piece, Welcome
 
 from ..federation.conftest import provisioned
@@ -49,7 +49,7 @@ class Site:
     def train(self, id: int) -> bytes:
         """Train for version 0 under this id of a task, as its server asks; returns what is to be delivered."""
         model = self.runner.work.initial[: self.runner.work.layout.shared]
-        body = pack_task(Task(id, 0, 0, {"model": model}))
+        body = bytes(task_body(Task(id, 0, 0, {"model": model})))
         piece = Piece(run=RUN, epoch="aa", id=id, trains=True, start=0, size=len(body), digest=digest(body))
         self.client._on_task_piece("server", piece, memoryview(body))
         self.client.stop()  # behind the task in the queue: the loop ends after it

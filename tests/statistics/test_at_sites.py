@@ -32,7 +32,7 @@ pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[fed
 
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.wire_format import pack_task, pack_update, unpack_task, unpack_update
+from piebald.runtimes.federation.wire_format import pack_update, task_body, unpack_task, unpack_update
 from piebald.runtimes.federation.wire_messages import Refused
 
 ALLOWED = Policy(queries=["statistics"])
@@ -59,7 +59,7 @@ class InProcess:
         for task in tasks:
             self.questions += task.client == 0
             site = self._sites[task.client]
-            update, failure, _ = site.serve(unpack_task(pack_task(task)), None)
+            update, failure, _ = site.serve(unpack_task(bytes(task_body(task))), None)
             if update is not None and self._change is not None and task.client == 0:
                 update = self._change(update)
             try:

@@ -28,7 +28,7 @@ pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[fed
 
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from tests.statistics.test_at_sites import InProcess
+from tests.statistics.test_at_sites import InProcess, put
 
 ALLOWED = Policy(queries=["trees"])
 SETTINGS = TreeSettings(rounds=3, max_depth=3)
@@ -108,14 +108,6 @@ def told(change: Callable[[torch.Tensor], Any]) -> Change:
         return dataclasses.replace(update, vectors={"forest": change(update.vectors["forest"].clone())})
 
     return changed
-
-
-def put(place: Any, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(vector: torch.Tensor) -> torch.Tensor:
-        vector[place] = value
-        return vector
-
-    return change
 
 
 @pytest.mark.parametrize(

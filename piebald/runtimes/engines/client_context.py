@@ -17,8 +17,8 @@ from piebald.runtimes.engines.class_features import class_features
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
 from piebald.runtimes.engines.local_steps import run_steps
-from piebald.runtimes.engines.row_outputs import measure, row_outputs
 from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.runtimes.engines.single_rows import measure, row_outputs
 from piebald.runtimes.engines.stack import ClientStack
 from piebald.runtimes.factored.vectors import to_dense
 

@@ -221,11 +221,6 @@ def task_body(task: Task) -> Body:
     return Body(_task_values(task), task.vectors)
 
 
-def pack_task(task: Task) -> bytes:
-    """Serialize a task."""
-    return bytes(task_body(task))
-
-
 def unpack_task(body: bytes | bytearray | memoryview | StoredBody) -> Task:
     """Deserialize a task.
 
