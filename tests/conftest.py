@@ -6,6 +6,8 @@ import os
 import random
 import sys
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when PyTorch is loaded, here and in processes that tests start
+
 import numpy as np
 import pytest
 import torch

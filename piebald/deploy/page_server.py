@@ -188,14 +188,6 @@ def page_app(viewer: Viewer, credentials: Path, token: str | None, loopback: boo
     from piebald.deploy.status_page import content_policy, page
 
     began, warned = time.time(), threading.Event()
-    headers = {
-        "Content-Security-Policy": content_policy(),
-        "X-Content-Type-Options": "nosniff",
-        "X-Frame-Options": "DENY",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-store",
-        "Cross-Origin-Resource-Policy": "same-origin",
-    }
 
     def answered(made: Callable[[RunView], Response]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -225,29 +217,51 @@ def page_app(viewer: Viewer, credentials: Path, token: str | None, loopback: boo
         Route("/status.json", answered(lambda view: JSONResponse(_finite(read_status(credentials)))), methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
     ]
-    app = Starlette(routes=routes)
+    return _Guarded(Starlette(routes=routes), content_policy(), token, loopback)
 
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
-        """Let through what may be answered, and put the headers on every answer."""
 
+class _Guarded:
+    """Lets through to an application what may be answered, and puts headers for security on every answer.
+
+    Args:
+        app: the application (ASGI).
+        content: what a page may load, for the header Content-Security-Policy.
+        token, loopback: see `page_app`.
+    """
+
+    def __init__(self, app: Any, content: str, token: str | None, loopback: bool) -> None:
+        self._app, self._token, self._loopback = app, token, loopback
+        headers = {
+            "Content-Security-Policy": content,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def sending(message: Any) -> None:
             if message["type"] == "http.response.start":
-                known = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *known]}
+                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
             await send(message)
 
-        request = Request(scope)
-        refused: Response | None = None
-        if scope["type"] != "http":
-            return
-        if loopback and not _names_this_machine(request.headers.get("host", "")):
-            refused = PlainTextResponse("this page is read under the name localhost\n", 421)
-        elif token is not None and scope["path"] != "/healthz" and not _knows(request.headers, token):
-            asked = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
-            refused = PlainTextResponse("a token is needed\n", 401, headers=asked)
-        await (app if refused is None else refused)(scope, receive, sending)
+        if scope["type"] == "http":
+            await (self._refusal(scope) or self._app)(scope, receive, sending)
 
-    return guarded
+    def _refusal(self, scope: Any) -> Any:
+        """The answer to a request that may not be answered, None for others."""
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse
+
+        headers = Request(scope).headers
+        if self._loopback and not _names_this_machine(headers.get("host", "")):
+            return PlainTextResponse("this page is read under the name localhost\n", 421)
+        if self._token is not None and scope["path"] != "/healthz" and not _knows(headers, self._token):
+            asked = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
+            return PlainTextResponse("a token is needed\n", 401, headers=asked)
+        return None
 
 
 def _knows(headers: Mapping[str, str], token: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests import processes
 from tests.scripts import loaded
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ rows.x[tested] *= -50.0
 assert own(federations.rare_by_clusters(0.2, 3), "train", "validation") == own(split, "train", "validation")
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -99,7 +99,7 @@ assert own(federations.rare_by_clusters(0.2, 3), "train", "validation") == own(s
 def test_a_dry_run_prints_the_conditions_beside_the_papers(scale: str, tmp_path: Path) -> None:
     command = [sys.executable, FOLDER / "run.py", "--scale", scale, "--dry-run", "--out", tmp_path / "out"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = processes.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "out").exists()
     lines = {line.split("  ")[1]: line for line in done.stdout.splitlines() if line.startswith("  ")}

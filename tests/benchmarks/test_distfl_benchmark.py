@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "distfl"
@@ -15,7 +16,7 @@ FOLDER = ROOT / "benchmarks" / "distfl"
 
 def run(program: str) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(FOLDER)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, cwd=FOLDER
     )
     assert done.returncode == 0, done.stderr

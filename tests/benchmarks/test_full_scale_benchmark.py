@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from tests.scripts import loaded
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "full_scale"
@@ -20,7 +20,7 @@ def carry_out(out: Path, *options: str, **environment: str) -> dict[str, dict[st
     import os
 
     own = {name: value for name, value in os.environ.items() if name != "PIEBALD_DATA"} | environment
-    done = subprocess.run([*command, *options], capture_output=True, text=True, env=own)
+    done = processes.run([*command, *options], capture_output=True, text=True, env=own)
     assert done.returncode == 0, done.stderr
     return json.loads((out / "results.json").read_text())["tables"]  # type: ignore[no-any-return]
 
@@ -43,7 +43,7 @@ def test_rows_without_time_or_data_say_so_and_are_tried_again(tmp_path: Path) ->
     (table,) = late.values()
     assert {row["not measured"] for row in table.values()} == {"the time of this command was up"}
     (table,) = carry_out(tmp_path, "--only", "hdafl", "--seeds", "7").values()  # no such rows: nothing changes
-    missing = subprocess.run(
+    missing = processes.run(
         [sys.executable, str(FOLDER / "one.py"), "dirichlet", "0", "fedavg", "--out", str(tmp_path), "--device", "cpu"],
         capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": str(FOLDER.parents[1])},
     )  # fmt: skip

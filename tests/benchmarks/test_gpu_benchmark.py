@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def measure(out: Path, *options: str) -> dict[str, dict[str, dict[str, object]]]:
     """Run the program on the CPU, and return its tables."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--device", "cpu", "--scale", "tiny"]
-    done = subprocess.run(
+    done = processes.run(
         [*command, "--out", str(out), *options],
         capture_output=True,
         text=True,
@@ -53,7 +54,7 @@ def test_a_device_that_is_not_here_is_refused_in_one_sentence(tmp_path: Path) ->
         "--out",
         str(tmp_path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = processes.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "cuda:99" in done.stderr

@@ -13,14 +13,16 @@ import pytest
 import piebald
 from piebald import experiment
 from piebald.progress import Bar
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 
 
 def process(*words, cwd, **more):
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | more
-    python = [sys.executable, "-m", "piebald.cli", *words]
-    return subprocess.run(python, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return processes.run(
+        processes.command(*words), cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def only_object(said):

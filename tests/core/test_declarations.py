@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -21,6 +20,7 @@ from piebald.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.partition import clients_from
 from piebald.server import ResultChecks
 from piebald.training import Sgd
+from tests import processes
 
 FEW: dict[str, Any] = {"rounds": 2, "evaluate_every": 0, "seed": 1}
 
@@ -51,7 +51,7 @@ def test_a_second_definition_of_a_kind_names_both_modules(tmp_path: Path) -> Non
         """)
     )
     code = "import piebald.recipes, mylab"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = processes.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert "'example_weighted' is already defined" in last
@@ -70,7 +70,7 @@ try:
 except Exception as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = processes.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "'momentum' is already defined" in done.stdout
     assert "__main__" in done.stdout
     assert "piebald.server_optimizer.momentum" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 
 from piebald import write_report
+from tests import processes
 
 PAGE = pages.ROOT / "docs" / "howto" / "extend.md"
 BLOCKS = pages.blocks(PAGE)
@@ -43,9 +43,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def piebald(folder: Path, *words: str, code: int = 0) -> str:
     """Run a command in a folder; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "piebald.cli", *words], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    done = processes.run(processes.command(*words), cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -62,7 +60,7 @@ def test_the_module_is_found_beside_the_file(lab: Path, tmp_path: Path) -> None:
 
 def test_python_on_the_page_runs(lab: Path) -> None:
     text = "\n".join(b.text for b in BLOCKS if b.language == "python" and not b.text.startswith("# mylab.py"))
-    done = subprocess.run([sys.executable, "-c", text], cwd=lab, capture_output=True, text=True, timeout=300)
+    done = processes.run([sys.executable, "-c", text], cwd=lab, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -107,7 +105,7 @@ RunStore.commit = commit
 from piebald.cli import main
 main({words!r})
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=lab, capture_output=True, text=True, timeout=300)
+    done = processes.run([sys.executable, "-c", code], cwd=lab, capture_output=True, text=True, timeout=300)
     assert done.returncode == 9, done.stderr
 
 

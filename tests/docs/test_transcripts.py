@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from transcripts import missing, transcripts
 
+from tests import processes
+
 HOWTO = pages.ROOT / "docs" / "howto"
 FEDERATION, OPERATE, KEEP = (transcripts(HOWTO / f"{name}.md") for name in ("federation", "operate", "keep-running"))
 SITES = ("north", "south", "east")
@@ -71,8 +73,8 @@ class Federation:
         self.done.add(command)
         words = [*shlex.split(self.here(command).removeprefix("piebald ")), *more]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "piebald.cli", *words], stdout=log, stderr=log,
+            self.running[name] = processes.Popen(
+                processes.command(*words), stdout=log, stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
@@ -92,8 +94,9 @@ class Federation:
         self.done.add(command)
         words = shlex.split(self.here(command).removeprefix("piebald "))
         if process:
-            program = [sys.executable, "-m", "piebald.cli", *words]
-            return subprocess.run(program, capture_output=True, text=True, timeout=240, check=False).stdout
+            return processes.run(
+                processes.command(*words), capture_output=True, text=True, timeout=240, check=False
+            ).stdout
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             main(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from piebald.experiment_file import ExperimentSettings
 from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port
+from tests import processes
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
@@ -79,8 +79,8 @@ class Sites:
     def start(self, name: str, *options: str) -> None:
         """Start one; it stays for further runs."""
         with (self.folder / name / "log.txt").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "piebald.cli", "client", str(self.folder / name), "--stay", *options],
+            self.running[name] = processes.Popen(
+                processes.command("client", self.folder / name, "--stay", *options),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENVIRONMENT,
             )  # fmt: skip
 
@@ -110,9 +110,7 @@ class Server:
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "piebald.cli", *arguments], stdout=log, stderr=log, env=ENVIRONMENT
-            )
+            return processes.Popen(processes.command(*arguments), stdout=log, stderr=log, env=ENVIRONMENT)
 
     def kill_and_resume(self) -> None:
         """Kill it without a warning, and take the run up again."""

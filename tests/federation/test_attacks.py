@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pytest
 
 from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
+from tests import processes
 
 from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until
 
@@ -33,7 +33,7 @@ class Running:
         """The replies that an attacker got."""
         arguments = [attack, str(credentials or self.sites.folder / "site-3"), name, str(self.port)]
         script = Path(__file__).with_name("attacker.py")
-        done = subprocess.run(
+        done = processes.run(
             [sys.executable, str(script), *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=300
         )
         assert done.returncode == 0, done.stderr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import processes
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 pytest.importorskip("transformers")
@@ -69,8 +69,8 @@ def test_a_padded_text_model_ends_as_in_the_simulator(tmp_path: Path) -> None:
     (tmp_path / "texts.toml").write_text(FILE)
 
     def piebald(*words: str) -> dict[str, float]:
-        done = subprocess.run(
-            [sys.executable, "-m", "piebald.cli", *words, "--json"],
+        done = processes.run(
+            processes.command(*words, "--json"),
             cwd=tmp_path,
             capture_output=True,
             text=True,

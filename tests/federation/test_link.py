@@ -13,6 +13,7 @@ import pytest
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.wire_messages import Reply, TermsRequest, decode
+from tests import processes
 
 from .conftest import ENVIRONMENT, provisioned
 
@@ -40,7 +41,7 @@ threading.Event().wait()
 
 def begin(folder: Path, how: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SERVER_SIDE, str(folder / SERVER), how]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    return processes.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 @pytest.mark.full

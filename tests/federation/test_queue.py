@@ -24,6 +24,7 @@ from piebald.experiment_file import ExperimentSettings
 from piebald.report.lock import RunLock
 from piebald.report.store import RunStore
 from piebald.runtimes.federation.local_federation import free_port
+from tests import processes
 
 from .conftest import ENVIRONMENT, Sites, carry_out, provisioned, settings, until
 
@@ -34,8 +35,8 @@ class Process:
     def __init__(self, credentials: Path, log: Path) -> None:
         self.log = log
         with log.open("ab") as file:
-            command = [sys.executable, "-m", "piebald.cli", "server", str(credentials), "--quiet"]
-            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT)
+            command = processes.command("server", credentials, "--quiet")
+            self.process = processes.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT)
 
     def end(self, how: int) -> int:
         self.process.send_signal(how)

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import stat
-import subprocess
 import sys
 import tarfile
 import time
@@ -25,6 +24,7 @@ from piebald.cli import main
 from piebald.errors import RunFolderError
 from piebald.report.backup import backup, restore
 from piebald.report.store import RunStore
+from tests import processes
 from tests.report.test_kill import contents, dying_run, same
 from tests.scripts import loaded
 
@@ -64,7 +64,7 @@ def test_a_run_that_was_backed_up_while_it_ran_is_resumed_to_the_same_bits(tmp_p
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_backups_that_are_killed_at_random_are_whole_or_not_there(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])}
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, str(PROGRAM), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr

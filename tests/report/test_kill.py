@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from piebald.report.store import RunStore
+from tests import processes
 from tests.scripts import loaded
 
 PROGRAM = Path(__file__).with_name("dying_run.py")
@@ -34,7 +34,7 @@ def same(left, right):
 @pytest.mark.long
 def test_killed_anywhere_and_resumed_it_ends_like_an_undisturbed_run(tmp_path):
     piebald = Path(sys.modules["piebald.report.store"].__file__).parents[2]
-    done = subprocess.run(
+    done = processes.run(
         [sys.executable, str(PROGRAM), str(tmp_path)],
         capture_output=True,
         text=True,

@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import struct
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -30,6 +29,7 @@ from piebald.deploy.site_rows import RunRows, SiteSource, own_rows
 from piebald.errors import RunFolderError
 from piebald.report import lock, schema, tensor_files
 from piebald.report.store import RunStore
+from tests import processes
 from tests.security.fuzzers import fuzzer
 
 HERE = {"kind": "simulator", "workers": 0, "engine": "sequential", "stack": 1, "onednn": False}
@@ -352,8 +352,8 @@ def test_sigterm_is_a_clean_stop(tmp_path: Path, workers: int) -> None:
     """Before, it killed a simulation at once: exit code -15, and a run that seemed to be running."""
     kills = fuzzer("kills")
     (tmp_path / "e.toml").write_text(kills.FILE.format(workers=workers).replace("rounds = 30", "rounds = 100000"))
-    words = [sys.executable, "-m", "piebald.cli", "run", "e.toml", "--out", "run", "--quiet"]
-    process = subprocess.Popen(
+    words = processes.command("run", "e.toml", "--out", "run", "--quiet")
+    process = processes.Popen(
         words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
     )
     kills.begun(tmp_path / "run", process, 2)

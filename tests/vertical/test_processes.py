@@ -16,6 +16,7 @@ from piebald.runtimes.federation.local_federation import free_port
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import read_steps
 from piebald.vertical.transfer_runs import resume, run
+from tests import processes
 
 from .conftest import small
 
@@ -51,7 +52,7 @@ sys.exit(cli.main(sys.argv[1:]))
 def begin(folder: Path, role: str, address: str, file: Path, how: tuple[str, str] = COMMAND) -> subprocess.Popen[str]:
     command = [sys.executable, *how, "transfer", file, "--party", role, "--out", folder, "--quiet"]
     environment = os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    return processes.Popen(
         [*map(str, command), "--set", f"runtime.address={address}"],
         env=environment,
         stdout=subprocess.PIPE,
@@ -110,8 +111,8 @@ def test_one_party_is_killed_the_other_ends_clearly_and_both_go_on(killed, tmp_p
     assert len(read_steps(folders[killed] / killed)) == KILLED_AFTER
 
     resumed = [
-        subprocess.Popen(
-            [sys.executable, "-m", "piebald.cli", "resume", str(folder), "--json"],
+        processes.Popen(
+            processes.command("resume", folder, "--json"),
             env=os.environ | {"PIEBALD_TRANSFER_SECRET": "00ff" * 8, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -26,6 +26,7 @@ from piebald.vertical.party_store import read_steps
 from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import TransferRuntime
+from tests import processes
 
 from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, inject_secrets, settings
 
@@ -212,7 +213,7 @@ def test_killed_with_a_kit_and_resumed_without_naming_it(tmp_path, undisturbed) 
 
 def process(words: list[object]) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    return processes.Popen(
         [str(word) for word in words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
