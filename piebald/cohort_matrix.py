@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from piebald.machine import float64_device
 from piebald.stored_vectors import numel_of, part_of
 
 BUDGET = 1 << 24  # numbers of a temporary: 64 MiB of float32
@@ -119,6 +120,7 @@ def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
     Each addition rounds at 1e-16 of the numbers and not at 6e-8, so that once the sum is rounded to float32 the order
     of the rows, and how they were divided among processes and machines, practically never shows.
     """
+    matrix = matrix.to(float64_device(matrix.device))
     own = torch.tensor(weights, dtype=torch.float64, device=matrix.device)
     found = torch.empty(matrix.shape[1], dtype=torch.float64, device=matrix.device)
     for span, block in blocks(matrix, budget=_CACHED):  # by blocks also for one row: both types at once take two more
@@ -173,6 +175,7 @@ def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> Non
     The numbers are those of `total += weighted_sum(matrix, weights)`, without a new vector: for a long model, most of
     its time would go into memory pages that the system has to clear.
     """
+    matrix = matrix.to(total.device)
     own = torch.tensor(weights, dtype=torch.float64, device=matrix.device)
     for span, block in blocks(matrix, budget=_CACHED):
         wide = block.double()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from piebald.errors import SettingError
+from piebald.machine import moved
 from piebald.pytree import described, logits
 
 Loss = Callable[..., Tensor]
@@ -80,7 +81,7 @@ def cross_entropy(
         class_weights: a factor for the examples of each class [classes].  The mean over a batch divides by the number
             of examples, not by the sum of their weights as torch's "mean" does, so that batches of all engines agree.
     """
-    weight = None if class_weights is None else outputs.new_tensor(class_weights)
+    weight = None if class_weights is None else _on_device(class_weights, outputs)
     value = functional.cross_entropy(
         outputs, targets.long(), weight=weight, label_smoothing=label_smoothing, ignore_index=IGNORED, reduction="none"
     )
@@ -97,11 +98,16 @@ def binary_cross_entropy(
         outputs, targets: as above.
         positive_weights: a factor for the 1s of each label [labels].
     """
-    weight = None if positive_weights is None else outputs.new_tensor(positive_weights)
+    weight = None if positive_weights is None else _on_device(positive_weights, outputs)
     value = functional.binary_cross_entropy_with_logits(
         outputs.reshape(targets.shape), targets.float(), pos_weight=weight, reduction="none"
     )
     return by_example(value)
+
+
+def _on_device(weights: Sequence[float], outputs: Tensor) -> Tensor:
+    """Weights beside the outputs, without making the host wait at every step."""
+    return moved(torch.tensor(weights, dtype=outputs.dtype), outputs.device)
 
 
 # -- numbers

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
+
 
 def machine() -> dict[str, str | int]:
     """The processor, the vector instructions that torch uses on it, and torch's threads, for a run's folder."""
@@ -51,12 +53,14 @@ def device_named(name: str) -> str:
     Raises:
         ValueError: there is no such device, or not on this machine.
     """
+    # GPUs are counted and not asked whether they work: CUDA would begin in this process, which could then not fork
+    # workers that use them
     kind, _, number = name.partition(":")
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return "cuda" if torch.cuda.device_count() else "mps" if torch.backends.mps.is_available() else "cpu"
     if kind not in ("cpu", "cuda", "mps") or (number and not (kind == "cuda" and number.isdecimal())):
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if kind == "cuda" and not torch.cuda.device_count():
         raise ValueError(f"device is {name!r} but torch finds no GPU here: use device = 'cpu' or 'auto'")
     if number and int(number) >= torch.cuda.device_count():
         raise ValueError(f"device is {name!r} but GPUs are numbered from 0 and there are {torch.cuda.device_count()}")
@@ -76,9 +80,21 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-def set_tf32(wanted: bool) -> None:
-    """Whether NVIDIA's GPUs round the inputs of products and convolutions to 10 bits, in this process from now on."""
-    precision = "tf32" if wanted else "ieee"
+def float64_device(device: torch.device) -> torch.device:
+    """Where numbers of a device are computed in float64: there, or on the host for Apple's GPUs, which have none."""
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
+
+
+def set_up_gpu(tf32: bool, repeats: bool) -> None:
+    """How NVIDIA's GPUs compute in this process from now on, and in those that it forks.
+
+    Args:
+        tf32: whether they round the inputs of products and convolutions to 10 bits.
+        repeats: whether cuDNN takes algorithms that repeat themselves, and chooses them without measuring.
+    """
+    if repeats:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    precision = "tf32" if tf32 else "ieee"
     backends: Any = torch.backends
     for one in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
         one.fp32_precision = precision

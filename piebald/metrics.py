@@ -111,7 +111,7 @@ class Perplexity:
 
     def reset(self) -> None:
         """Forget all examples."""
-        self._total, self._tokens = torch.zeros((), dtype=torch.float64), 0
+        self._total, self._tokens = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
 
     def update(self, outputs: Any, targets: Tensor) -> None:
         """Add examples: logits [batch, length, vocabulary] and token ids [batch, length]."""
@@ -119,12 +119,12 @@ class Perplexity:
         if self._shifted:
             scores, targets = scores[:, :-1], targets[:, 1:]
         counted = (targets != IGNORED).sum(1)
-        self._total += (token_cross_entropy(scores, targets).double() * counted).sum().cpu()
-        self._tokens += int(counted.sum())
+        self._total = self._total + (token_cross_entropy(scores, targets).double() * counted).sum()  # on their device
+        self._tokens = self._tokens + counted.sum()
 
     def compute(self) -> Tensor:
         """The perplexity of all tokens."""
-        return (self._total / self._tokens).exp() if self._tokens else torch.tensor(torch.nan)
+        return (self._total / self._tokens).exp()  # without tokens 0 / 0, not a number
 
 
 class Concordance(_Accumulated):
@@ -141,11 +141,11 @@ class Concordance(_Accumulated):
         outputs, targets = self._all()
         time, event = survival_pair(targets)
         hazard = outputs.reshape(len(time))
-        right, known = 0.0, 0
+        right = known = torch.zeros((), dtype=torch.int64)  # `right` in halves
         for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
             own, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)
             pairs = (own < time) | ((own == time) & (event == 0))
             pairs &= event[block].unsqueeze(1) == 1
-            known += int(pairs.sum())
-            right += float((pairs & (sooner > hazard)).sum()) + 0.5 * float((pairs & (sooner == hazard)).sum())
-        return torch.tensor(right / known if known else torch.nan)
+            known = known + pairs.sum()
+            right = right + 2 * (pairs & (sooner > hazard)).sum() + (pairs & (sooner == hazard)).sum()
+        return (right.double() / (2 * known)).float()

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from piebald.machine import moved
+from piebald.machine import float64_device, moved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +93,9 @@ def hidden(vector: Tensor, gaussian: Tensor, deviation: float) -> Tensor:
         deviation: above 0.
     """
     grid = grid_of(deviation)
-    noisy = moved(gaussian, vector.device).mul_(deviation).add_(vector)
-    return noisy.div_(grid).round_().mul_(grid).to(vector.dtype)
+    wide = float64_device(vector.device)
+    noisy = moved(gaussian, wide).mul_(deviation).add_(vector.to(wide))
+    return noisy.div_(grid).round_().mul_(grid).to(vector.dtype).to(vector.device)
 
 
 def grid_of(deviation: float) -> float:

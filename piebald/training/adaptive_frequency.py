@@ -110,7 +110,7 @@ class AdaptiveFrequency(Sgd):
             if not bool(tail.active.any()):
                 break
         tail.note(end.steps)
-        met = torch.cat([inputs.committed, end.steps.double().unsqueeze(1)], dim=1)
+        met = torch.cat([inputs.committed, end.steps.to(inputs.committed.dtype).unsqueeze(1)], dim=1)
         return self.output(
             dataclasses.replace(end, loss=end.loss / end.steps.clamp(min=1)),
             state={"staleness": tail.past, "seen": tail.seen, "met": met},

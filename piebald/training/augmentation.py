@@ -16,6 +16,7 @@ from piebald.component import Component
 from piebald.contracts import Rows
 from piebald.errors import SettingError, shown
 from piebald.losses import MixedTargets
+from piebald.machine import moved
 from piebald.model_spec import ModelSpec
 
 
@@ -94,9 +95,9 @@ class RandomCrop(_OfImages):
 
     def augment_inputs(self, x: Tensor, rng: torch.Generator) -> Tensor:
         height, width = x.shape[-2:]
-        moved = torch.randint(0, 2 * self.padding + 1, (2, len(x)), generator=rng).to(x.device)
-        down = (moved[0].unsqueeze(1) + torch.arange(height, device=x.device))[:, None, :, None]
-        right = (moved[1].unsqueeze(1) + torch.arange(width, device=x.device))[:, None, None, :]
+        by = moved(torch.randint(0, 2 * self.padding + 1, (2, len(x)), generator=rng), x.device)
+        down = (by[0].unsqueeze(1) + torch.arange(height, device=x.device))[:, None, :, None]
+        right = (by[1].unsqueeze(1) + torch.arange(width, device=x.device))[:, None, None, :]
         row, channel = (torch.arange(size, device=x.device) for size in x.shape[:2])
         wide = functional.pad(x, [self.padding] * 4)
         return wide[row[:, None, None, None], channel[None, :, None, None], down, right]
@@ -112,7 +113,7 @@ class HorizontalFlip(_OfImages):
     probability: float = Field(default=0.5, ge=0, le=1)
 
     def augment_inputs(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        flipped = (torch.rand(len(x), generator=rng) < self.probability).to(x.device)
+        flipped = moved(torch.rand(len(x), generator=rng) < self.probability, x.device)
         return torch.where(flipped[:, None, None, None], x.flip(-1), x)
 
 
@@ -126,7 +127,7 @@ class GaussianNoise(Augmentation):
     deviation: float = Field(default=0.1, gt=0)
 
     def augment_inputs(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        return x + self.deviation * torch.randn(x.shape, generator=rng).to(x.device, x.dtype)
+        return x + self.deviation * moved(torch.randn(x.shape, generator=rng).to(x.dtype), x.device)
 
 
 class MixUp(Augmentation):
@@ -145,7 +146,7 @@ class MixUp(Augmentation):
         drawn = np.random.Generator(np.random.Philox(int(torch.randint(1 << 62, (), generator=rng))))
         share = float(drawn.beta(self.alpha, self.alpha))
         first = pytree.leaves(rows.y)[0]
-        order = torch.randperm(len(rows), generator=rng).to(first.device)
+        order = moved(torch.randperm(len(rows), generator=rng), first.device)
         others = rows[order]
         every = torch.full((len(rows),), share, device=first.device)
         x = pytree.mapped(lambda one, two: _mixed(one, two, share), rows.x, others.x)

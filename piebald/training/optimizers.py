@@ -13,6 +13,7 @@ from piebald import plugins
 from piebald.component import Component
 from piebald.contracts import StateVector, StepSettings
 from piebald.errors import SettingError
+from piebald.machine import float64_device
 from piebald.training.torch_adapter import RuleOptimizer
 
 _BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of torch have, or several of them
@@ -284,7 +285,8 @@ def _rows(vectors: Tensor) -> list[Tensor]:
 def _bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
     """1 / (1 - beta^step), in double precision, as 0.999^step is near to 1."""
     if isinstance(step, Tensor):
-        return (1 / (1 - beta ** step.double())).to(step.dtype)
+        wide = step.to(float64_device(step.device)).double()
+        return (1 / (1 - beta**wide)).to(step.dtype).to(step.device)
     return float(1 / (1 - beta**step))
 
 

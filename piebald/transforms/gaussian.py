@@ -12,6 +12,7 @@ from torch import Tensor
 
 from piebald.component import RecipeComponents
 from piebald.contracts import StepContext
+from piebald.machine import float64_device
 from piebald.noise import NoiseSource
 from piebald.transforms.base import Transform
 
@@ -65,10 +66,11 @@ class Gaussian(Transform):
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
         change = vectors["model"]
-        norm = torch.linalg.vector_norm(change, dim=-1, keepdim=True, dtype=torch.float64)
-        share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change.dtype)
+        wide = change.to(float64_device(change.device))
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True, dtype=torch.float64)
+        share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change)
         # an update that is not finite would be refused in the open: it counts as no change instead
-        change = torch.where(norm.isfinite(), change * share, 0.0)
+        change = torch.where(norm.isfinite().to(change.device), change * share, 0.0)
         if self.where == "client" and self.multiplier:
             sources = [NoiseSource.repeatable(key) for key in keys]
             deviation = self.multiplier * self.clip

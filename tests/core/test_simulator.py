@@ -401,7 +401,6 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
 
 def test_a_device_is_found_or_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def here(gpus: int, apple: bool) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
 
@@ -412,8 +411,10 @@ def test_a_device_is_found_or_refused_in_a_sentence(monkeypatch: pytest.MonkeyPa
     assert piebald.Simulator(device="cuda:1").device == "cuda:1"
     with pytest.raises(SettingError, match="GPUs are numbered from 0 and there are 2"):
         piebald.Simulator(device="cuda:2")
-    with pytest.raises(SettingError, match="workers are for the CPU"):
-        piebald.Simulator(device="cuda", workers=2)
+    assert piebald.Simulator(device="cuda", workers=2).workers == 2
+    here(0, True)
+    with pytest.raises(SettingError, match="workers are for the CPU and, where processes fork, for NVIDIA's GPUs"):
+        piebald.Simulator(device="mps", workers=2)
     here(0, False)
     for name in ("cuda", "cuda:0", "mps"):
         with pytest.raises(SettingError, match=f"device is '{name}' but torch finds no GPU"):

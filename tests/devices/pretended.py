@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
+
+from piebald import machine
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -26,6 +30,22 @@ _TAKES_HOST_PLACES = {
     aten._index_put_impl_.default,
 }
 _COPIES = {aten.copy_.default, aten._to_copy.default, aten.copy.default}
+# Besides elementwise operations, those to which a GPU takes single numbers of the host.
+_TAKES_NUMBERS = {
+    *_TAKES_HOST_PLACES,
+    aten.fill.Tensor,
+    aten.fill_.Tensor,
+    aten.masked_fill.Tensor,
+    aten.masked_fill_.Tensor,
+    aten.where.self,
+}
+
+# Of those that autocast computes in low precision, or in float32, the ones that networks here consist of.
+_LOW = {
+    functional.linear, functional.conv1d, functional.conv2d, functional.conv3d, torch.matmul, Tensor.matmul,
+    Tensor.__matmul__, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum,
+}  # fmt: skip
+_FULL = {functional.cross_entropy, functional.softmax, functional.log_softmax, functional.layer_norm, torch.softmax}
 
 
 class Mixed(RuntimeError):
@@ -36,6 +56,7 @@ class OnDevice(Tensor):
     """A tensor of the pretended device; `held` are its numbers."""
 
     held: Tensor
+    kinds_refused: frozenset[torch.dtype] = frozenset()  # of the device
 
     @staticmethod
     def __new__(cls, held: Tensor, grad: bool = False) -> OnDevice:
@@ -49,6 +70,8 @@ class OnDevice(Tensor):
             device=DEVICE,
             requires_grad=grad,
         )
+        if held.dtype in cls.kinds_refused:
+            raise TypeError(f"Cannot convert a tensor of the device to {held.dtype}")
         made.held = held
         return made
 
@@ -91,8 +114,38 @@ class _Python(TorchFunctionMode):
         return python_function(func, args, kwargs or {})
 
 
+class Autocast:
+    """Autocast on the device: torch's own leaves tensors alone that dispatch themselves."""
+
+    wanted: torch.dtype | None = None
+    own = torch.autocast
+
+    def __new__(cls, kind: str, *args: Any, **kwargs: Any) -> Any:
+        return super().__new__(cls) if kind == DEVICE.type else cls.own(kind, *args, **kwargs)
+
+    def __init__(self, _: str, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __enter__(self) -> Self:
+        self.before, Autocast.wanted = Autocast.wanted, self.dtype
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Autocast.wanted = self.before
+
+    @classmethod
+    def cast(cls, func: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments of a function in the precision that it computes in."""
+        dtype = None if cls.wanted is None else cls.wanted if func in _LOW else torch.float32 if func in _FULL else None
+        if dtype is None:
+            return args, kwargs
+        low = lambda one: one.to(dtype) if one.device == DEVICE and one.is_floating_point() else one  # noqa: E731
+        return tree_map_only(Tensor, low, (args, kwargs))
+
+
 def python_function(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """A function or method of torch's, with the numbers of the device where it would look into its memory."""
+    args, kwargs = Autocast.cast(func, args, kwargs)
     if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
         others = {name: value for name, value in kwargs.items() if name != "device"}
         return func(*args, **others).to(kwargs["device"])
@@ -128,6 +181,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         there = isinstance(args[0], OnDevice) if wanted is None else torch.device(wanted) == DEVICE
     elif wanted is not None:
         there = torch.device(wanted) == DEVICE
+        if there:
+            _check_places(func, (), {"generator": kwargs.get("generator")})
     elif there:
         _check_places(func, args, kwargs)
     held_args, held_kwargs = tree_map_only(OnDevice, lambda one: one.held, (args, kwargs))
@@ -143,19 +198,36 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _check_places(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse tensors of the host beside those of the device, but single numbers and places to index by."""
-    own = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+    """Refuse tensors of the host beside those of the device, but places to index by and what `_may_be_a_number`."""
+    every = tree_flatten((args, kwargs))[0]
+    if any(isinstance(one, torch.Generator) for one in every):
+        raise Mixed(f"{func}: a generator of the host draws nothing on the device")
+    own = [one for one in every if isinstance(one, Tensor)]
     places = []
     if func in _TAKES_HOST_PLACES and isinstance(args[0], OnDevice):
         places = [one for one in args[1] if isinstance(one, Tensor) and not isinstance(one, OnDevice)]
-    for one in own:
-        if not isinstance(one, OnDevice) and one.dim() and not any(one is place for place in places):
-            shapes = ", ".join(f"{list(t.shape)} {'there' if isinstance(t, OnDevice) else 'here'}" for t in own)
-            raise Mixed(f"{func}: tensors of the host and of the device: {shapes}")
+    here = [one for one in own if not isinstance(one, OnDevice) and not any(one is place for place in places)]
+    if here and not _may_be_a_number(func, here, args):
+        shapes = ", ".join(f"{list(t.shape)} {'there' if isinstance(t, OnDevice) else 'here'}" for t in own)
+        raise Mixed(f"{func}: tensors of the host and of the device: {shapes}")
+
+
+def _may_be_a_number(func: Any, here: list[Tensor], args: Any) -> bool:
+    """Whether an operation takes these tensors of the host: a single number, once, and not to write to."""
+    if any(one.dim() for one in here) or (func._schema.is_mutable and here[0] is args[0]):
+        return False
+    return func in _TAKES_NUMBERS or (torch.Tag.pointwise in func.tags and len(here) == 1)
 
 
 @contextlib.contextmanager
-def pretended() -> Iterator[None]:
-    """While active, there is a pretended GPU under the name "meta"."""
-    with _Device(), _Python():
+def pretended(float64: bool = True) -> Iterator[None]:
+    """While active, there is a pretended GPU under the name "meta"; without float64, as Apple's has none."""
+    refused, without = (frozenset(), set()) if float64 else (frozenset({torch.float64}), {DEVICE.type})
+    with (
+        _Device(),
+        _Python(),
+        mock.patch.object(torch, "autocast", Autocast),
+        mock.patch.object(OnDevice, "kinds_refused", refused),
+        mock.patch.object(machine, "WITHOUT_FLOAT64", machine.WITHOUT_FLOAT64 | without),
+    ):
         yield

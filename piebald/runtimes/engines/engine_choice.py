@@ -40,17 +40,26 @@ _CLOSE = 1e-3  # allowed relative difference of another engine's first losses fr
 
 
 def make_engine(
-    name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool
+    name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, compiles: bool = False
 ) -> SequentialEngine:
     """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients."""
     row_loader = RowLoader(clients, device)
-    return ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16)
+    made = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16)
+    if compiles:
+        made.compile()
+    return made
 
 
-def stack_limit(work: ClientWork, device: torch.device | None = None) -> int:
-    """The largest stack whose vectors take a modest amount of memory, or what is free on a GPU."""
+def stack_limit(work: ClientWork, device: torch.device | None = None, share: float = 1.0) -> int:
+    """The largest stack whose vectors take a modest amount of memory, or what is free on a GPU.
+
+    Args:
+        work: what clients do.
+        device: that computes.
+        share: of the GPU that one process may fill, where several use it.
+    """
     free = None if device is None else free_memory(device)
-    numbers = _STACK_NUMBERS if free is None else free // (4 * _VECTORS)
+    numbers = _STACK_NUMBERS if free is None else int(free * share) // (4 * _VECTORS)
     return max(1, numbers // max(work.layout.size, 1))
 
 
@@ -60,12 +69,13 @@ def stacks(device: torch.device) -> tuple[int, ...]:
 
 
 def fastest(
-    work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
+    work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int], share: float = 1.0
 ) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
     An engine whose losses differ from those of the sequential one is left out, so that a model that it does not run
-    correctly runs slowly rather than wrongly.
+    correctly runs slowly rather than wrongly.  A stack for which memory runs out ends the sizes that are tried; `share`
+    is as in `stack_limit`.
 
     Returns:
         The name and the stack size of the fastest, and its seconds for one client and step.
@@ -81,7 +91,7 @@ def fastest(
         if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
         for stack in stacks(device):
-            if stack > min(len(sample), stack_limit(work, device)):
+            if stack > min(len(sample), stack_limit(work, device, share)):
                 break
             try:
                 with warnings.catch_warnings():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import TrainInput
-from piebald.machine import moved
+from piebald.machine import float64_device, moved
 from piebald.parameters import pad
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack
@@ -32,7 +32,8 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     trains = stack.query is None
     sizes = [engine.row_loader.size(client) if trains else 0 for client in stack.clients]
     examples = moved(torch.tensor(sizes, dtype=torch.float32), device).unsqueeze(1)
-    committed = moved(torch.tensor(stack.committed, dtype=torch.float64), device).unsqueeze(1)
+    wide = torch.float64 if float64_device(device) == device else torch.float32
+    committed = moved(torch.tensor(stack.committed, dtype=wide), device).unsqueeze(1)
     return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, stack.clients)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import PassSettings
+from piebald.machine import float64_device
 
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000  # the defaults of GradScaler
 
@@ -34,7 +35,8 @@ class LossScale:
 
     def unscale(self, gradients: Sequence[Tensor]) -> None:
         """Divide a step's gradients by the factor, in place, and look whether all of them are finite."""
-        inverse = self.factor.double().reciprocal().float()
+        wide = self.factor.to(float64_device(self.factor.device)).double()
+        inverse = wide.reciprocal().float().to(self.factor.device)
         torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._found, inverse)
 
     def takes_step(self) -> bool:

@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from piebald import pytree
 from piebald.contracts import RowPrivacy, Rows
 from piebald.losses import Loss
-from piebald.machine import moved
+from piebald.machine import float64_device, moved
 from piebald.noise import NoiseSource, hidden
 from piebald.parameters import Layout
 from piebald.randomness import long_key
@@ -125,7 +125,7 @@ def noised(
     if privacy.noise:
         sources = [NoiseSource.repeatable(long_key("hide", step, *rng_key)) for rng_key in rng_keys]
         drawn = torch.from_numpy(np.stack([source.gaussian(layout.size) for source in sources]))
-        drawn = moved(drawn, one.device)
+        drawn = moved(drawn, float64_device(one.device))
         deviation, slots = privacy.noise * privacy.clip, {slot.name: slot for slot in layout.slots}
         for name, part in summed.items():
             own = drawn[:, slots[name].start : slots[name].stop].view(part.shape)

@@ -8,6 +8,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from piebald.losses import for_training
 from piebald.machine import moved
 from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key
+from piebald.runtimes.engines.compilation import compiled
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
@@ -78,6 +80,7 @@ class SequentialEngine(ScoringEngine):
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
         self._own_engines: dict[int, SequentialEngine] = {}
+        self._trained: Callable[..., Any] = self.module  # in training: the module, or what it was compiled to
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
@@ -105,8 +108,14 @@ class SequentialEngine(ScoringEngine):
             # a part of this model behaves like it; with few channels, a trial might not show how
             traits = self.traits if self.work.held(client) is not None else probe(work, self.row_loader.trial_rows())
             made = type(self)(work, self.row_loader, traits, self.device, self.bfloat16)
+            if self._trained is not self.module:
+                made.compile()
             self._own_engines[number] = made
         return self._own_engines[number]
+
+    def compile(self) -> None:
+        """Compile the passes of training, see `compilation.compiled`."""
+        self._trained = compiled(self.module, self.traits, self.device)
 
     # -- training
 
@@ -279,7 +288,7 @@ class SequentialEngine(ScoringEngine):
         """The mean loss of a batch and its gradients, times its share of a step's rows; gradients are scaled."""
         with self.precision(run.config.passes):
             if run.local_loss is None:
-                loss = self.loss(pytree.run(self.module, self.shaped(rows.x)), rows.y).mean()
+                loss = self.loss(pytree.run(self._trained, self.shaped(rows.x)), rows.y).mean()
             else:
                 shaped = Rows(self.shaped(rows.x), rows.y)
                 loss = self.evaluator(run.local_loss).mean_of_client(shaped, run.own, row)

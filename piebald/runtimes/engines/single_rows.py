@@ -32,7 +32,7 @@ def row_outputs(engine: Engine, clients: Sequence[int], models: Tensor, split: S
         for model, places in zip(to_dense(models), gathered.places, strict=True):
             layout.load(module, model)
             features, outputs = [torch.empty(0, width, device=device)], [torch.empty(0, classes, device=device)]
-            for part in torch.split(torch.from_numpy(places).to(device), _ROWS):
+            for part in torch.split(moved(torch.from_numpy(places), device), _ROWS):
                 outputs.append(pytree.logits(pytree.run(module, gathered.take(part).x)))
                 features.append(inputs.seen[last].flatten(1))
             rows = gathered.take(moved(torch.from_numpy(places), device))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from piebald.cohort_matrix import add_weighted, weighted_sum
 from piebald.contracts import Query, Update
+from piebald.machine import float64_device
 
 PRIVATE = "private"  # the name of a client's private parameters in its state
 
@@ -115,9 +116,9 @@ class RunningSum:
         self.weight += weight
         for name, part in vectors.items():
             if name in self.vectors:
-                self.vectors[name] += part
+                self.vectors[name] += part.to(self.vectors[name].device)
             else:
-                self.vectors[name] = part.to(torch.float64, copy=True)
+                self.vectors[name] = part.to(float64_device(part.device)).to(torch.float64, copy=True)
 
     def add_rows(self, name: str, rows: Tensor, weights: Sequence[float]) -> None:
         """Add clients' tensors [n, ...] times their weights to the vector of this name, and nothing to the weight."""

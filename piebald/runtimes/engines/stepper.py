@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import GroupSettings, SgdConfig, StateVector, StepSettings
+from piebald.machine import moved
 from piebald.parameters import Layout, matching
 from piebald.runtimes.engines.sgd_step import SgdRun, add_prox_and_clip, sgd_step
 from piebald.runtimes.factored.vectors import to_dense
@@ -171,7 +172,8 @@ class Stepper:
         known = {steps: config.schedule.factor(taken, steps) for steps in set(planned)}
         if len(known) == 1:
             return lr * known[planned[0]]
-        return lr * self.run.model.new_tensor([[known[steps]] for steps in planned])
+        factors = torch.tensor([[known[steps]] for steps in planned], dtype=self.run.model.dtype)
+        return lr * moved(factors, self.run.model.device)
 
     def ended(self, steps: Tensor) -> dict[str, Tensor]:
         """The state after so many steps [c] of each client, as in `SgdOutcome`."""

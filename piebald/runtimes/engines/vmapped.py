@@ -23,7 +23,9 @@ from torch.func import functional_call, vmap
 
 from piebald import pytree
 from piebald.contracts import PassSettings, Rows, SgdConfig, SgdOutcome
+from piebald.machine import moved
 from piebald.parameters import Layout, Part
+from piebald.runtimes.engines.compilation import compiled
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
@@ -38,6 +40,12 @@ class VmappedEngine(SequentialEngine):
     """Trains all clients of a stack at once through vmap."""
 
     name = "vmapped"
+    _compiled: Callable[..., Tensor] | None = None
+
+    def compile(self) -> None:
+        """See `SequentialEngine.compile`; runs that are computed as that engine does are compiled as well."""
+        super().compile()
+        self._compiled = compiled(vmap(self._one), self.traits, self.device)
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         if self.traits.random or self.padded or run.config.passes.alone or not self._fits_privacy(run):
@@ -92,9 +100,9 @@ class VmappedEngine(SequentialEngine):
         made = []
         for places, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
             held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
-            own = gathered.take(torch.from_numpy(held).to(self.device))
+            own = gathered.take(moved(torch.from_numpy(held), self.device))
             shown = augmented(own, run.config, step, rng_key) if len(places) else own
-            made.append(shown[torch.from_numpy(order).to(self.device)])
+            made.append(shown[moved(torch.from_numpy(order), self.device)])
         x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
         return Rows(pytree.stacked(x), pytree.stacked(y))
 
@@ -168,7 +176,7 @@ class VmappedEngine(SequentialEngine):
         forward: Callable[..., Tensor] = self._one
         with self.precision(passes):
             if keys is None:
-                losses = vmap(forward)(tensors, rows.x, rows.y)
+                losses = (self._compiled or vmap(forward))(tensors, rows.x, rows.y)
             else:
                 with KeyedDropout() as dropout:
                     losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(

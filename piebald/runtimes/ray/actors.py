@@ -24,7 +24,7 @@ from torch import Tensor
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SumRequest
 from piebald.errors import RuntimeFault
-from piebald.machine import set_tf32
+from piebald.machine import set_up_gpu
 from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.runtimes.engines.matrix_products import set_onednn
 from piebald.runtimes.engines.sequential import SequentialEngine
@@ -76,8 +76,9 @@ class RayWorker:
         torch.set_num_threads(1)
         set_onednn(bool(settings.onednn))
         if settings.device == "cuda":
-            set_tf32(settings.tf32)
-        self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), settings.bfloat16)
+            set_up_gpu(settings.tf32, settings.deterministic)
+        how = (settings.bfloat16, settings.compiled)
+        self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), *how)
 
     def measure(self, work: ClientWork, clients: Clients, settings: Simulated, expected: int) -> Simulated:
         """Make the choices that the settings leave open."""
@@ -109,7 +110,8 @@ class RayWorker:
         ring = StateActorRing(state_actors) if state_actors else None
         try:
             buffer = ObjectBuffer((own if ring is None else ring.fill_in(own)) | dict(zip(places, shared, strict=True)))
-            return self._serve([unpack_stack(values, buffer) for values in stacks], sum_request, ring)
+            seen: dict[str, Tensor] = {}
+            return self._serve([unpack_stack(values, buffer, seen) for values in stacks], sum_request, ring)
         except Exception as error:
             if ring is not None and gone(error):
                 return None

@@ -54,6 +54,9 @@ class Ray(Simulated):
             )
         return self
 
+    def share_of_gpu(self) -> float:
+        return self.gpus
+
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """Make the choices of `RuntimeSettings.resolved` where the actors will be."""
         imported()

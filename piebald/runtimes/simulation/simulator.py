@@ -11,13 +11,15 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from piebald import plugins
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, Fleet
-from piebald.machine import count_cores, device_named, one_thread, set_tf32
+from piebald.machine import count_cores, device_named, one_thread, set_up_gpu
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
+from piebald.runtimes.engines.compilation import ENGINES as COMPILED
 from piebald.runtimes.engines.engine_choice import agrees, counted, fastest, make_engine, stack_limit, stacks, trial
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.runtimes.simulation.simulation import Simulation
+from piebald.runtimes.workers.forked_call import check_forkable, in_fork
 from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork
 from piebald.runtimes.workers.state_store import ClientStateStore
 from piebald.training.sgd import Sgd
@@ -58,6 +60,8 @@ class Simulated(RuntimeSettings):
         bfloat16: forward and backward passes under autocast.
         tf32: let an NVIDIA GPU round the inputs of matrix products and convolutions to 10 bits, which is faster and
             differs from the CPU in the third digit; off by default.
+        compiled: passes through `torch.compile`, on NVIDIA's GPUs with CUDA graphs, for the engines "sequential" and
+            "vmapped" and models without dropout; the first passes take minutes, and numbers differ in the last digits.
         memory: bytes of client state kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
@@ -72,6 +76,7 @@ class Simulated(RuntimeSettings):
     deterministic: bool = False
     bfloat16: bool = False
     tf32: bool = False
+    compiled: bool = False
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
 
@@ -81,6 +86,8 @@ class Simulated(RuntimeSettings):
             raise ValueError(f"engine 'reference' is for the CPU: name another one with device = {self.device!r}")
         if self.tf32 and not self.device.startswith("cuda"):
             raise ValueError(f"tf32 is for NVIDIA's GPUs: leave it out with device = {self.device!r}")
+        if self.compiled and self.engine not in COMPILED:
+            raise ValueError(f"compiled is for the engines {' and '.join(map(repr, COMPILED))}, got {self.engine!r}")
         return self
 
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
@@ -94,6 +101,10 @@ class Simulated(RuntimeSettings):
     ) -> WorkerPool:
         """The workers; `room` is the bytes of shared memory of a message, and how many clients' vectors fit into it."""
         raise NotImplementedError
+
+    def share_of_gpu(self) -> float:
+        """How much of a GPU's memory one process may fill."""
+        return 1 / max(1, self.workers or 1)
 
     def state_store(self, work: ClientWork) -> ClientStateStore:
         """The store of client state: this process."""
@@ -135,7 +146,7 @@ class Simulated(RuntimeSettings):
             small = self.engine == "auto" and seconds < _SMALL_ROUND
             workers = min(cores, expected) if forks and cores > 1 and expected > 1 and not small else 0
         workers = min(workers, len(clients))  # others would have nothing to do
-        stack = min(stack, stack_limit(work, device), -(-expected // max(workers, 1)))
+        stack = min(stack, stack_limit(work, device, self.share_of_gpu()), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
     def _fastest(self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int]) -> EngineChoice:
@@ -143,7 +154,7 @@ class Simulated(RuntimeSettings):
         holding = [client for client in sample if clients.size(client, "train") != 0] or sample
         sizes = [clients.size(client, "train") for client in holding]
         key = key_of(work, trial(work), sizes, device, self.bfloat16)
-        most = min(len(holding), stack_limit(work, device))
+        most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
         known = recall(key, ("sequential", "vmapped", "batched"), [one for one in stacks(device) if one <= most])
         if known is not None and self.onednn in (None, known.onednn):
             set_onednn(known.onednn)
@@ -151,7 +162,7 @@ class Simulated(RuntimeSettings):
                 return known
         onednn = self._faster_product(device)
         set_onednn(onednn)
-        made = EngineChoice(*fastest(work, clients, device, self.bfloat16, sample), onednn)
+        made = EngineChoice(*fastest(work, clients, device, self.bfloat16, sample, self.share_of_gpu()), onednn)
         remember(key, made)
         return made
 
@@ -178,7 +189,7 @@ class Simulator(Simulated):
 
     Attributes:
         workers: processes, at most one for each client; 0 trains in this process, None decides by the number of cores
-            and the work there is.
+            and the work there is.  On a GPU, None is 0, and several processes share it and its memory.
         device: "cpu", "cuda", "cuda:1", "mps" (Apple's GPU, which no test has seen), or "auto" for the first GPU that
             is here, else the CPU.
     """
@@ -190,12 +201,20 @@ class Simulator(Simulated):
 
     @model_validator(mode="after")
     def _check_workers(self) -> Self:
-        if self.device != "cpu" and self.workers:
+        if self.workers and (self.device == "mps" or (self.device != "cpu" and not can_fork())):
             raise ValueError(
-                f"workers are for the CPU: leave them out, or set them to 0, with device = {self.device!r}; several "
-                "processes share a GPU with runtime = 'ray', device = 'cuda', gpus = 0.5"
+                f"workers are for the CPU and, where processes fork, for NVIDIA's GPUs: leave them out, or set them to "
+                f"0, with device = {self.device!r}"
             )
         return self
+
+    def measured(self, work: ClientWork, clients: Clients, expected: int) -> Self:
+        """See `Simulated`; for workers that share a GPU in a process of its own, after whose end this one can fork."""
+        if self.device == "cpu" or not self.workers:
+            return super().measured(work, clients, expected)
+        check_forkable(self.device)
+        found = in_fork(lambda: _choices(super(Simulator, self).measured(work, clients, expected)))
+        return self.model_copy(update=found)
 
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
@@ -203,10 +222,18 @@ class Simulator(Simulated):
         """This process, or forked workers."""
         set_onednn(bool(self.onednn))
         if self.device.startswith("cuda"):
-            set_tf32(self.tf32)
-        if self.deterministic and self.device != "cpu":
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            set_up_gpu(self.tf32, self.deterministic)
         device = torch.device(self.device)
+        if self.workers and device.type != "cpu":
+            check_forkable(self.device)
+            make = lambda: make_engine(self.engine, work, clients, device, self.bfloat16, self.compiled)  # noqa: E731
+            return ForkedWorkers(make, work.layout.size, self.workers, *room)
         with one_thread(device.type == "cpu" and can_fork()):  # as it will compute
-            engine = make_engine(self.engine, work, clients, device, self.bfloat16)
-        return ForkedWorkers(engine, self.workers, *room) if self.workers else InProcess(engine)
+            engine = make_engine(self.engine, work, clients, device, self.bfloat16, self.compiled)
+        return (
+            ForkedWorkers(lambda: engine, work.layout.size, self.workers, *room) if self.workers else InProcess(engine)
+        )
+
+
+def _choices(made: Simulated) -> dict[str, Any]:
+    return {name: getattr(made, name) for name in ("engine", "stack", "workers", "onednn")}

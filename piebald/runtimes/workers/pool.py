@@ -1,6 +1,7 @@
 """Worker pools: this process, or worker processes forked from it.
 
 Forked workers inherit model, trainer and data, copy nothing and unpickle nothing; vectors travel through shared memory.
+On a GPU, which cannot be inherited, each of them builds its own engine when it is first asked.
 Which worker gets which stack depends on the stacks alone, and partial sums are added in worker order, so a run repeats
 bit for bit.
 """
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -113,27 +114,26 @@ class ForkedWorkers:
     """Serves stacks in forked processes of one thread each.
 
     Args:
-        engine: built before the fork, and inherited by the workers.
+        make: what gives each worker its engine; on the CPU, one that was built before the fork and is inherited.
+        parameters: of the largest model.
         count: how many processes.
         size: bytes of shared memory for each direction of each worker.
         room: how many clients' inputs or outputs fit into one message.
     """
 
-    def __init__(self, engine: Engine, count: int, size: int, room: int) -> None:
+    def __init__(self, make: Callable[[], Engine], parameters: int, count: int, size: int, room: int) -> None:
         self.room = room
         self.workers: list[_Worker] = []
         # The threads of this process would wait for one another while the workers use the cores: adding two vectors
         # took 2 ms instead of 0.05.
         self._context = contextlib.ExitStack()
         self._context.enter_context(one_thread(wanted=True))
-        self._context.enter_context(kept_pages(engine.work.layout.size))  # workers inherit it
+        self._context.enter_context(kept_pages(parameters))  # workers inherit it
         context = multiprocessing.get_context("fork")
         for _ in range(count):
             inbox, outbox = Arena(size), Arena(size)
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve_until_closed, args=(engine, theirs, ours, inbox, outbox), daemon=True
-            )
+            process = context.Process(target=_serve_until_closed, args=(make, theirs, ours, inbox, outbox), daemon=True)
             with warnings.catch_warnings():
                 # Python 3.12 warns about forking while there are threads.  The children compute with one thread and
                 # take no lock of this process.
@@ -274,13 +274,15 @@ def _pack(inbox: Arena, stacks: Sequence[ClientStack]) -> list[dict[str, Any]]:
     return [pack_stack(stack, inbox) for stack in stacks]
 
 
-def _serve_until_closed(engine: Engine, pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena) -> None:
+def _serve_until_closed(
+    make: Callable[[], Engine], pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena
+) -> None:
     """The loop of a worker: serve until the other end closes."""
     parent.close()  # otherwise this copy of it would keep the pipe open after the parent has died
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's answer to it is to record that the run was stopped
     torch.set_num_threads(1)
-    total = RunningSum()
+    total, engine = RunningSum(), None
     while True:
         try:
             message = json.loads(pipe.recv_bytes())
@@ -288,6 +290,7 @@ def _serve_until_closed(engine: Engine, pipe: Connection, parent: Connection, in
             os._exit(0)
         outbox.clear()
         try:
+            engine = engine or make()
             answer: dict[str, Any] = {"results": _serve_all(engine, message, inbox, outbox, total)}
             if message["last"]:
                 answer |= {
@@ -314,7 +317,10 @@ def _serve_all(
         aggregation = build("aggregation", message["sum_request"]["weight"])
         assert isinstance(aggregation, Linear)
         sum_request = SumRequest(aggregation, message["sum_request"]["limit"])
-    answers = []
-    for stack in prefetched(engine.row_loader, [unpack_stack(values, inbox) for values in message["stacks"]]):
-        answers.append(pack_result(serve_naming_client(engine, stack, sum_request, total), outbox))
-    return answers
+    seen: dict[str, torch.Tensor] = {}
+    stacks = [unpack_stack(values, inbox, seen) for values in message["stacks"]]
+    with engine.copies:
+        return [
+            pack_result(serve_naming_client(engine, stack, sum_request, total), outbox)
+            for stack in prefetched(engine.row_loader, stacks)
+        ]

@@ -85,9 +85,11 @@ def pack_stack(stack: ClientStack, store: Store) -> dict[str, Any]:
     }
 
 
-def unpack_stack(values: dict[str, Any], store: Store) -> ClientStack:
-    """The stack of `pack_stack`; equal places become one tensor object."""
-    seen: dict[str, Tensor] = {}
+def unpack_stack(values: dict[str, Any], store: Store, seen: dict[str, Tensor] | None = None) -> ClientStack:
+    """The stack of `pack_stack`; equal places become one tensor object, also in several stacks that share `seen`, so
+    that a GPU is sent it once.
+    """
+    seen = {} if seen is None else seen
 
     def get(place: Any) -> Tensor:
         return seen.setdefault(json.dumps(place), store.get(place))
