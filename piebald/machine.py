@@ -117,6 +117,12 @@ def free_memory(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
+def free_cached(device: torch.device) -> None:
+    """Give back what torch keeps of a GPU's memory for later, as after memory ran out."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _processor() -> str:
     """The name of the processor, as well as the system tells it."""
     described = Path("/proc/cpuinfo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,19 +37,19 @@ def runtime(device: str, **how: Any) -> piebald.Simulator:
     return piebald.Simulator(device=device, **{"workers": 0} | how)
 
 
-def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int) -> Row:
+def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int, compiled: bool = False) -> Row:
     """Train on scikit-learn's digits here and on the CPU, and compare the models and the losses."""
 
-    def end(where: str, by: str, stack: int) -> tuple[torch.Tensor, float]:
+    def end(where: str, by: str, stack: int, compiled: bool = False) -> tuple[torch.Tensor, float]:
         clients = partition.Dirichlet(alpha=0.5, clients=8, seed=0, validation=0.1).split(data.digits())
         made = recipes.make(recipe, **{"cohort": 4, "lr": 0.05, "batch": 20} | RECIPES[recipe])
         name = "mlp" if recipe == "dp_sgd" else "cnn_bn"
         model = build_model(name, (1, 8, 8), 10, 0, **({} if name == "mlp" else {"channels": (8, 8)}))
-        how = runtime(where, engine=by, stack=stack, onednn=False)
+        how = runtime(where, engine=by, stack=stack, onednn=False, compiled=compiled)
         run = piebald.run(made, clients, model, rounds=rounds, seed=0, runtime=how, measure="none")
         return run.work.layout.flatten(run.model()), float(run.rounds[-1]["loss"])
 
-    (ours, loss), (theirs, expected) = end(device, engine, 4), end("cpu", "sequential", 1)
+    (ours, loss), (theirs, expected) = end(device, engine, 4, compiled), end("cpu", "sequential", 1)
     apart = float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
     near = apart <= TOLERANCE and abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected))
     return {
@@ -60,12 +61,17 @@ def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int) -> Row:
 def seconds_a_round(work: Workload, device: str, clients: Any = None, **how: Any) -> Row:
     """Seconds a round of `piebald.run`, from the first server step to the last."""
     _forget_peak(device)
+    return timed(work, clients or work.data(), runtime(device, **how)) | _peak(device)
+
+
+def timed(work: Workload, clients: Any, where: Any) -> Row:
+    """Seconds a round on a runtime, and what it chose."""
     run = piebald.run(
         recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
-        clients or work.data(),
+        clients,
         work.network(),
         rounds=work.rounds + 1,
-        runtime=runtime(device, **how),
+        runtime=where,
         evaluate_every=0,
         measure="none",
     )
@@ -75,13 +81,14 @@ def seconds_a_round(work: Workload, device: str, clients: Any = None, **how: Any
         "engine": chosen["engine"],
         "stack": chosen["stack"],
         "loss": float(run.rounds[-1]["loss"]),
-        **_peak(device),
     }
 
 
 def bare(work: Workload, device: str) -> Row:
-    """Seconds a round of the loop that one would write by hand, on the same device."""
+    """Seconds a round of the loop that one would write by hand, on the same device and in float32 as well."""
     _forget_peak(device)
+    if device.startswith("cuda"):
+        piebald.machine.set_up_gpu(tf32=False, repeats=False)
     return {"seconds a round": bare_loop(work, work.data(), device=device), "engine": "bare loop", **_peak(device)}
 
 
@@ -122,10 +129,27 @@ def largest_costs(work: Workload, device: str, **how: Any) -> Row:
     return {f"{place}.": f"{row.key}: {cost(row) / whole:.0%}" for place, row in enumerate(largest, 1)}
 
 
-def compiled(work: Workload, device: str) -> Row:
-    """The bare loop with `torch.compile`: whether engines would gain by it."""
-    changed = replace(work, make=lambda: torch.compile(work.make()))  # type: ignore[arg-type,return-value]
-    return bare(changed, device) | {"engine": "bare loop, torch.compile"}
+def compiled(work: Workload, device: str, plain: Row) -> Row:
+    """Seconds a round with compiled passes, on an NVIDIA GPU as CUDA graphs, beside the row without."""
+    chosen = plain.get("engine")
+    how = {"engine": chosen, "stack": plain["stack"]} if chosen in ("sequential", "vmapped") else {"engine": "vmapped"}
+    row = seconds_a_round(work, device, compiled=True, onednn=False, **how)
+    if "seconds a round" not in plain:
+        return row
+    faster = row["seconds a round"] < plain["seconds a round"]
+    return row | {"without": plain["seconds a round"], "used": "yes" if faster else "no"}
+
+
+def apart(work: str, scale: str, runtime: dict[str, Any]) -> Row:
+    """Seconds a round in a process of its own, with a runtime whose workers share the device."""
+    if runtime["kind"] == "ray" and importlib.util.find_spec("ray") is None:
+        return {"engine": "Ray is not installed"}
+    command = [sys.executable, str(Path(__file__).parent / "apart.py"), work, scale, json.dumps(runtime)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def peer(script: str, package: str, work: str) -> Row:

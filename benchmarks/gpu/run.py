@@ -13,7 +13,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,22 @@ import measures
 import torch
 from ledger import Ledger
 from measures import ENGINES, RECIPES, Measurement
-from works import COHORTS, REGISTERED, SCALES, STACKS, Workload
+from works import COHORTS, REGISTERED, SCALES, SHARING, STACKS, Workload
 
-from piebald.machine import device_named
+from piebald.machine import device_named, free_cached
 
 Plan = tuple[str, str, Measurement]
-PARTS = ("machine", "equality", "speed", "profile", "cohorts", "registered", "stacks", "precision", "compile", "peers")
+PARTS = (
+    "machine", "equality", "speed", "profile", "cohorts", "registered", "stacks", "precision", "compile", "workers",
+    "peers",
+)  # fmt: skip
 EQUALITY, SPEED = "Equality with the CPU", "Seconds a round, beside a bare loop on the same device"
+STACKED, SHARED = "Stacks", "Several processes on one device"
+TOO_MUCH = "more memory than the device has"
+
+
+class TimeUp(BaseException):
+    """The time of this command is up; no error, which whatever trains would answer."""
 
 
 def equality(device: str, scale: str, all_recipes: bool) -> Iterator[Plan]:
@@ -37,6 +46,9 @@ def equality(device: str, scale: str, all_recipes: bool) -> Iterator[Plan]:
     if not all_recipes:
         for engine in ENGINES:
             yield EQUALITY, f"fedavg, {engine}", partial(measures.equal_to_the_cpu, "fedavg", engine, device, rounds)
+        for engine in ("sequential", "vmapped") if scale == "full" else ():
+            run = partial(measures.equal_to_the_cpu, "fedavg", engine, device, rounds, compiled=True)
+            yield EQUALITY, f"fedavg, {engine}, compiled", run
         return
     for place, recipe in enumerate(list(RECIPES)[1:] if scale == "full" else ["scaffold"]):
         engine = ENGINES[place % len(ENGINES)]
@@ -54,6 +66,43 @@ def speed(device: str, scale: str, names: list[str], ledger: Ledger) -> Iterator
         base = f"{name}, bare loop"
         yield SPEED, base, partial(measures.bare, SCALES[scale][name], device)
         yield SPEED, name, partial(ours, name, base)
+
+
+def stacks(work: Workload, engine: str, device: str, sizes: Sequence[int], ledger: Ledger) -> Iterator[Plan]:
+    """Yield stacks that grow until memory runs out, and then the largest that fitted."""
+
+    def beyond(size: int) -> measures.Row:
+        return next(({"not measured": f"not tried, {smaller} clients need {TOO_MUCH}"} for smaller in sizes
+                     if smaller < size and TOO_MUCH in str(ledger.get(STACKED, named(smaller)))), {})  # fmt: skip
+
+    def named(size: int) -> str:
+        return f"{work.name}, {engine}, {size}"
+
+    def one(size: int) -> measures.Row:
+        asked = replace(work, clients=max(size, work.clients), cohort=size, rounds=1)
+        how = {"engine": engine, "stack": size, "onednn": False}
+        return beyond(size) or measures.seconds_a_round(asked, device, **how)
+
+    def largest() -> measures.Row:
+        rows = {size: ledger.get(STACKED, named(size)) for size in sizes}
+        fitted = {size: row["seconds a round"] / size for size, row in rows.items() if "seconds a round" in row}
+        if not fitted:
+            return {"not measured": "no stack was measured"}
+        most, best = max(fitted), min(fitted, key=lambda size: fitted[size])
+        return {"largest that fitted": most, "fastest for one client": best, "seconds a client": fitted[best]}
+
+    for size in sizes:
+        yield STACKED, named(size), partial(one, size)
+    yield "Largest stacks", f"{work.name}, {engine}", largest
+
+
+def compiled(work: Workload, device: str, ledger: Ledger) -> measures.Row:
+    """Compiled passes, beside the bare loop as well."""
+    row, loop = (
+        measures.compiled(work, device, ledger.get(SPEED, work.name)),
+        ledger.get(SPEED, f"{work.name}, bare loop"),
+    )
+    return measures.beside(row, loop, work.name) if "seconds a round" in loop else row
 
 
 def profile(work: Workload, device: str, ledger: Ledger) -> measures.Row:
@@ -81,18 +130,23 @@ def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]
     for count in REGISTERED[scale]:
         yield "registered", ("Registered clients", f"{count:,}", partial(measures.registered, count, w1, device))
     for name in first:
-        for stack in STACKS[scale]:
-            work = replace(works[name], clients=max(stack, works[name].clients), cohort=stack, rounds=1)
-            for engine in ("vmapped",) if "norm" in name else ("batched", "vmapped"):
-                run = partial(measures.seconds_a_round, work, device, engine=engine, stack=stack, onednn=False)
-                yield "stacks", ("Stacks", f"{name}, {engine}, {stack}", run)
+        for engine in ("vmapped",) if "norm" in name else ("batched", "vmapped"):
+            yield from (("stacks", plan) for plan in stacks(works[name], engine, device, STACKS[scale], ledger))
     for name in first:
         for how in ("bfloat16", *(("tf32",) if device.startswith("cuda") else ())):
             run = partial(measures.seconds_a_round, works[name], device, **{how: True})
             yield "precision", ("Precision", f"{name}, {how}", run)
+    for name in first if scale == "full" else first[:1]:
+        run = partial(compiled, works[name], device, ledger)
+        yield "compile", ("Compiled passes, on an NVIDIA GPU as CUDA graphs", name, run)
+    for name in first[:2]:
+        for count in SHARING[scale]:
+            own = {"kind": "simulator", "device": device, "workers": count}
+            yield "workers", (SHARED, f"{name}, {count} workers", partial(measures.apart, name, scale, own))
+        if device == "cuda":
+            fraction = {"kind": "ray", "device": device, "gpus": 0.5, "workers": 2}
+            yield "workers", (SHARED, f"{name}, Ray, gpus = 0.5", partial(measures.apart, name, scale, fraction))
     if scale == "full":
-        for name in first:
-            yield "compile", ("torch.compile", name, partial(measures.compiled, works[name], device))
         for package, script in {"fedjax": "with_fedjax.py", "pfl": "with_pfl.py"}.items():
             for name in ("W1", "W2"):
                 yield (
@@ -101,21 +155,22 @@ def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]
                 )
 
 
-def measured(run: Measurement, seconds: float) -> measures.Row:
+def measured(run: Measurement, seconds: float, device: str) -> measures.Row:
     """A measurement's row, or one that says why there is none; it is interrupted after so many seconds."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError
+        raise TimeUp
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
     try:
         return run()
-    except TimeoutError:
+    except TimeUp:
         return {"not measured": "it did not end within the time of this command"}
-    except torch.OutOfMemoryError:
-        return {"not measured": "it needs more memory than the device has"}
     except Exception as error:  # the other measurements are still worth having
+        if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError):
+            free_cached(torch.device(device))
+            return {"not measured": f"it needs {TOO_MUCH}"}
         return {"not measured": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -141,7 +196,7 @@ def main() -> int:
         if part not in options.only or ledger.has(table, name):
             continue
         left = options.budget_seconds - (time.monotonic() - began)
-        row = measured(run, left) if left > 0 else {"not measured": "the time of this command was up"}
+        row = measured(run, left, device) if left > 0 else {"not measured": "the time of this command was up"}
         ledger.put(table, name, row)
         print(f"[{time.monotonic() - began:.0f} s] {table}: {name}: {row}", flush=True)
     print(ledger.page)

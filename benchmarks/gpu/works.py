@@ -50,4 +50,5 @@ __all__ = ["Workload", "bare_loop"]  # of benchmarks/simulator, for measures.py
 SCALES = {"full": FULL, "tiny": TINY}
 COHORTS = {"full": (10, 100, 1000), "tiny": (2, 4)}
 REGISTERED = {"full": (100, 10_000, 1_000_000), "tiny": (10, 100)}
-STACKS = {"full": (1, 8, 32, 128, 512), "tiny": (1, 4)}
+STACKS = {"full": (1, 8, 32, 128, 512, 2048), "tiny": (1, 4)}
+SHARING = {"full": (2, 4, 8), "tiny": (2,)}  # processes on one device

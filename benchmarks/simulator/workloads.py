@@ -54,7 +54,7 @@ class Workload:
 
     def network(self) -> nn.Module:
         """The model at the start."""
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):  # of no GPU, so that workers can be forked that use it
             torch.manual_seed(0)
             return self.make()
 

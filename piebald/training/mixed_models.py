@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
@@ -54,8 +55,9 @@ class MixedModels(Sgd):
             "model": shared.model - lr * shared.gradient,
             "own": v + (mixed.model - mixture) - lr * a * mixed.gradient,
         }
-        if self.adaptive and not at["step"].any():
-            moved["alpha"] = (a - lr * ((v - w) * mixed.gradient).sum(-1, keepdim=True)).clamp(0, 1)
+        if self.adaptive:  # at the first step; to ask which one it is would make the host wait for a GPU
+            slope = ((v - w) * mixed.gradient).sum(-1, keepdim=True)
+            moved["alpha"] = torch.where(at["step"] == 0, (a - lr * slope).clamp(0, 1), a)
         return moved
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:

@@ -19,6 +19,7 @@ from piebald import recipes
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.recipe import Recipe
 from piebald.runtimes.engines import compilation
+from piebald.runtimes.engines.batched import _BatchedRun
 from piebald.runtimes.engines.engine_choice import stack_limit
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.ray.connection import actors_that_fit
@@ -47,6 +48,19 @@ def test_a_recipe_computes_there_what_it_computes_on_the_cpu(name: str, engine: 
     expected = carry_out(method(name), engine=engine, stack=3)
     with there() as device:
         assert_as_on_the_cpu(carry_out(method(name), device, engine=engine, stack=3), expected)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn"])
+def test_the_batched_engine_forms_its_batches_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And multiplies factors where rows do not mix, so that the tests of devices are about that as well."""
+    begun: list[int] = []
+    begin = _BatchedRun.begin
+    monkeypatch.setattr(
+        _BatchedRun, "begin", lambda run, *rows: begun.append(len(run.module.factored)) or begin(run, *rows)
+    )
+    carry_out(method(name), engine="batched", stack=3)
+    assert begun
+    assert any(begun) or name != "fedavg"
 
 
 COMPOSED = {
@@ -91,6 +105,13 @@ def test_the_host_waits_as_often_for_eight_clients_as_for_four(name: str, engine
     few = waits(recipe, 4, engine)
     assert few == waits(recipe, 8, engine)
     assert few["to the host"]  # the updates: else nothing was counted
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "engine"), [("scaffold", "batched"), ("apfl", "vmapped"), ("pfedme", "sequential")])
+def test_the_host_waits_as_often_for_twice_as_many_steps(name: str, engine: str) -> None:
+    once, twice = (waits(method(name, cohort=1.0, epochs=epochs), 4, engine) for epochs in (1, 2))
+    assert once == twice
 
 
 class Impatient(Sgd):

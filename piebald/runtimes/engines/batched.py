@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.contracts import Rows, SgdConfig, SgdOutcome
+from piebald.machine import moved
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
 from piebald.runtimes.engines.row_loader import Gathered, Places
@@ -197,7 +198,7 @@ class _BatchedRun:
         self.g = None if run.plain or self.stepper.direct else torch.zeros_like(self.w)
         self.leaves = Leaves(layout, self.w, run.config.part)
         straight = order == sorted(order)
-        self.sorted = None if straight else torch.tensor(order, device=engine.device)
+        self.sorted = None if straight else moved(torch.tensor(order), engine.device)
         self.scalars = _Scalars()
         self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
@@ -315,7 +316,7 @@ class _BatchedRun:
     def end(self, taken: Sequence[int]) -> SgdOutcome:
         """The outcome, from how many steps each client took."""
         self.leaves.finish()
-        steps = torch.tensor([float(count) for count in taken], device=self.w.device)
+        steps = moved(torch.tensor([float(count) for count in taken]), self.w.device)
         if not self.module.factored:
             return restored_order(self.w, steps, self.total / steps, self.stepper.ended(steps), self.order)
         back = slice(None) if self.sorted is None else self.sorted.argsort()

@@ -11,7 +11,7 @@ import torch
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig
-from piebald.machine import free_memory
+from piebald.machine import free_cached, free_memory
 from piebald.runtimes.engines.batched import BatchedEngine
 from piebald.runtimes.engines.model_traits import passes_of, probe
 from piebald.runtimes.engines.reference import ReferenceEngine
@@ -98,8 +98,9 @@ def fastest(
                     # vmap falls back to a loop
                     warnings.filterwarnings("error", message="There is a performance drop")
                     found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
-            except _CANNOT_RUN:
-                break  # this engine cannot run the model
+            except _CANNOT_RUN:  # of this engine with this model, or with the memory that there is
+                free_cached(device)
+                break
             if not torch.allclose(found[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
                 break
             if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import LocalStep, SgdConfig, Slope, StepsOutcome
+from piebald.machine import moved
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.row_loader import planned_steps
 from piebald.runtimes.engines.sgd_step import SgdRun
@@ -43,8 +44,8 @@ def run_steps(
             at |= step({**at, "step": torch.full((active, 1), float(taken), device=engine.device)}, slopes)
             total[:active] += slopes.loss
     ended = {name: torch.cat([part, *(one[name] for one in reversed(left))]) for name, part in at.items()}
-    back = torch.tensor(order, device=engine.device).argsort()
-    steps = torch.tensor([float(count) for count in planned], device=engine.device)
+    back = moved(torch.tensor(order), engine.device).argsort()
+    steps = moved(torch.tensor([float(count) for count in planned]), engine.device)
     return StepsOutcome({name: part[back] for name, part in ended.items()}, steps, total[back] / steps)
 
 

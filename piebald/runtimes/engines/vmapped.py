@@ -77,7 +77,7 @@ class VmappedEngine(SequentialEngine):
                     total[lo:hi] += losses.detach()
                     self.step(stepper, leaves, w, g, gradients, slice(lo, hi), step)
         leaves.finish()
-        steps = torch.tensor([float(len(plan)) for plan in plans], device=self.device)
+        steps = moved(torch.tensor([float(len(plan)) for plan in plans]), self.device)
         return restored_order(w, steps, total / steps, stepper.ended(steps), order)
 
     def _fits_privacy(self, run: SgdRun) -> bool:
@@ -87,7 +87,7 @@ class VmappedEngine(SequentialEngine):
         if len(run.clients) * run.config.step_rows * self.work.layout.size > MAX_NUMBERS:
             return False
         gathered = self.row_loader.gather(run.clients, "train")
-        return self.vectorizes(gathered.take(torch.from_numpy(np.concatenate(gathered.places)[:2]).to(self.device)))
+        return self.vectorizes(gathered.take(moved(torch.from_numpy(np.concatenate(gathered.places)[:2]), self.device)))
 
     def stacked(self, gathered: Gathered, one: PassRows, run: SgdRun, step: int) -> Rows:
         """The rows [c, b, ...] of one step of some clients.
@@ -323,5 +323,5 @@ def restored_order(w: Tensor, steps: Tensor, loss: Tensor, state: Mapping[str, T
     """The outcome of a run, with its clients in the original order."""
     if order == list(range(len(order))):  # copying a stack is expensive
         return SgdOutcome(w, steps, loss, state)
-    back = torch.tensor(np.argsort(order), device=w.device)
+    back = moved(torch.tensor(np.argsort(order)), w.device)
     return SgdOutcome(w[back], steps[back], loss[back], {name: vector[back] for name, vector in state.items()})

@@ -251,6 +251,9 @@ def serve_naming_client(
         return serve(engine, stack, sum_request, total)
     except PiebaldError:
         raise
+    except torch.OutOfMemoryError as error:
+        held = "; it holds one client" if len(stack.clients) == 1 else f": set stack to less than {len(stack.clients)}"
+        raise RuntimeFault(f"the memory of device {str(engine.device)!r} ran out{held}") from error
     except Exception as error:
         doing = "training" if stack.query is None else f"answering {stack.query.kind!r}"
         raise RuntimeFault(f"{doing} failed on {_culprit(engine, stack)}: {type(error).__name__}: {error}") from error
