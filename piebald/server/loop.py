@@ -154,9 +154,9 @@ class ServerLoop:
             raise RuntimeFault(f"in {self.version} rounds no update counted: the results say why each failed")
 
     def _over(self) -> bool:
+        self.totals.wall = self._before + time.perf_counter() - self._began  # also of the last step
         if self.rounds is not None and self.version >= self.rounds:
             return True
-        self.totals.wall = self._before + time.perf_counter() - self._began
         return self.stop is not None and (
             self.totals.reached or self.stop.used_up(self.totals, self._stepped if self.version else 0.0)
         )

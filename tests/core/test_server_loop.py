@@ -5,23 +5,26 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import piebald
 from piebald import recipes
 from piebald.aggregation import EqualWeighted, ExampleWeighted
 from piebald.clustering import SingleCluster
-from piebald.contracts import StepContext, Task, Update
+from piebald.contracts import ClientContext, StepContext, Task, TrainInput, TrainOutput, Update
 from piebald.errors import RuntimeFault
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Synchronous
 from piebald.server import ResultChecks
 from piebald.server_optimizer import Adam, Momentum, ServerSgd
 from piebald.sharing import Full
-from piebald.training import Scaffold
+from piebald.testing.federation import plain_network, uneven_clients
+from piebald.training import Scaffold, Sgd
 from piebald.transforms.base import Transform
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
@@ -437,3 +440,22 @@ def test_a_finished_run_releases_its_clients(name: str) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+class Slow(Sgd):
+    """Takes a hundred seconds of a clock that only it moves."""
+
+    clock: ClassVar[list[float]] = [0.0]
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        self.clock[0] += 100.0
+        return super().train(inputs, context)
+
+
+def test_the_real_time_of_the_last_round_is_counted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piebald.server.loop.time.perf_counter", lambda: Slow.clock[0])
+    slow = recipes.fedavg(cohort=2).with_(training=Slow(lr=0.1, batch=10))
+    where = piebald.Simulator(engine="vmapped", stack=2, workers=0, onednn=False)
+    run = piebald.run(slow, uneven_clients(), plain_network, rounds=3, seed=1, runtime=where)
+    walls = [row["wall"] for row in run.rounds]
+    assert [after - before for before, after in pairwise(walls)] == [100.0, 100.0]
