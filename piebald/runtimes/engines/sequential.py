@@ -8,7 +8,6 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +79,7 @@ class SequentialEngine(ScoringEngine):
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
         self._own_engines: dict[int, SequentialEngine] = {}
-        self._trained: Callable[..., Any] = self.module  # in training: the module, or what it was compiled to
+        self._trained: nn.Module = self.module  # in training: the module, or what it was compiled to
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
     @cached_property
@@ -115,7 +114,9 @@ class SequentialEngine(ScoringEngine):
 
     def compile(self) -> None:
         """Compile the passes of training, see `compilation.compiled`."""
-        self._trained = compiled(self.module, self.traits, self.device)
+        made = compiled(self.module, self.traits, self.device)
+        assert isinstance(made, nn.Module)  # as what it was made of
+        self._trained = made
 
     # -- training
 
