@@ -1,0 +1,121 @@
+"""What the GPU's benchmark makes of time that is up and memory that runs out, also in the middle of training."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from piebald.errors import RuntimeFault
+from piebald.runtimes.engines import engine_choice
+from piebald.runtimes.engines.batched import BatchedEngine
+from piebald.runtimes.engines.vmapped import VmappedEngine
+from tests.contract.conftest import carry_out, method, plain_network
+from tests.devices.there import equal_clients
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[Any]:
+    """The program with the modules beside it, which are forgotten afterwards."""
+    names = ("run", "measures", "works", "networks", "ledger", "workloads")
+    before, path = {name: sys.modules.pop(name, None) for name in names}, [*sys.path]
+    sys.path.insert(0, str(FOLDER))
+    yield importlib.import_module("run")
+    sys.path[:] = path
+    for name, module in before.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device on which no more than eight clients train at once."""
+    for engine in (VmappedEngine, BatchedEngine):
+
+        def run_sgd(self: Any, run: Any, own: Any = engine.run_sgd) -> Any:
+            if len(run.clients) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return own(self, run)
+
+        monkeypatch.setattr(engine, "run_sgd", run_sgd)
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_stacks_grow_until_memory_runs_out(program: Any, tmp_path: Path) -> None:
+    ledger, work = program.Ledger(tmp_path, {}), program.SCALES["tiny"]["W1"]
+    for table, name, run in program.stacks(work, "vmapped", "cpu", (4, 8, 16, 32), ledger):
+        ledger.put(table, name, program.measured(run, 60.0, "cpu"))
+    rows = {int(name.split(", ")[-1]): row for name, row in ledger.tables["Stacks"].items()}
+    assert {size: row.get("not measured") for size, row in rows.items()} == {
+        4: None,
+        8: None,
+        16: "it needs more memory than the device has",
+        32: "not tried, 16 clients need more memory than the device has",
+    }
+    (largest,) = ledger.tables["Largest stacks"].values()
+    assert largest["largest that fitted"] == 8
+    assert largest["seconds a client"] == min(rows[size]["seconds a round"] / size for size in (4, 8))
+    assert "more memory than the device has" in ledger.page.read_text()
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_the_runtime_takes_no_stack_for_which_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = equal_clients(32)
+    run = carry_out(method("fedavg"), clients=clients, model=plain_network, rounds=1)
+    monkeypatch.setattr(engine_choice, "stacks", lambda device: (8, 16, 32))
+    tried: list[int] = []
+    monkeypatch.setattr(engine_choice, "_measure", lambda engine, asked, stack: measured(engine, asked, stack, tried))
+    chosen = engine_choice.fastest(run.work, clients, torch.device("cpu"), False, range(32))
+    assert chosen[:2] == ("batched", 8)
+    assert tried == [1, 8, 16]
+    with pytest.raises(RuntimeFault, match="the memory of device 'cpu' ran out: set stack to less than 16"):
+        carry_out(method("fedavg", cohort=32), clients=clients, simulator={"engine": "vmapped", "stack": 16})
+
+
+def measured(engine: Any, clients: Any, stack: int, tried: list[int]) -> tuple[torch.Tensor, float]:
+    """The losses of real steps, and a time that is shorter for each client of a larger stack."""
+    tried.append(stack)
+    losses = engine_choice._losses(engine, list(clients)[:2])
+    engine_choice._losses(engine, list(clients)[:stack])
+    return losses, 1.0 / stack
+
+
+def test_time_that_is_up_stops_training_at_once(program: Any) -> None:
+    """And is no failure of a client, which would be trained again to find out whose it is."""
+    work = program.SCALES["tiny"]["W1"]
+    endless = program.replace(work, epochs=10**6)
+    row = program.measured(program.partial(program.measures.seconds_a_round, endless, "cpu"), 0.5, "cpu")
+    assert row == {"not measured": "it did not end within the time of this command"}
+    failed = program.measured(lambda: 1 / 0, 1.0, "cpu")
+    assert failed == {"not measured": "ZeroDivisionError: division by zero"}
+
+
+def test_every_promised_measurement_is_planned(program: Any, tmp_path: Path) -> None:
+    plans = list(planned(program, tmp_path))
+    named = {part: [name for own, (_, name, _) in plans if own == part] for part in program.PARTS}
+    assert {f"fedavg, {engine}" for engine in ("sequential", "vmapped", "batched")} < {*named["equality"]}
+    assert len({name.split(",")[0] for name in named["equality"]}) >= 13
+    works = {"W1", "W2", "ResNet-18, group norm", "VGG-11", "LSTM", "transformer", "LoRA on a frozen transformer"}
+    assert {name.removesuffix(", bare loop") for name in named["speed"]} == works
+    assert len(named["speed"]) == 2 * len(works)
+    assert (named["cohorts"][0], named["cohorts"][-1]) == ("10", "1,000")
+    assert (named["registered"][0], named["registered"][-1]) == ("100", "1,000,000")
+    assert {name.split(", ")[-1] for name in named["precision"]} == {"bfloat16", "tf32"}
+    assert program.measures.TARGETS == {"W1": 0.10, "W2": 0.35, "ResNet-18, group norm": 0.6}
+    assert all(named.values()), "a part without measurements"
+    assert len({(table, name) for _, (table, name, _) in plans}) == len(plans)
+
+
+def planned(program: Any, folder: Path) -> Iterator[Any]:
+    """The plans for a GPU, wherever this runs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(program.measures, "device_name", lambda device: "a GPU")
+        yield from program.plans("cuda", "full", program.Ledger(folder, {}))
