@@ -49,7 +49,7 @@ def equal_to_the_cpu(recipe: str, engine: str, device: str, rounds: int, compile
         run = piebald.run(made, clients, model, rounds=rounds, seed=0, runtime=how, measure="none")
         return run.work.layout.flatten(run.model()), float(run.rounds[-1]["loss"])
 
-    (ours, loss), (theirs, expected) = end(device, engine, 4, compiled), end("cpu", "sequential", 1)
+    (ours, loss), (theirs, expected) = end(device, engine, 4, compiled), end("cpu", "reference", 1)
     apart = float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
     near = apart <= TOLERANCE and abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected))
     return {

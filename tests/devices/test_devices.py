@@ -9,6 +9,7 @@ import functools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from piebald.contracts import ClientContext, TrainInput, TrainOutput
 from piebald.recipe import Recipe
 from piebald.runtimes.engines import compilation
 from piebald.runtimes.engines.batched import _BatchedRun
+from piebald.runtimes.engines.device_copies import moved_together
 from piebald.runtimes.engines.engine_choice import stack_limit
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.ray.connection import actors_that_fit
@@ -250,3 +252,13 @@ def test_what_cannot_be_compiled_is_refused_in_one_sentence(monkeypatch: pytest.
     quiet = Traits(mixes=False, dropout=False, random=False, each=True)
     compilation.compiled(nn.Identity(), quiet, torch.device("cuda"))
     assert asked == {"mode": "reduce-overhead"}  # which is what records CUDA graphs
+
+
+def test_what_is_sent_to_a_gpu_goes_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From which it reads by itself: the host does not wait."""
+    done: list[Any] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: done.append("pinned") or self)
+    monkeypatch.setattr(Tensor, "to", lambda self, *where, **how: done.append((*where, how)) or self)
+    gpu = torch.device("cuda:1")
+    moved_together([np.arange(3), np.arange(2)], gpu)
+    assert done == ["pinned", (gpu, {"non_blocking": True})]  # once for both
