@@ -46,9 +46,6 @@ def equality(device: str, scale: str, all_recipes: bool) -> Iterator[Plan]:
     if not all_recipes:
         for engine in ENGINES:
             yield EQUALITY, f"fedavg, {engine}", partial(measures.equal_to_the_cpu, "fedavg", engine, device, rounds)
-        for engine in ("sequential", "vmapped") if scale == "full" else ():
-            run = partial(measures.equal_to_the_cpu, "fedavg", engine, device, rounds, compiled=True)
-            yield EQUALITY, f"fedavg, {engine}, compiled", run
         return
     for place, recipe in enumerate(list(RECIPES)[1:] if scale == "full" else ["scaffold"]):
         engine = ENGINES[place % len(ENGINES)]
@@ -136,6 +133,9 @@ def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]
         for how in ("bfloat16", *(("tf32",) if device.startswith("cuda") else ())):
             run = partial(measures.seconds_a_round, works[name], device, **{how: True})
             yield "precision", ("Precision", f"{name}, {how}", run)
+    for engine in ("sequential", "vmapped") if scale == "full" else ():  # late: to compile takes minutes
+        run = partial(measures.equal_to_the_cpu, "fedavg", engine, device, 3, compiled=True)
+        yield "compile", (EQUALITY, f"fedavg, {engine}, compiled", run)
     for name in first if scale == "full" else first[:1]:
         run = partial(compiled, works[name], device, ledger)
         yield "compile", ("Compiled passes, on an NVIDIA GPU as CUDA graphs", name, run)
