@@ -25,7 +25,11 @@ HDAFL = {  # table 3 prints the ends of Fig. 3's curves: clients a round, HDAFL,
     "writer": {10: (79.61, 78.00), 20: (79.97, 78.88), 50: (80.47, 79.06)},
     "disjoint": {10: (97.53, 17.44), 20: (97.80, 18.99), 31: (97.78, 19.51)},
 }
-DIRICHLET = ("fedavg", "fedprox", "scaffold", "fedavgm", "feddyn")
+# The test accuracy, per cent, that the authors of FedSpeed (Sun et al. 2023, ICLR) publish with their program
+# (github.com/woodenchild95/FL-Simulator, README): CIFAR-10, ResNet-18 with group norm, Dirichlet 0.1, ten of 100
+# clients a round, batch 50, five local epochs, 1,000 rounds.  There, each client draws its classes and all have as many
+# rows.
+DIRICHLET = {"fedavg": 77.31, "fedprox": 76.86, "scaffold": 79.92, "fedadam": 77.58, "feddyn": 78.96}
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,9 @@ def fig_3(seed: int) -> Iterator[Row]:
 
 def dirichlet(seed: int) -> Iterator[Row]:
     """CIFAR-10 with Dirichlet 0.1 and ResNet-18 with group norm."""
-    for recipe in DIRICHLET:
-        figure = "none of just this setting has been checked"
-        yield Row("CIFAR-10, Dirichlet 0.1, ResNet-18 with group norm", "dirichlet", (recipe,), seed, figure)
+    for recipe, figure in DIRICHLET.items():
+        said = f"{figure:.2f} with equal sizes"
+        yield Row("CIFAR-10, Dirichlet 0.1, ResNet-18 with group norm", "dirichlet", (recipe,), seed, said)
 
 
 def rows() -> Iterator[Row]:
