@@ -98,6 +98,14 @@ def test_time_that_is_up_stops_training_at_once(program: Any) -> None:
     assert failed == {"not measured": "ZeroDivisionError: division by zero"}
 
 
+@pytest.mark.full
+def test_models_that_differ_are_not_called_equal(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a method that tells no loss."""
+    assert program.measures.equal_to_the_cpu("dp_sgd", "vmapped", "cpu", 1)["equal"] == "yes"
+    monkeypatch.setattr(program.measures, "TOLERANCE", 0.0)
+    assert program.measures.equal_to_the_cpu("dp_sgd", "vmapped", "cpu", 1)["equal"] == "NO"
+
+
 def test_every_promised_measurement_is_planned(program: Any, tmp_path: Path) -> None:
     plans = list(planned(program, tmp_path))
     named = {part: [name for own, (_, name, _) in plans if own == part] for part in program.PARTS}
