@@ -126,10 +126,16 @@ def answer(query: Query, device: torch.device, work: ClientWork, clients: Any) -
     return serve(engine, stack)
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.kind)
-def test_a_query_is_answered_there_as_on_the_cpu(query: Query) -> None:
+@pytest.fixture(scope="module")
+def asked() -> tuple[ClientWork, PooledClients]:
+    """Clients, and the work that they are asked about."""
     clients = equal_clients(5, server_rows=np.arange(9))
-    work = carry_out(method("ditto"), clients=clients, model=plain_network).work
+    return carry_out(method("ditto"), clients=clients, model=plain_network).work, clients
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.kind)
+def test_a_query_is_answered_there_as_on_the_cpu(query: Query, asked: tuple[ClientWork, PooledClients]) -> None:
+    work, clients = asked
     expected = answer(query, torch.device("cpu"), work, clients)
     with there() as device:
         found = answer(query, device, work, clients)
