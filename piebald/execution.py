@@ -94,14 +94,18 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
         status = "stopped"
         raise
     finally:
-        if status == "finished" and isinstance(runtime, DismissesSites):
-            runtime.dismiss()  # sites may go home
-        runtime.close()
+        told = status != "finished"  # to the sites, that it has ended
         try:
-            store.finish(status)
-        except RunFolderError:  # a full disk: the error that ended the run is already being raised
-            if status == "finished":
-                raise
-        recorder.end(status)
-        if status != "finished":
-            store.close()
+            if not told and isinstance(runtime, DismissesSites):
+                runtime.dismiss()  # sites may go home
+            told = True
+        finally:  # also where somebody does not wait for them: a server that still listens would keep its sites
+            runtime.close()
+            try:
+                store.finish(status)
+            except RunFolderError:  # a full disk: the error that ended the run is already being raised
+                if status == "finished":
+                    raise
+            recorder.end(status)
+            if status != "finished" or not told:
+                store.close()

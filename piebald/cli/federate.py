@@ -73,6 +73,10 @@ def server(
     sets: Sets = None,
     out: Out = None,
     start_from: StartFrom = None,
+    turns: Annotated[
+        float | None,
+        typer.Option(min=1, help="With a queue: seconds of a turn, after which an experiment makes room for others."),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
     ] = False,
@@ -99,7 +103,9 @@ def server(
         if check:
             with locked(credentials):
                 raise typer.Exit(_print_checks([*server_machine(own), check_space(credentials)]))
-        return serve_queue(credentials, page, as_json, quiet)
+        return serve_queue(credentials, page, as_json, quiet, turns)
+    if turns is not None:
+        raise SettingError("--turns is about the queue: leave out the file, and give it to piebald queue add")
     flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
         with locked(credentials):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import typer
 
@@ -147,13 +147,17 @@ def _check_finished(run: Path) -> None:
     FinishedRun.at(run)
 
 
-def serve_queue(credentials: Path, page: PageAddress | None, as_json: bool, quiet: bool) -> None:
+def serve_queue(
+    credentials: Path, page: PageAddress | None, as_json: bool, quiet: bool, turns: float | None = None
+) -> None:
     """Take the experiments of the queue, and wait for others, until this process is stopped.
 
     Args:
         credentials: the server's.
         page: where its status page is.
         as_json, quiet: how the results are printed.
+        turns: seconds after which an experiment makes room for others that wait, at its next server step; None has it
+            end first.
     """
     from piebald.deploy.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.deploy.page_server import serving_page
@@ -165,7 +169,7 @@ def serve_queue(credentials: Path, page: PageAddress | None, as_json: bool, quie
             while True:
                 entry = waiting.next()
                 if entry is not None:
-                    _serve(own, waiting, entry, as_json, quiet)
+                    _serve(own, waiting, entry, Printing(as_json, quiet), turns)
                 else:
                     _wait(own, waiting)
         except KeyboardInterrupt:
@@ -182,8 +186,15 @@ def _wait(own: Credentials, waiting: ExperimentQueue) -> None:
         time.sleep(_LOOK)
 
 
-def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, as_json: bool, quiet: bool) -> None:
-    """Carry out one experiment, or the rest of it, and write down how it ended."""
+class Printing(NamedTuple):
+    """How results are printed."""
+
+    as_json: bool
+    quiet: bool
+
+
+def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, printing: Printing, turns: float | None) -> None:
+    """Carry out one experiment, or the rest of it, or its turn, and write down how it ended."""
     if waiting.stop_wanted(entry):  # while no server was there
         waiting.change(entry, state="stopped")
         return
@@ -192,7 +203,7 @@ def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, as_json: b
     ended: dict[str, Any] = {}
     try:
         while not ended:
-            entry, ended = _part(own, waiting, entry, as_json, quiet)
+            entry, ended = _part(own, waiting, entry, printing, turns)
     except PiebaldError as error:
         ended = {"state": "failed", "why": str(error)}
     except Exception as error:  # the next experiment has nothing to do with it
@@ -205,31 +216,36 @@ def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, as_json: b
 
 
 def _part(
-    own: Credentials, waiting: ExperimentQueue, entry: Queued, as_json: bool, quiet: bool
+    own: Credentials, waiting: ExperimentQueue, entry: Queued, printing: Printing, turns: float | None
 ) -> tuple[Queued, dict[str, Any]]:
-    """Carry out an experiment until it ends, or until there are other sites; returns how it goes on, and how it ended.
+    """Carry out an experiment until it ends, its turn is over, or there are other sites; returns how it goes on, and
+    how it ended.
 
     Where it takes any sites and others are provisioned meanwhile, the run ends after the server step that it is at, and
     the rest of its steps are a run that goes on from it with all sites.
     """
+    from piebald.deploy.turns import Turn
     from piebald.report.run_folder import refuse_occupied
 
     document = _document(entry)
     takes_any = bool(sites_flags(document, own.sites()))
     grows = takes_any and document.stop is None  # else nobody can say how many steps are left
     if entry.state != "running":
-        if not entry.again:
+        if not entry.begun:
             refuse_occupied(Path(entry.out))
         entry = waiting.change(entry, state="running", sites=entry.sites or (own.sites() if takes_any else ()))
-    watch = Watch(lambda: waiting.stop_wanted(entry) or (grows and len(own.sites()) > len(entry.sites)))
+    turn = Turn(own.folder, waiting, entry, turns)
+    watch = Watch(lambda: waiting.stop_wanted(entry) or (grows and len(own.sites()) > len(entry.sites)) or turn.over())
     try:
         with watch:
-            _carry_out(own, entry, as_json, quiet)
+            _carry_out(own, entry, printing)
     except (KeyboardInterrupt, Interrupted):
         if not watch.came:
             raise KeyboardInterrupt from None
         if waiting.stop_wanted(entry):
             return entry, {"state": "stopped"}
+        if turn.ended:
+            return entry, {"state": "paused"}
         return waiting.change(entry, **_cut(entry), sites=own.sites()), {}
     if not entry.until:
         return entry, {"state": "finished"}
@@ -251,7 +267,7 @@ def _cut(entry: Queued) -> dict[str, int]:
     return {"rounds": rounds, "until": done} if done < rounds else {}
 
 
-def _carry_out(own: Credentials, entry: Queued, as_json: bool, quiet: bool) -> None:
+def _carry_out(own: Credentials, entry: Queued, printing: Printing) -> None:
     """Start a run, or go on with it where the run folder holds what was done before."""
     from piebald import experiment, plugins
     from piebald.cli.app import progress
@@ -267,10 +283,11 @@ def _carry_out(own: Credentials, entry: Queued, as_json: bool, quiet: bool) -> N
         if entry.until:
             with RunStore.open(folder) as store:
                 store.set_meta(rounds=entry.until)
-        history = experiment.resume(folder, progress=progress(as_json, quiet), callbacks=[StepLog()])
-        return print_run(history, as_json, quiet)
+        history = experiment.resume(folder, progress=progress(*printing), callbacks=[StepLog()])
+        return print_run(history, *printing)
     start = Path(entry.start_from) if entry.start_from else None
     given = _document(entry, own)
+    as_json, quiet = printing
     carry_out(given, None, as_json=as_json, quiet=quiet, callbacks=[StepLog()], folder=folder, start_from=start)
 
 

@@ -1,4 +1,4 @@
-"""The queue of a federation's server: experiments that it takes one after another on the same credentials.
+"""The queue of a federation's server: experiments that it takes one after another, or in turns, on its credentials.
 
     <server's credentials>/queue/
       0001.json        an experiment as it was added: its settings, its run folder; never changed
@@ -25,7 +25,7 @@ from piebald.errors import SettingError
 
 FOLDER = "queue"
 FORMAT = 1
-State = Literal["waiting", "running", "finished", "failed", "stopped"]
+State = Literal["waiting", "running", "paused", "finished", "failed", "stopped"]
 _OVER: tuple[State, ...] = ("finished", "failed", "stopped")
 _ENTRY = re.compile(r"\d{4,}\.json")
 
@@ -50,6 +50,7 @@ class Queued:
         parts: run folders of the parts before, each of which ended since sites came.
         rounds: server steps of the part that runs, 0 for those of the experiment.
         until: the server step at which this part ends, since sites came; 0 for all its steps.
+        paused: when its last turn ended, "" before.
     """
 
     number: int
@@ -67,14 +68,20 @@ class Queued:
     parts: tuple[str, ...] = ()
     rounds: int = 0
     until: int = 0
+    paused: str = ""
 
     @property
     def over(self) -> bool:
         """Whether it has ended, in whichever way."""
         return self.state in _OVER
 
+    @property
+    def begun(self) -> bool:
+        """Whether its run folder may hold steps of its own."""
+        return self.again or self.state in ("running", "paused")
 
-_CHANGES = ("state", "why", "ended", "sites", "parts", "rounds", "until", "out", "start_from")
+
+_CHANGES = ("state", "why", "ended", "sites", "parts", "rounds", "until", "paused", "out", "start_from")
 _ADDED = ("label", "experiment", "search", "out", "start_from", "added", "again", "sites", "parts", "rounds", "until")
 
 
@@ -178,17 +185,23 @@ class ExperimentQueue:
         return known[number]
 
     def summary(self) -> str:
-        """How many experiments run and wait, in words; "" where none does."""
+        """How many experiments run, wait and are paused, in words; "" where none does."""
         states = [one.state for one in self.entries()]
-        told = {state: states.count(state) for state in ("running", "waiting")}
+        told = {state: states.count(state) for state in ("running", "paused", "waiting")}
         return ", ".join(f"{count} {state}" for state, count in told.items() if count)
 
     # -- for the server
 
     def next(self) -> Queued | None:
-        """The experiment to go on with: one that a killed server has begun, else the first that waits."""
+        """The experiment to go on with: one that a killed server has begun, else the first that had no turn yet, else
+        the one whose turn is longest ago.
+        """
         waiting = [one for one in self.entries() if not one.over]
-        return min(waiting, key=lambda one: (one.state != "running", one.number), default=None)
+        return min(waiting, key=lambda one: (one.state != "running", one.paused, one.number), default=None)
+
+    def others_wait(self, entry: Queued) -> bool:
+        """Whether there are experiments besides this one that have not ended."""
+        return any(not one.over and one.number != entry.number for one in self.entries())
 
     def stop_wanted(self, entry: Queued) -> bool:
         """Whether somebody asked that it be stopped."""
@@ -196,7 +209,9 @@ class ExperimentQueue:
 
     def change(self, entry: Queued, **values: Any) -> Queued:
         """Write down how far an experiment is; returns it as it is then."""
-        made = replace(entry, **values, ended=_now() if values.get("state") in _OVER else entry.ended)
+        ended = _now() if values.get("state") in _OVER else entry.ended
+        paused = _now("milliseconds") if values.get("state") == "paused" else entry.paused
+        made = replace(entry, **values, ended=ended, paused=paused)
         about = {name: value for name, value in asdict(made).items() if name in _CHANGES}
         _write(self._path(entry.number, ".state.json"), json.dumps(about, indent=2) + "\n")
         return made
@@ -222,7 +237,8 @@ class ExperimentQueue:
             raise SettingError(f"{path} is no experiment of a queue: remove it") from None
         if entry.state not in get_args(State):
             raise SettingError(f"{path} is no experiment of a queue: remove it")
-        return replace(entry, state="stopped") if entry.state == "waiting" and self.stop_wanted(entry) else entry
+        stopped = entry.state in ("waiting", "paused") and self.stop_wanted(entry)
+        return replace(entry, state="stopped") if stopped else entry
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -237,8 +253,8 @@ def _table(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _now(precision: str = "seconds") -> str:
+    return datetime.now(UTC).isoformat(timespec=precision)
 
 
 def _write(path: Path, text: str) -> None:

@@ -19,11 +19,13 @@ from piebald.cli import main
 from piebald.cli.queueing import Watch
 from piebald.deploy.experiment_queue import ExperimentQueue
 from piebald.deploy.status import give_sign, status_values
+from piebald.deploy.turns import Turn
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.report.lock import RunLock
 from piebald.report.store import RunStore
 from piebald.runtimes.federation.local_federation import free_port
+from piebald.runtimes.simulation.simulation import Simulation
 from tests import processes
 
 from .conftest import ENVIRONMENT, Sites, carry_out, provisioned, settings, until
@@ -32,10 +34,10 @@ from .conftest import ENVIRONMENT, Sites, carry_out, provisioned, settings, unti
 class Process:
     """A server that takes experiments from its queue."""
 
-    def __init__(self, credentials: Path, log: Path) -> None:
+    def __init__(self, credentials: Path, log: Path, *options: str) -> None:
         self.log = log
         with log.open("ab") as file:
-            command = processes.command("server", credentials, "--quiet")
+            command = processes.command("server", credentials, "--quiet", *options)
             self.process = processes.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT)
 
     def end(self, how: int) -> int:
@@ -98,6 +100,83 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
     assert disturbed.final["rounds"] == 40
     assert disturbed.final["mean"] == undisturbed.final["mean"]
     assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
+
+
+@pytest.mark.long
+def test_experiments_in_turns_end_with_the_bits_of_undisturbed_ones(sites: Sites, tmp_path: Path) -> None:
+    """Clients keep layers of both, and momentum of one: what a turn interrupts must not be trained twice."""
+    credentials = sites.folder / "server"
+    recipes = {"a": {"name": "hdafl", "momentum": 0.5, "keep_momentum": True}, "b": {"name": "hdafl", "lr": 0.1}}
+    made = {name: settings(recipe, rounds=25, runtime={"kind": "federation"}) for name, recipe in recipes.items()}
+    queue = ExperimentQueue(credentials)
+    for name, one in made.items():
+        queue.add(name, one.text(), tmp_path / name, tmp_path)
+    server = Process(credentials, tmp_path / "log", "--turns", "1")
+    try:
+        until(lambda: [one.state for one in queue.entries()] == ["finished"] * 2)
+    finally:
+        server.end(signal.SIGTERM)
+        for path in queue.folder.iterdir():
+            path.unlink()
+        queue.folder.rmdir()
+    log = server.log.read_text()
+    assert log.count("experiment 1 of the queue is paused") > 1
+    assert log.count("experiment 2 of the queue is paused") > 1
+    for name, one in made.items():
+        assert experiment.opened(tmp_path / name).final["mean"] == carry_out(one).final["mean"]
+
+
+def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a queue's server that was interrupted then went on listening beside the next one, and kept its sites."""
+    closed = list[bool]()
+
+    def interrupted(self: Simulation) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Simulation, "dismiss", interrupted, raising=False)
+    close = Simulation.close
+    monkeypatch.setattr(Simulation, "close", lambda self: (closed.append(True), close(self))[0])
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(settings({"name": "fedavg"}, rounds=1), tmp_path / "run")
+    assert closed == [True]
+    assert experiment.resume(tmp_path / "run").final["status"] == "finished"  # by this process: it is not locked
+
+
+def test_a_turn_ends_after_a_step_and_only_for_others(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, now, steps = ExperimentQueue(server), [0.0], [0]
+    monkeypatch.setattr("piebald.deploy.turns.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("piebald.deploy.turns._steps", lambda run: steps[0])
+
+    def at_work(*tasks: int) -> None:
+        (server / "status.json").write_text(json.dumps({"sites": [{"working": tasks}, {"working": []}]}))
+
+    first = queue.change(queue.add("a", "", tmp_path / "a", tmp_path), state="running")
+    assert not Turn(server, queue, first, None).over()
+    turn, alone = Turn(server, queue, first, 60.0), Turn(server, queue, first, 60.0)
+    at_work()
+    now[0] = 61.0
+    assert not alone.over()  # nobody else is there
+    second = queue.add("b", "", tmp_path / "b", tmp_path)
+    assert alone.over()  # and nobody trains
+    at_work(7)
+    assert [turn.over(), turn.over()] == [False, False]
+    steps[0] = 1
+    assert turn.over()
+    assert turn.ended
+    queue.change(first, state="paused")
+    assert queue.summary() == "1 paused, 1 waiting"
+    assert [queue.next(), queue.next()] == [second, second]  # it had no turn yet
+    time.sleep(0.002)  # the times of two turns are told apart
+    queue.change(second, state="paused")
+    found = queue.next()
+    assert found is not None
+    assert (found.number, found.begun) == (1, True)
+    assert main(["queue", "stop", str(server), "1"]) == 0
+    assert [one.state for one in queue.entries()] == ["stopped", "paused"]
 
 
 @pytest.mark.long
@@ -175,6 +254,8 @@ def test_an_experiment_is_checked_before_it_waits(
     assert runs == [tmp_path / "run", server / "runs" / "fedavg", server / "runs" / "fedavg-2"]
     assert main(["server", str(server), "--out", "run"]) == 2
     assert "give them to piebald queue add" in capsys.readouterr().err
+    assert main(["server", str(server), file, "--turns", "5"]) == 2
+    assert "--turns is about the queue" in capsys.readouterr().err
 
 
 def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(
