@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 from bad_link import BadLink
 from threads import provisioned
 
+from piebald.errors import PiebaldError
 from piebald.experiment_file import ExperimentSettings
 from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
+from piebald.runtimes.federation import audit, provisioning
 
 FOLDER = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -198,13 +199,17 @@ def chaos(minutes: float, sites: int, seed: int = 0) -> dict[str, Any]:
                 made.tell(group, "start", name)
             at_rest = _calm(made, calm)
             counted = made.counted()
+            parts = (made.folder / "credentials" / "server").rglob("*.part")  # but for what it is writing now
+            leftover = sorted(one.name for one in parts if f".{made.server.pid}." not in one.name)
         finally:
             made.close()
+        logs = _faults_of_logs(made)
     steps = {version for version, _ in counted}
     return {
         "minutes": minutes, "sites": sites, "events": dict(happened), "steps": max(steps, default=0),
         "lost after": gone, "twice": len(counted) - len(set(counted)),
         "without": max(steps, default=0) - len(steps), "before": calm, "after": at_rest, "memory": memory,
+        "logs": logs, "leftover": leftover,
     }  # fmt: skip
 
 
@@ -216,7 +221,8 @@ def wrong_after(one: dict[str, Any]) -> list[str]:
     """
     before, after, memory = one["before"], one["after"], one["memory"]
     half = len(memory) // 2
-    found = [f"updates that had counted were gone after: {event}" for event in one["lost after"]]
+    found = [*one["logs"], *(f"the file {name} was left" for name in one["leftover"])]
+    found += [f"updates that had counted were gone after: {event}" for event in one["lost after"]]
     if one["twice"]:
         found.append(f"{one['twice']} updates counted twice")
     if after["threads"] > before["threads"] + one["sites"]:
@@ -225,6 +231,20 @@ def wrong_after(one: dict[str, Any]) -> list[str]:
         found.append(f"{after['files']:.0f} files are open, {before['files']:.0f} were")
     if half and max(mean(memory[half:]), after["memory"]) > 1.05 * max(mean(memory[:half]), before["memory"]):
         found.append(f"memory grew from {before['memory']:.0f} MB to {max(after['memory'], *memory[half:]):.0f} MB")
+    return found
+
+
+def _faults_of_logs(made: Crowd) -> list[str]:
+    """Audit logs whose chains do not hold, and results that the server received and a site's log does not know."""
+    credentials, found = made.folder / "credentials", list[str]()
+    server = credentials / "server" / audit.FILE
+    for name in made.names:
+        path = credentials / name / audit.FILE
+        try:
+            audit.verify(path)
+            found += audit.missing(path, server)[:1]
+        except PiebaldError as error:
+            found.append(str(error))
     return found
 
 
@@ -352,8 +372,10 @@ def _chaos_lines(one: dict[str, Any]) -> list[str]:
         "",
         f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
         f"times that updates which had counted were gone: {len(one['lost after'])}; updates that counted twice: "
-        f"{one['twice']}; steps without any update: {one['without']}.  The program ends with code 1 where something "
-        "was lost or counted twice, or where threads, files or memory of the server do not come back.",
+        f"{one['twice']}; audit logs whose chain does not hold, or in which a result is missing: "
+        f"{len(one.get('logs', ()))}; unfinished files left at the server: {len(one.get('leftover', ()))}; steps without "
+        f"any update: {one['without']}.  The program ends with code 1 where something was lost or counted twice, or "
+        "where threads, files or memory of the server do not come back.",
         "",
         "| the server's process | at the beginning | at the end, undisturbed again |",
         "|---|---|---|",

@@ -11,7 +11,8 @@ from tests.scripts import loaded
 
 REST = {"threads": 20.0, "files": 15.0, "memory": 300.0}
 FINE: dict[str, Any] = {
-    "sites": 4, "lost after": [], "twice": 0, "before": REST, "after": REST | {"threads": 23.0},
+    "sites": 4, "lost after": [], "twice": 0, "logs": [], "leftover": [],
+    "before": REST, "after": REST | {"threads": 23.0},
     "memory": [300.0, 305.0, 301.0, 306.0],
 }  # fmt: skip
 
@@ -22,6 +23,8 @@ FINE: dict[str, Any] = {
         ({}, ""),
         ({"lost after": ["reset"]}, "gone after: reset"),
         ({"twice": 2}, "2 updates counted twice"),
+        ({"logs": ["line 3 is not as it was written"]}, "line 3 is not"),
+        ({"leftover": ["a.part"]}, "the file a.part was left"),
         ({"after": REST | {"threads": 25.0}}, "25 threads are left"),
         ({"after": REST | {"files": 18.0}}, "18 files are open"),
         ({"after": REST | {"memory": 330.0}}, "memory grew"),
@@ -34,3 +37,12 @@ def test_what_does_not_come_back_is_said(change: dict[str, Any], said: str) -> N
     found = benchmark.wrong_after(FINE | change)
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+@pytest.mark.long
+def test_a_minute_of_disturbance_loses_nothing() -> None:
+    pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
+    benchmark = loaded(Path(__file__).parents[2] / "benchmarks" / "load" / "run.py")
+    found = benchmark.chaos(1.0, 4)
+    assert sum(found["events"].values()) > 1
+    assert benchmark.wrong_after(found) == []

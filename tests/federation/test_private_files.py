@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from piebald.runtimes.federation.private_files import write_private
+from piebald.runtimes.federation.private_files import clear_parts, write_private
 
 
 def test_two_processes_may_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +43,16 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["key"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_killed_processes_had_begun_to_write_is_deleted(tmp_path: Path) -> None:
+    """Before, each kill at the wrong moment left a file, as large as a site's result, for ever."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / "state").mkdir()
+    names = ["status.json", "notes.part", f"key.{os.getppid()}.part"]  # the last one is being written
+    left = [f"status.json.{ended.pid}.part", f"state/done-3.safetensors.{ended.pid}.part", f"key.{os.getpid()}.part"]
+    for name in (*names, *left):
+        (tmp_path / name).touch()
+    clear_parts(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*names}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
+
+_PART = re.compile(r".+\.(\d+)\.part")  # what `write_private` writes first, with the process that does
 
 
 def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
@@ -27,3 +31,26 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def clear_parts(folder: Path) -> None:
+    """Delete what processes that were killed had begun to write in a folder, and in those below it."""
+    if os.name == "nt":  # where nobody can ask whether a process lives
+        return
+    for path in folder.rglob("*.part"):
+        if (found := _PART.fullmatch(path.name)) and not _lives(int(found[1])):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _lives(process: int) -> bool:
+    """Whether there is a process of this number other than this one, which writes nothing yet."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True
