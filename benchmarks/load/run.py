@@ -373,9 +373,9 @@ def _chaos_lines(one: dict[str, Any]) -> list[str]:
         f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
         f"times that updates which had counted were gone: {len(one['lost after'])}; updates that counted twice: "
         f"{one['twice']}; audit logs whose chain does not hold, or in which a result is missing: "
-        f"{len(one.get('logs', ()))}; unfinished files left at the server: {len(one.get('leftover', ()))}; steps "
-        f"without any update: {one['without']}.  The program ends with code 1 where something was lost or counted twice, or "
-        "where threads, files or memory of the server do not come back.",
+        f"{len(one.get('logs', ()))}; unfinished files left at the server: {len(one.get('leftover', ()))}; "
+        f"steps without any update: {one['without']}.  The program ends with code 1 where something was lost or "
+        "counted twice, or where threads, files or memory of the server do not come back.",
         "",
         "| the server's process | at the beginning | at the end, undisturbed again |",
         "|---|---|---|",
