@@ -52,7 +52,7 @@ def main(grid, context):
     if config["seconds"]:
         found = crowd(grid, nodes, message, config["seconds"])
     else:
-        found = turns(grid, nodes[0], message, config["repeats"])
+        found = turns(grid, nodes[0], message, config["repeats"], config["gate"])
     out = Path(config["out"])
     out.with_suffix(".part").write_text(json.dumps(found))
     out.with_suffix(".part").rename(out)
@@ -67,10 +67,14 @@ def answers(grid, waiting):
         time.sleep(0.002)
 
 
-def turns(grid, node, message, repeats):
-    """Seconds from handing over a model to having the answer."""
+def turns(grid, node, message, repeats, gate):
+    """Seconds from handing over a model to having the answer; after the first, waits until the gate is gone."""
     spent = []
-    for _ in range(repeats + 1):
+    for number in range(repeats + 1):
+        if number == 1 and gate:
+            Path(gate).touch()
+            while Path(gate).exists():
+                time.sleep(0.1)
         began = time.perf_counter()
         waiting = set(grid.push_messages([message(node)]))
         (reply,) = answers(grid, waiting)

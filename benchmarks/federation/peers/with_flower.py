@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-LONGEST = 300  # seconds that a run may take
+LONGEST = 1200  # seconds that a run may take
 BIN = Path(sys.executable).parent
 APP = """
 [project]
@@ -38,6 +40,7 @@ sites = 1
 repeats = 10
 seconds = 0.0
 out = ""
+gate = ""
 """
 CONNECTION = """
 [superlink]
@@ -67,8 +70,24 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def measured(hidden: str, sites: int, repeats: int, seconds: float) -> dict[str, float]:
-    """What one run over a federation of its own came to."""
+def measured(
+    hidden: str,
+    sites: int,
+    repeats: int,
+    seconds: float,
+    through: Callable[[int], int] | None = None,
+    warm: Callable[[], None] | None = None,
+) -> dict[str, float]:
+    """What one run over a federation of its own came to.
+
+    Args:
+        hidden: widths of the model's hidden layers.
+        sites: how many there are.
+        repeats: messages that are timed after the first.
+        seconds: how long a crowd is counted, 0 for single messages.
+        through: the port that SuperNodes connect to, for that of the SuperLink.
+        warm: called after the first message.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         ports = free_ports(1 + sites)
@@ -80,22 +99,30 @@ def measured(hidden: str, sites: int, repeats: int, seconds: float) -> dict[str,
         (app / "flower_app.py").write_text((Path(__file__).parent / "flower_app.py").read_text())
         here = {**os.environ, "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         here["PATH"] = f"{BIN}{os.pathsep}{here['PATH']}"
-        running = [superlink(folder, here, ports), *(supernode(folder, here, ports, site) for site in range(sites))]
+        running = [superlink(folder, here, ports)]
+        entrance = ports[0] if through is None else through(ports[0])
+        running += [supernode(folder, here, entrance, ports[1 + site], site) for site in range(sites)]
         try:
             time.sleep(5)
-            out = folder / "out.json"
+            out, gate = folder / "out.json", folder / "gate"
             config = f'hidden="{hidden}" sites={sites} repeats={repeats} seconds={seconds} out="{out}"'
+            config += "" if warm is None else f' gate="{gate}"'
             command = [BIN / "flwr", "run", app, "here", "--stream", "--run-config", config]
             running.append(begin(command, folder / "run.log", here))
             until = time.monotonic() + LONGEST
             while not out.exists() and running[-1].poll() is None and time.monotonic() < until:
+                if warm is not None and gate.exists():
+                    warm()
+                    gate.unlink()
+                    until = time.monotonic() + LONGEST
                 time.sleep(0.5)
             if not out.exists():
                 raise SystemExit("\n".join(file.read_text()[-3000:] for file in folder.glob("*.log")))
             return json.loads(out.read_text())
         finally:
             for process in running:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended with its group
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
@@ -105,10 +132,10 @@ def superlink(folder: Path, here: dict[str, str], ports: list[int]) -> subproces
     return begin([BIN / "flower-superlink", *words], folder / "superlink.log", here)
 
 
-def supernode(folder: Path, here: dict[str, str], ports: list[int], site: int) -> subprocess.Popen[bytes]:
+def supernode(folder: Path, here: dict[str, str], entrance: int, port: int, site: int) -> subprocess.Popen[bytes]:
     """A site."""
-    words = ["--insecure", "--superlink", f"127.0.0.1:{ports[0]}", "--node-config", f"partition-id={site}"]
-    place = ["--host", "127.0.0.1", "--port", ports[1 + site]]
+    words = ["--insecure", "--superlink", f"127.0.0.1:{entrance}", "--node-config", f"partition-id={site}"]
+    place = ["--host", "127.0.0.1", "--port", port]
     return begin([BIN / "flower-supernode", *words, *place], folder / f"supernode-{site}.log", here)
 
 
