@@ -15,8 +15,8 @@ from piebald.errors import PiebaldError
 from piebald.plain_text import printable
 
 PROTOCOL = 2
-PIECE = 1 << 19  # bytes of a body in one message, at most
-WINDOW = 8 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
+PIECE = 1 << 18  # bytes of a body in one message, at most
+WINDOW = 16 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most
 LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
 MOST_IDS = 10_000
