@@ -367,13 +367,16 @@ def _chaos_lines(one: dict[str, Any]) -> list[str]:
     half = len(memory) // 2
     halves = [sum(part) / max(len(part), 1) for part in (memory[:half], memory[half:])]
     events = ", ".join(f"{count} x {event}" for event, count in sorted(one["events"].items()))
+    checked = ""
+    if "logs" in one:
+        checked = f"audit logs whose chain does not hold, or in which a result is missing: {len(one['logs'])}; "
+        checked += f"unfinished files left at the server: {len(one['leftover'])}; "
     return [
         f"## Disturbance for {one['minutes']:g} min, {one['sites']} sites",
         "",
         f"Events at random: {events}.  After each, the run had to make two more steps.  It made {one['steps']} steps; "
         f"times that updates which had counted were gone: {len(one['lost after'])}; updates that counted twice: "
-        f"{one['twice']}; audit logs whose chain does not hold, or in which a result is missing: "
-        f"{len(one.get('logs', ()))}; unfinished files left at the server: {len(one.get('leftover', ()))}; "
+        f"{one['twice']}; {checked}"
         f"steps without any update: {one['without']}.  The program ends with code 1 where something was lost or "
         "counted twice, or where threads, files or memory of the server do not come back.",
         "",
