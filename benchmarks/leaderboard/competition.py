@@ -9,7 +9,6 @@ written when its run has ended, so an interrupted competition goes on, and a new
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -17,20 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods import CENTRALISED, METHODS, TOGETHER, Method
+from methods import METHODS, Method
+from runs import run_one
 
 sys.path.append(str(Path(__file__).parents[1] / "advise"))
 import truth
 from federations import BY_NAME, HELD_OUT, SEED, Federation, by_owner
-from grid import RUNGS, TRAINING, Entry
+from grid import Entry
 
-import piebald
-from piebald import partition, recipes
+from piebald import partition
 from piebald.data.prepared_files import prepared
-from piebald.errors import RuntimeFault, SettingError
-from piebald.metrics import Concordance
+from piebald.errors import SettingError
 from piebald.models import build_model
-from piebald.runtimes import Simulator
 
 RESULTS = Path(__file__).with_name("results")
 SEEDS = (0, 1, 2)
@@ -128,7 +125,7 @@ def compete(
 
     Args:
         names: of federations, all by default.
-        only: of recipes, all by default.
+        only: of methods, all by default.
         seeds: the first one tunes.
         minutes: no run is started after so many.
         folder: where lines are kept.
@@ -138,7 +135,7 @@ def compete(
     """
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    methods = tuple(method for method in METHODS if not only or method.recipe in only)
+    methods = tuple(method for method in METHODS if not only or method.name in only)
     began, made = time.monotonic(), 0
     for federation in FEDERATIONS:
         if names and federation.name not in names:
@@ -159,63 +156,6 @@ def compete(
             print(f"[{time.monotonic() - began:.0f} s] {federation.name} {entry.label} {seed}: "
                   f"{_mean(line['test']):.1f}", flush=True)  # fmt: skip
     return made
-
-
-def run_one(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
-    """One run, as the line that is kept."""
-    if entry.recipe != CENTRALISED:
-        try:
-            return truth.run_one(federation, clients, entry, seed)
-        except RuntimeFault as why:  # the setting diverges: nobody would use such a model, so it has no accuracy
-            if "not finite" not in str(why):
-                raise
-            none = [0] * len(clients)
-            line = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings), "seed": seed}
-            return line | {"validation": [none] * len(RUNGS), "test": none, "bytes": 0, "wall": 0.0, "steps": 0}
-    return centralised(federation, clients, entry, seed)
-
-
-def centralised(federation: Federation, clients: Any, entry: Entry, seed: int) -> dict[str, Any]:
-    """A run on all rows in one place, as the line that is kept."""
-    began = time.monotonic()
-    pooled = [clients.rows(client, "train") for client in range(len(clients))]
-    rows = torch.cat([one.x for one in pooled]), _joined([one.y for one in pooled])
-    alone = partition.clients_from({"all": rows}, classes=clients.classes, test=0.0)
-    recipe = recipes.make(TOGETHER, **TRAINING, **dict(entry.settings))
-    here = Simulator(engine="batched", stack=1, workers=0, onednn=False)
-    scores: dict[str, list[list[float]]] = {"validation": [], "test": []}
-    for rounds in RUNGS:  # a longer run begins with the steps of a shorter one
-        run = piebald.run(
-            recipe, alone, federation.model(seed), seed=seed, rounds=rounds, runtime=here, measure="none",
-            loss=federation.loss,
-        )  # fmt: skip
-        model = run.model().eval()
-        for split, table in scores.items():
-            table.append([score(model, clients.rows(client, split)) for client in range(len(clients))])
-    line: dict[str, Any] = {"entry": entry.label, "recipe": entry.recipe, "settings": dict(entry.settings)}
-    line |= {"seed": seed, "validation": scores["validation"], "test": scores["test"][-1], "bytes": 0}
-    line["wall"] = round(time.monotonic() - began, 2)
-    return line | {"steps": sum(row["steps"] or 0 for row in run.results if row["kind"] == "train")}
-
-
-@torch.no_grad()
-def score(model: torch.nn.Module, rows: Any) -> int | None:
-    """The accuracy or the concordance of a model in the unit of the lines, None where it is undefined."""
-    if not len(rows):
-        return None
-    if not isinstance(rows.y, dict):
-        return round(truth.SCALE * float((model(rows.x).argmax(1) == rows.y).float().mean()))
-    metric = Concordance()
-    metric.update(model(rows.x), rows.y)
-    found = float(metric.compute())
-    return None if math.isnan(found) else round(truth.SCALE * found)
-
-
-def _joined(targets: list[Any]) -> Any:
-    """The targets of several clients as one."""
-    if not isinstance(targets[0], dict):
-        return torch.cat(targets)
-    return {name: torch.cat([one[name] for one in targets]) for name in targets[0]}
 
 
 def _mean(values: list[float | None]) -> float:

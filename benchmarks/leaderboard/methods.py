@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "advise"))
 from grid import RATES, Entry
 
 ALONE, TOGETHER, CENTRALISED = "local", "fedavg", "centralised"
+KNN_PER, PUBLIC = "knn_per", "fedmd"
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,23 @@ class Method:
     """A method of the leaderboard.
 
     Attributes:
-        recipe: the name of its recipe, or "centralised".
+        recipe: the name of its recipe, "centralised", or "knn_per" for FedAvg with that choice at the end.
         title: what readers call it.
         family: what kind of answer to unlikeness it is.
         grid: the values of its main setting, at most two.
+        label: a name of its own where several methods have one recipe.
     """
 
     recipe: str
     title: str
     family: str
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called in files and on the command line."""
+        return self.label or self.recipe
 
     def entries(self) -> list[Entry]:
         """Every learning rate with every value of the main setting."""
@@ -41,6 +49,7 @@ METHODS = (
     Method(CENTRALISED, "Centralised", "all rows in one place"),
     Method(ALONE, "Local", "alone"),
     Method(TOGETHER, "FedAvg", "one model"),
+    Method("fine_tuned", "FedAvg, one unsent epoch", "one model, tuned", {"tune_epochs": (1,)}, "one_unsent_epoch"),
     Method("fedavgm", "FedAvgM", "one model", {"beta": (0.5,)}),
     Method("fedprox", "FedProx", "one model", {"mu": (0.1, 1.0)}),
     Method("scaffold", "SCAFFOLD", "one model"),
@@ -53,6 +62,7 @@ METHODS = (
     Method("fedsam", "FedSAM", "one model"),
     Method("qfedavg", "q-FedAvg", "one model, fair", {"q": (0.1, 1.0)}),
     Method("term", "TERM", "one model, fair"),
+    Method("afl", "AFL", "one model, fair", {"lambda_lr": (0.01, 0.1)}),
     Method("fine_tuned", "FedAvg, fine-tuned", "personal model", {"tune_epochs": (1, 4)}),
     Method("ditto", "Ditto", "personal model", {"lam": (0.1, 1.0)}),
     Method("apfl", "APFL", "personal model"),
@@ -60,6 +70,8 @@ METHODS = (
     Method("per_fedavg", "Per-FedAvg", "personal model", {"alpha": (0.01, 0.1)}),
     Method("fedala", "FedALA", "personal model"),
     Method("fedamp", "FedAMP", "personal model", {"sigma": (1.0, 100.0)}),
+    Method("fedphp", "FedPHP", "personal model", {"lam": (0.05, 0.3), "horizon": (16,)}),
+    Method(KNN_PER, "kNN-Per on FedAvg", "personal model"),
     Method("hdafl", "HDAFL", "private layers"),
     Method("fedrep", "FedRep", "private layers"),
     Method("fedbabu", "FedBABU", "private layers"),
@@ -67,6 +79,8 @@ METHODS = (
     Method("silobn", "SiloBN", "private layers"),
     Method("lg_fedavg", "LG-FedAvg", "private layers"),
     Method("fedbn", "FedBN", "private layers"),
+    Method("fedproto", "FedProto", "models of their own", {"lam": (0.1, 1.0)}),
+    Method(PUBLIC, "FedMD", "models of their own", {"digest_steps": (20,)}),
     Method("ifca", "IFCA", "clusters", {"k": (2, 3)}),
 )
-BY_RECIPE = {method.recipe: method for method in METHODS}
+BY_NAME = {method.name: method for method in METHODS}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from competition import RESULTS, SEEDS
-from methods import ALONE, BY_RECIPE, CENTRALISED, METHODS, TOGETHER
+from methods import ALONE, BY_NAME, CENTRALISED, METHODS, TOGETHER
 from standings import Ranks, Standing, standings
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -85,10 +85,10 @@ def _lessons(found: Sequence[Standing], ranks: Ranks) -> list[str]:
 def _families(found: Sequence[Standing]) -> dict[str, list[str]]:
     families: dict[str, list[str]] = {}
     for method in METHODS:
-        if method.recipe not in (ALONE, CENTRALISED) and all(
-            method.recipe in one.results or method.recipe in one.refused for one in found
+        if method.name not in (ALONE, CENTRALISED) and all(
+            method.name in one.results or method.recipe in one.refused for one in found
         ):
-            families.setdefault(method.family, []).append(method.recipe)
+            families.setdefault(method.family, []).append(method.name)
     return families
 
 
@@ -123,12 +123,12 @@ def _ranks(ranks: Ranks) -> list[str]:
 def _accuracies(found: Sequence[Standing]) -> list[str]:
     rows = []
     for method in METHODS:
-        if not any(method.recipe in one.results for one in found):
+        if not any(method.name in one.results for one in found):
             continue
         cells = []
         for one in found:
-            result = one.results.get(method.recipe)
-            bold = "**" if method.recipe in one.level_with_best else ""
+            result = one.results.get(method.name)
+            bold = "**" if method.name in one.level_with_best else ""
             cells.append("" if result is None else f"{bold}{100 * result.mean:.1f}{bold}")
         rows.append([method.title, *cells])
     return [
@@ -146,17 +146,17 @@ def _accuracies(found: Sequence[Standing]) -> list[str]:
 def _costs(found: Sequence[Standing]) -> list[str]:
     rows = []
     for method in METHODS:
-        own = [one for one in found if method.recipe in one.results]
+        own = [one for one in found if method.name in one.results]
         if not own:
             continue
-        there = [one.results[method.recipe].rounds_to(_target(one)) for one in own]
+        there = [one.results[method.name].rounds_to(_target(one)) for one in own]
         reached = [rounds for rounds in there if rounds is not None]
-        sent = [one.results[method.recipe].bytes / one.results[TOGETHER].bytes for one in own]
-        slow = [one.results[method.recipe].seconds / one.results[TOGETHER].seconds for one in own]
-        worst = [one.results[method.recipe].worst_tenth - one.results[ALONE].worst_tenth for one in own]
+        sent = [one.results[method.name].bytes / one.results[TOGETHER].bytes for one in own]
+        slow = [one.results[method.name].seconds / one.results[TOGETHER].seconds for one in own]
+        worst = [one.results[method.name].worst_tenth - one.results[ALONE].worst_tenth for one in own]
         rows.append([
-            method.title, f"{_mean(_points(one, method.recipe) for one in own):+.1f}", f"{100 * _mean(worst):+.1f}",
-            f"{100 * _mean(one.better_than_alone(method.recipe) for one in own):.0f} %",
+            method.title, f"{_mean(_points(one, method.name) for one in own):+.1f}", f"{100 * _mean(worst):+.1f}",
+            f"{100 * _mean(one.better_than_alone(method.name) for one in own):.0f} %",
             f"{len(reached)} of {len(own)}" + (f", {_mean(reached):.0f} rounds" if reached else ""),
             f"{_mean(sent):.2f}", f"{_mean(slow):.1f}",
         ])  # fmt: skip
@@ -203,7 +203,7 @@ def _absent(found: Sequence[Standing]) -> list[str]:
     lines = []
     for one in found:
         lines += [f"- {one.federation.words}, {_title(name)}: {why}" for name, why in sorted(one.refused.items())]
-        absent = [m.title for m in METHODS if m.recipe not in one.results and m.recipe not in one.refused]
+        absent = [m.title for m in METHODS if m.name not in one.results and m.recipe not in one.refused]
         if absent:
             lines.append(f"- {one.federation.words}: not trained yet: {', '.join(absent)}")
     return ["## What is not there", "", *lines, ""] if lines else []
@@ -218,7 +218,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _title(recipe: str) -> str:
-    return BY_RECIPE[recipe].title
+    return BY_NAME[recipe].title
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

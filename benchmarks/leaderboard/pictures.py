@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
-from methods import ALONE, BY_RECIPE, METHODS
+from methods import ALONE, BY_NAME, METHODS
 from standings import Ranks, Standing
 
 
@@ -21,7 +21,7 @@ def draw_ranks(ranks: Ranks, path: Path) -> None:
     panel.axvspan(ranks.ranks[0], reach, color="#1f6fb4", alpha=0.12, lw=0, label="not told apart from the best")
     colours = ["#1f6fb4" if rank <= reach else "#8a8f98" for rank in ranks.ranks]
     panel.scatter(ranks.ranks, places, c=colours, zorder=3)
-    panel.set_yticks(places, [BY_RECIPE[name].title for name in ranks.methods])
+    panel.set_yticks(places, [BY_NAME[name].title for name in ranks.methods])
     panel.set_xlabel(f"mean rank over {ranks.federations} federations (1 is best)")
     panel.grid(axis="x", alpha=0.3)
     panel.legend(loc="upper right", frameon=False)
@@ -31,7 +31,7 @@ def draw_ranks(ranks: Ranks, path: Path) -> None:
 
 def draw_gains(standings: Sequence[Standing], path: Path) -> None:
     """Points gained over training alone: a row for each method, a column for each federation."""
-    methods = [m.recipe for m in METHODS if m.recipe != ALONE and any(m.recipe in one.results for one in standings)]
+    methods = [m.name for m in METHODS if m.name != ALONE and any(m.name in one.results for one in standings)]
     table = np.full((len(methods), len(standings)), np.nan)
     for column, one in enumerate(standings):
         for row, name in enumerate(methods):
@@ -45,6 +45,6 @@ def draw_gains(standings: Sequence[Standing], path: Path) -> None:
             panel.text(column, row, f"{value:+.1f}", ha="center", va="center", fontsize=8,
                        color="white" if abs(value) > 17 else "black")  # fmt: skip
     panel.set_xticks(range(len(standings)), [one.federation.words for one in standings], rotation=35, ha="right")
-    panel.set_yticks(range(len(methods)), [BY_RECIPE[name].title for name in methods])
+    panel.set_yticks(range(len(methods)), [BY_NAME[name].title for name in methods])
     panel.set_title("points of mean test accuracy over training alone", fontsize=10)
     figure.savefig(path, dpi=110)

@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=("train", "page"))
     parser.add_argument("--federations", nargs="+", default=[], help="only these")
-    parser.add_argument("--methods", nargs="+", default=[], help="only these recipes")
+    parser.add_argument("--methods", nargs="+", default=[], help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(competition.SEEDS), help="the first one tunes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
     parser.add_argument("--results", type=Path, default=competition.RESULTS, help="folder of the runs")

@@ -120,7 +120,7 @@ class Ranks:
     def of(cls, standings: Sequence[Standing]) -> Ranks:
         """The ranks of the methods that all federations have, over the federations that all methods fit."""
         standings = [one for one in standings if not one.refused] or standings
-        common = [m.recipe for m in METHODS if all(m.recipe in one.federated for one in standings)]
+        common = [m.name for m in METHODS if all(m.name in one.federated for one in standings)]
         table = np.array([[one.results[name].mean for name in common] for one in standings])
         ranks = rankdata(-table.round(6), axis=1).mean(axis=0)
         count, methods = table.shape
@@ -141,7 +141,7 @@ def standings(folder: Path, seeds: tuple[int, ...] = SEEDS) -> list[Standing]:
             best = chosen(method, lines)
             own = [] if best is None else [lines.get((best.label, seed)) for seed in seeds]
             if best is not None and all(line is not None for line in own):
-                results[method.recipe] = _result(best.label, [line for line in own if line is not None], seeds)
+                results[method.name] = _result(best.label, [line for line in own if line is not None], seeds)
         if ALONE in results and TOGETHER in results:
             found.append(Standing(federation, results, refused(federation.name, folder)))
     return found
