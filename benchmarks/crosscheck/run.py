@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import equations
 import inputs
 import numpy as np
 import ours
@@ -37,6 +38,7 @@ import personal
 HERE = Path(__file__).parent
 ROUNDING = 1e-5  # relative to the largest number: float32 in another order of sums
 ERRORS = 4.0  # standard errors between means of random draws
+DRAWN = {"Dirichlet": "entropy, sizes, classes", "QSGD": "part kept, squared error, zeros"}  # and what is measured
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Peer:
 
 PEERS = (
     Peer("plain PyTorch and NumPy", "with_torch.py", "torch", ("torch",)),
+    Peer("the papers' equations", "with_equations.py", "torch", ("torch",)),
     Peer("Flower", "with_flower.py", "flower", ("flwr",)),
     Peer("FedJAX", "with_fedjax.py", "fedjax", ("fedjax", "jax")),
     Peer("pfl-research", "with_pfl.py", "pfl", ("pfl",)),
@@ -110,12 +113,13 @@ def versions(peer: Peer, root: Path) -> str:
 
 def line(peer: str, name: str, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Line:
     """Return a row: peer, quantity, largest difference, largest number, verdict."""
-    if name.startswith("Dirichlet"):
+    measured = next((words for begin, words in DRAWN.items() if name.startswith(begin)), None)
+    if measured is not None:
         error = np.sqrt(mine.var(0) / len(mine) + theirs.var(0) / len(theirs))
         apart = float((np.abs(mine.mean(0) - theirs.mean(0)) / error).max())
         means = "; ".join(f"{one:.3g} and {other:.3g}" for one, other in zip(mine.mean(0), theirs.mean(0), strict=True))
         word = "equal" if apart <= ERRORS else "DIFFERS"
-        return peer, name, f"{apart:.1f} standard errors", f"entropy, sizes, classes: {means}", word
+        return peer, name, f"{apart:.1f} standard errors", f"{measured}: {means}", word
     if mine.shape != theirs.shape:
         return peer, name, "-", "-", f"DIFFERS: shapes {mine.shape} and {theirs.shape}"
     apart, scale = float(np.abs(mine - theirs).max(initial=0)), float(np.abs(mine).max(initial=0))
@@ -139,7 +143,7 @@ has its own requirements.  The same updates, rows, starting models and batches g
 all rows of a client, so that the order in which a program draws rows does not matter.
 
 Of {len(lines)} quantities {len(lines) - len(differs)} are equal within rounding ({ROUNDING:g} of the largest number;
-for random partitions {ERRORS:g} standard errors), {named} differ by a definition that the last column names, and
+for random draws {ERRORS:g} standard errors), {named} differ by a definition that the last column names, and
 {len(open_ones)} differ without explanation.
 
 | program | quantity | largest difference | largest number | verdict |
@@ -150,7 +154,9 @@ for random partitions {ERRORS:g} standard errors), {named} differ by a definitio
 intercepts; "MMD" is its square, over all pairs.  FedAsync and FedBuff run on six clients of different speeds, and plain
 PyTorch replays which client sent what, from which version, at which step.  Of PFLlib its clients are run, whose models
 are averaged with equal weights, and FedAMP's mixing; its FedLC calibrates by the rows of all clients together, where
-the paper counts those of the client, so its client is given its own counts.
+the paper counts those of the client, so its client is given its own counts.  "The papers' equations" are written out
+in plain PyTorch (`peers/with_equations.py`), for methods that no maintained program has as their papers say; it is told
+the numbers that were drawn for random-k and for the first basis of low rank.  QSGD draws for itself at both ends.
 
 {absent}Programs:
 
@@ -166,7 +172,7 @@ def main() -> int:
     options = parser.parse_args()
     root = options.peers.resolve()
     given = inputs.make()
-    mine = ours.results(given) | personal.results(given)
+    mine = ours.results(given) | personal.results(given) | equations.results(given)
     lines: list[Line] = []
     installed: dict[str, str] = {}
     missing: list[str] = []

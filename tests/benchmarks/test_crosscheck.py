@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "crosscheck"
 @pytest.fixture
 def benchmark() -> Iterator[Any]:
     """Import the modules as the program does, and forget them afterwards."""
-    names = ("inputs", "ours", "personal", "run")
+    names = ("inputs", "ours", "personal", "equations", "run")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(FOLDER))
     yield {name: importlib.import_module(name) for name in names}
@@ -46,6 +46,23 @@ def test_plain_pytorch_replays_fedavg_fedasync_and_fedbuff(benchmark: Any, tmp_p
     with np.load(tmp_path / "out.npz") as found:
         verdicts = {name: run.line("torch", name, mine[name], theirs)[-1] for name, theirs in found.items()}
     assert verdicts == dict.fromkeys(("FedAvg", "FedAsync", "FedBuff", "FedAdam", "FedYogi"), "equal")
+
+
+@pytest.mark.full
+def test_methods_are_their_papers_equations_in_plain_pytorch(benchmark: Any, tmp_path: Path) -> None:
+    """Those that no maintained program has as their papers say, with the packing of updates."""
+    given = benchmark["inputs"].make()
+    mine = benchmark["equations"].results(given)
+    np.savez(tmp_path / "in.npz", **given, **{key: value for key, value in mine.items() if key.startswith("events")})
+    subprocess.run(
+        [sys.executable, FOLDER / "peers" / "with_equations.py", tmp_path / "in.npz", tmp_path / "out.npz"], check=True,
+        env={"PYTHONPATH": str(FOLDER), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    with np.load(tmp_path / "out.npz") as found:
+        verdicts = {
+            name: benchmark["run"].line("equations", name, mine[name], value)[-1] for name, value in found.items()
+        }
+    assert verdicts == dict.fromkeys((name for name in mine if not name.startswith("events")), "equal")
 
 
 def test_a_difference_is_told_as_one(benchmark: Any) -> None:

@@ -1,0 +1,196 @@
+"""Methods that no maintained program has as their papers say: what Piebald and plain PyTorch are given, and ours.
+
+Only NumPy is needed to import this.  The network is that of personal.py; batches are all rows of a client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from inputs import CLIENTS, ROWS, TRAINING, Arrays
+
+Q, TILT, LAMBDA_LR = 1.5, 2.0, 0.3
+RHO, DECORRELATION, APFL = 0.2, 0.5, {"alpha": 0.4}
+PER_FEDAVG_HF = {"alpha": 0.1, "delta": 0.05}
+FEDPROTO = {"lam": 0.7}
+PROX, DITTO, FEDDYN = 0.3, 0.4, 0.1
+FEDMD = {"digest_steps": 3, "digest_lr": 0.05}
+REGIONS, REGION_ROUNDS, REGIONS_RUN = ((0, 1, 2, 3), (4, 5)), 2, 4
+STEPS, MOMENTUM = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9), 0.6  # of the clients that FedNova averages
+NEIGHBOURS = {"k": 5, "lam": 0.4, "scale": 1.5}
+SHARE, RANK = 0.2, 1
+QSGD = {"bits": 3, "bucket": 16, "draws": 400}
+PACKED: dict[str, dict[str, Any]] = {
+    "top-k": {"kind": "top_k", "share": SHARE},
+    "random-k": {"kind": "random_k", "share": SHARE},
+    "sign": {"kind": "sign"},
+    "low rank": {"kind": "low_rank", "rank": RANK},
+}
+
+
+def results(given: Arrays) -> Arrays:
+    """What Piebald makes of them; "events" are draws that another program cannot make, and is told."""
+    import ours
+    import personal
+
+    from piebald import recipes
+
+    usual: dict[str, Any] = {"lr": TRAINING["lr"], "epochs": int(TRAINING["epochs"]), "batch": ROWS}
+    rounds = int(TRAINING["rounds"])
+    differences = recipes.per_fedavg(alpha=PER_FEDAVG_HF["alpha"], hessian="differences", **usual)
+    made = {
+        "q-FedAvg": recipes.qfedavg(q=Q, **usual),
+        "TERM": recipes.term(t=TILT, **usual),
+        "AFL": recipes.afl(lambda_lr=LAMBDA_LR, **usual),
+        "FedProx": recipes.fedprox(mu=PROX, **usual),
+        "FedDyn": recipes.feddyn(alpha=FEDDYN, **usual),
+        "FedSAM": recipes.fedsam(rho=RHO, **usual),
+        "FedDecorr": recipes.feddecorr(beta=DECORRELATION, **usual),
+        "SCAFFOLD, option I": recipes.scaffold(option="I", **usual),
+        "Per-FedAvg, Hessian-free": differences.with_(training={**differences.training.table(), **PER_FEDAVG_HF}),
+    }
+    found = {
+        name: ours.flat(ours.trained(recipe, given, rounds, model=personal.network())) for name, recipe in made.items()
+    }
+    regions = recipes.hierfavg(regions=REGIONS, region_rounds=REGION_ROUNDS, **usual)
+    found["HierFAVG"] = ours.flat(ours.trained(regions, given, REGIONS_RUN, model=personal.network()))
+    found |= _own_models(given, usual) | _packed(given, usual)
+    return found | {"FedNova": _normalized(given), "kNN-Per": _neighbours(given), "QSGD, draws": _rounded(given)}
+
+
+def normed(given: Arrays) -> Any:
+    """A network with a batch norm, from the same parameters."""
+    import torch
+    from personal import network, start
+    from torch import nn
+
+    plain, body = network(), start()["body weight"]
+    with torch.no_grad():
+        return nn.Sequential(plain.base[0], nn.BatchNorm1d(len(body)), nn.Tanh(), plain.head)
+
+
+def all_numbers(model: Any) -> np.ndarray[Any, Any]:
+    """Parameters and running statistics of a module, without counts of batches."""
+    state = [value for name, value in model.state_dict().items() if not name.endswith("num_batches_tracked")]
+    made: np.ndarray[Any, Any] = np.concatenate([one.numpy().ravel() for one in state])
+    return made
+
+
+def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
+    """Of methods that give clients models of their own: that of the first client."""
+    import tempfile
+
+    import ours
+    import personal
+    import torch
+
+    import piebald
+    from piebald import recipes
+    from piebald.contracts import Rows
+
+    clients = ours.federation(given)
+    public = Rows(torch.from_numpy(given["x"][-1, :10]), torch.from_numpy(given["y"][-1, :10]))
+    sharing = piebald.partition.PooledClients(
+        clients.x, clients.y, {"train": clients.lists("train")}, classes=clients.classes, common=clients.common,
+        public_rows=public,
+    )  # fmt: skip
+    made = {
+        "Ditto": (recipes.ditto(lam=DITTO, personal_epochs=usual["epochs"], **usual), clients, personal.network()),
+        "LG-FedAvg": (recipes.lg_fedavg(**usual), clients, personal.network()),
+        "APFL": (recipes.apfl(**APFL, **usual), clients, personal.network()),
+        "FedProto": (recipes.fedproto(**FEDPROTO, **usual), clients, personal.network()),
+        "FedMD": (recipes.fedmd(digest_batch=len(public), **FEDMD, **usual), sharing, personal.network()),  # type: ignore[arg-type]
+        "SiloBN": (recipes.silobn(**usual), clients, normed(given)),
+        "FedBN": (recipes.fedbn(**usual), clients, normed(given)),
+    }
+    found = {}
+    for name, (recipe, held, model) in made.items():
+        with tempfile.TemporaryDirectory() as folder:
+            run = piebald.run(
+                recipe, held, model, rounds=int(TRAINING["rounds"]), evaluate_every=0,
+                runtime=piebald.Simulator(workers=0, deterministic=True), out=f"{folder}/run",
+            )  # fmt: skip
+            found[f"{name}, client 0"] = all_numbers(run.model(0))
+    return found
+
+
+def _packed(given: Arrays, usual: dict[str, Any]) -> Arrays:
+    """FedAvg with packed updates and error feedback, with the places and the first basis that were drawn."""
+    import ours
+    import personal
+
+    from piebald import recipes
+    from piebald.transforms.compression import WireContext
+    from piebald.transforms.low_rank import BASIS, LowRank
+    from piebald.transforms.random_k import RandomK
+
+    found, rounds = {}, int(TRAINING["rounds"])
+    for name, transform in PACKED.items():
+        run = ours.trained(
+            recipes.fedavg(**usual).with_(transforms=[transform]), given, rounds, model=personal.network()
+        )
+        found[f"FedAvg, {name}"] = ours.flat(run)
+        work = run.work
+    drawn = [
+        [RandomK(share=SHARE).sent_places(WireContext(work.layout, work.seed, client, version)) for client in
+         range(CLIENTS)] for version in range(rounds)
+    ]  # fmt: skip
+    basis = LowRank(rank=RANK).initial_state(work)[BASIS].numpy()
+    return found | {"events, random-k": np.array(drawn), "events, low rank": basis}
+
+
+def _normalized(given: Arrays) -> np.ndarray[Any, Any]:
+    """FedNova's average of changes that took unequal numbers of steps with momentum."""
+    import torch
+
+    from piebald.aggregation import Normalized
+    from piebald.contracts import Cohort, Update
+
+    nothing: Any = None  # it asks the server nothing
+    matrix = torch.from_numpy(given["updates"])
+    updates = [
+        Update({"model": row}, rows, steps, {}, float(row.norm()))
+        for row, rows, steps in zip(matrix, given["examples"].tolist(), STEPS, strict=True)
+    ]
+    step = Cohort(list(range(len(matrix))), [0] * len(matrix), updates, matrix, 0)
+    made: np.ndarray[Any, Any] = Normalized(momentum=MOMENTUM).aggregate(step, nothing)[0].numpy()
+    return made
+
+
+def _neighbours(given: Arrays) -> np.ndarray[Any, Any]:
+    """Probabilities of the second client's rows by the model and the rows of the first."""
+    import personal
+    import torch
+
+    from piebald.models import NearestNeighbours
+
+    x, y = torch.from_numpy(given["x"]), torch.from_numpy(given["y"])
+    asked = NearestNeighbours(personal.network(), x[0], y[0], **NEIGHBOURS)  # type: ignore[arg-type]
+    with torch.no_grad():
+        made: np.ndarray[Any, Any] = asked(x[1]).exp().numpy()
+    return made
+
+
+def _rounded(given: Arrays) -> np.ndarray[Any, Any]:
+    """Many draws of one vector by QSGD, each as `rounding_statistics`."""
+    import ours
+
+    from piebald import recipes
+    from piebald.transforms.compression import WireContext
+    from piebald.transforms.qsgd import Qsgd
+
+    layout = ours.trained(recipes.fedavg(steps=1, batch=ROWS), given, 1).work.layout
+    packing = Qsgd(bits=int(QSGD["bits"]), bucket=int(QSGD["bucket"]))
+    vector = given["averages"][0, : layout.shared_trained]
+    draws = [WireContext(layout, 0, 0, version) for version in range(QSGD["draws"])]
+    return np.array([
+        rounding_statistics(vector, packing.decode(packing.encode(vector, {}, draw)[0], draw)) for draw in draws
+    ])  # fmt: skip
+
+
+def rounding_statistics(vector: np.ndarray[Any, Any], rounded: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """What is left of the vector along itself, the squared error over the vector's, and numbers that became 0."""
+    wide, made = vector.astype(np.float64), rounded.astype(np.float64)
+    length = float(wide @ wide)
+    return float(made @ wide) / length, float(np.square(made - wide).sum()) / length, float((made == 0).sum())
