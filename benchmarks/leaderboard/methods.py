@@ -49,7 +49,7 @@ METHODS = (
     Method(CENTRALISED, "Centralised", "all rows in one place"),
     Method(ALONE, "Local", "alone"),
     Method(TOGETHER, "FedAvg", "one model"),
-    Method("fine_tuned", "FedAvg, one unsent epoch", "one model, tuned", {"tune_epochs": (1,)}, "one_unsent_epoch"),
+    Method("fine_tuned", "FedAvg + one unsent epoch", "one model, tuned", {"tune_epochs": (1,)}, "one_unsent_epoch"),
     Method("fedavgm", "FedAvgM", "one model", {"beta": (0.5,)}),
     Method("fedprox", "FedProx", "one model", {"mu": (0.1, 1.0)}),
     Method("scaffold", "SCAFFOLD", "one model"),

@@ -33,7 +33,7 @@ class Result:
         entry: the setting, in words.
         scores: test accuracy in [0, 1] by seed and client.
         validation: mean validation accuracy after each rung, over seeds and clients.
-        bytes, seconds: of a run, the means over seeds.
+        bytes, seconds, steps: of a run, the means over seeds.
     """
 
     entry: str
@@ -41,6 +41,7 @@ class Result:
     validation: Floats
     bytes: float
     seconds: float
+    steps: float
 
     @property
     def mean(self) -> float:
@@ -157,4 +158,5 @@ def _result(entry: str, lines: Sequence[dict[str, Any]], seeds: tuple[int, ...])
         validation=np.nanmean(validation, axis=(0, 2)),
         bytes=float(np.mean([line["bytes"] for line in lines])),
         seconds=float(np.mean([line["wall"] for line in lines])),
+        steps=float(np.mean([line["steps"] for line in lines])),
     )
