@@ -27,6 +27,7 @@ from piebald.component import Component
 from piebald.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
+import method_checks
 import method_sizes
 from make_pictures import EXAMPLES, VERTICAL
 
@@ -164,7 +165,7 @@ def recipe_page() -> str:
         own = {field: about for field, about in entry["fields"].items() if field not in general}
         lines = [own_row(field, about) for field, about in own.items()]
         text += [rows(lines)] if lines else ["It has the settings of all recipes and no others."]
-    text += ["", *method_sizes.section()]
+    text += ["", *method_sizes.section(), "", *method_checks.section()]
     return "\n".join(text) + "\n"
 
 
