@@ -5,7 +5,9 @@
     python benchmarks/smmd/run.py verify
     python benchmarks/smmd/run.py speed                the column of `phe` needs: pip install phe
     python benchmarks/smmd/run.py write                put what was measured into RESULTS.md
+    python benchmarks/smmd/run.py tables --scale full  encrypted with BFV instead of its integers in fixed point
 
+`--dry-run` prints the conditions beside the paper's and runs nothing; `--seeds` is 5 at full scale, else 1.
 Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all five in small.
 """
 
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import conditions
 import gap
 import prose
 import speed
@@ -27,12 +30,13 @@ HERE = Path(__file__).parent
 RAW = Path("build") / "smmd"
 
 
-def write() -> None:
-    """Replace what stands between the marks of RESULTS.md."""
+def write(raw_tables: Path) -> None:
+    """Replace what stands between the marks of RESULTS.md, with the tables of this file."""
     page = HERE / "RESULTS.md"
     text = page.read_text("utf-8")
     makers = {"tables": tables.tables, "gap": gap.tables, "speed": speed.tables, "verify": verify.tables}
-    found = [make(raw) for name, make in makers.items() if (raw := RAW / f"{name}.jsonl").exists()]
+    files = {name: RAW / f"{name}.jsonl" for name in makers} | {"tables": raw_tables}
+    found = [make(files[name]) for name, make in makers.items() if files[name].exists()]
     blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
         text = put(text, name, block)
@@ -50,18 +54,26 @@ def put(text: str, name: str, inside: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=["tables", "gap", "verify", "speed", "write"])
-    parser.add_argument("--seeds", type=int, default=1, help="of the tables, and of gap")
+    parser.add_argument("--seeds", type=int, help="of the tables, and of gap")
+    parser.add_argument("--scale", choices=conditions.BACKENDS, default="small", help="full: encrypt with BFV")
+    parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
     given = parser.parse_args()
+    full = given.scale == "full"
+    seeds = given.seeds or (conditions.SEEDS if full else 1)
+    if given.dry_run:
+        print(conditions.printed(given.scale, seeds))
+        return
     if given.what in (None, "verify"):
         verify.run(RAW / "verify.jsonl")
     if given.what in (None, "speed"):
         speed.run(RAW / "speed.jsonl", small=given.what is None)
+    raw = RAW / ("tables_full.jsonl" if full else "tables.jsonl")
     if given.what in (None, "tables"):
-        tables.run(given.seeds, RAW / "tables.jsonl")
+        tables.run(seeds, raw, conditions.BACKENDS[given.scale])
     if given.what in (None, "gap"):
-        gap.run(given.seeds, RAW / "gap.jsonl")
+        gap.run(seeds, RAW / "gap.jsonl")
     if given.what in (None, "write"):
-        write()
+        write(raw)
 
 
 if __name__ == "__main__":

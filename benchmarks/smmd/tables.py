@@ -42,13 +42,13 @@ def smmd(kernel: Kernel, alpha: float = 1.0) -> dict[str, Any]:
     return {"kind": "smmd", "kernel": kernel, "alpha": alpha}
 
 
-def arms(name: str, seed: int) -> Iterator[tuple[str, str, Callable[[], TransferScore]]]:
-    """Name, variant and what makes the score of each arm."""
+def arms(name: str, seed: int, backend: str = "fixed") -> Iterator[tuple[str, str, Callable[[], TransferScore]]]:
+    """Name, variant and what makes the score of each arm; `backend` encrypts."""
     base = settings(name, seed)
     held = holdings.load(base.data, seed)
 
     def protocol(method: dict[str, Any]) -> TransferScore:
-        made = transfer.run(settings(name, seed, method=method), held, tell=print)
+        made = transfer.run(settings(name, seed, method=method, backend=backend), held, tell=print)
         assert made.score is not None
         return made.score
 
@@ -75,14 +75,14 @@ def _pooled(name: str, base: TransferSettings) -> TransferScore:
     return baselines.pooled(x[train], y[train], x[test], y[test], base)
 
 
-def run(seeds: int, raw: Path) -> None:
+def run(seeds: int, raw: Path, backend: str = "fixed") -> None:
     """Run what is not in the file yet, and add a line for each."""
     torch.set_num_threads(1)
     done = {(row["set"], row["seed"], row["arm"], row["variant"]) for row in read(raw)}
     raw.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(seeds):
         for name in SETS:
-            for arm, variant, make in arms(name, seed):
+            for arm, variant, make in arms(name, seed, backend):
                 if (name, seed, arm, variant) in done:
                     continue
                 began = time.perf_counter()
