@@ -99,8 +99,8 @@ ROWS = (
     ),
     Row("Figure 3", "validation cycles of a fast and a slow learner", "VC_Loss 0, 1 and VC_Tomb 4, 1", "cycles"),
     Row(
-        "Figure 4", "staleness of the first 20 cycles, fast and slow", "numbers only in the picture", None,
-        "depends on their hardware; `staleness` of every update is in our run folders",
+        "Figure 4", "staleness of the first 20 cycles, fast and slow, sizes uniform and classes IID",
+        "learners of one class have similar levels; numbers only in the picture", "uneven",
     ),
     Row("Figure 5", "accuracy over time, homogeneous, nine cells", "end points as in Table I, left", "synchronous"),
     Row(

@@ -13,6 +13,7 @@ import cache
 import paper
 import pictures
 import settings
+import staleness
 from scipy import stats
 
 from piebald.report.tables import History
@@ -45,17 +46,19 @@ def read(out: Path, seconds: float) -> Found:
             if run.meta.get("status") != "finished":
                 continue
             times = {0: 0.0} | {row["version"]: row["time"] for row in run.rounds}
-            common = [row for row in run.scores if row["split"] == "common" and row["metric"] == "accuracy"]
+            own = run.label in settings.OWN_MODELS
+            accuracy = own_models(run.scores) if own else community(run.scores)
             trained = [row for row in run.results if row["kind"] == "train" and row["status"] == "ok"]
             asked = [row for row in run.results if row["kind"] == "validate"]
-            size = 4 * run.meta["shared"]
+            size = 4 * run.meta["shared"] or 1  # Local shares nothing, and sends nothing
             part, limit = database.parts[-5], LATEST * seconds if database.parts[-5] == "uneven" else math.inf
             found[part, database.parts[-4].replace("_", " "), run.label].append(
                 {
                     "seed": run.seed,
                     "curve": sorted(
-                        (times[row["version"]], 100 * row["value"]) for row in common if times[row["version"]] <= limit
+                        (times[version], 100 * value) for version, value in accuracy.items() if times[version] <= limit
                     ),
+                    "staleness": staleness.first_cycles(trained),
                     "updates": len(trained),
                     "steps": sum(row["steps"] for row in trained) / len(trained),
                     "kinds": [statistics.mean(steps_of(trained, kind)) for kind in (0, 1)],
@@ -65,6 +68,21 @@ def read(out: Path, seconds: float) -> Found:
                 }
             )
     return found
+
+
+def community(scores: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Return the accuracy of the community model on the common test set, by version."""
+    wanted = ("common", "accuracy")
+    return {row["version"]: row["value"] for row in scores if (row["split"], row["metric"]) == wanted}
+
+
+def own_models(scores: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Return the mean accuracy of clients' own models on the same test set, by version."""
+    found = defaultdict(list)
+    for row in scores:
+        if (row["split"], row["metric"], row["model"]) == ("test", "accuracy", "personal"):
+            found[row["version"]].append(row["value"])
+    return {version: statistics.mean(values) for version, values in found.items()}
 
 
 def steps_of(trained: Sequence[dict[str, Any]], kind: int) -> list[float]:
@@ -106,6 +124,7 @@ def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
     for part in TITLES:
         pictures.curves(found, part, results / f"{pictures.NAMES[part]}.png")
     pictures.exchanged(found, results / "models_exchanged.png")
+    staleness.picture(found, results / "staleness.png")
     path = results / "RESULTS.md"
     path.write_text("\n".join(text(found, name, scale)) + "\n")
     if page is not None:
@@ -130,7 +149,8 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
         "The standard error of an", f"accuracy on {settings.TEST:,} images is at most {worst:.1f} points here; "
         "with one seed nothing is known of how much seeds differ.", "",
         "Every policy is judged by its community model on one common test set.  Local training, and an epoch that is",
-        'not sent, have no community model of their own and so no row; equal weights are "Equal" and "AsyncEqual".', "",
+        "not sent, have a model for each client instead: the mean over clients of their accuracy on the same test set.",
+        'Equal weights are "Equal" and "AsyncEqual".', "",
     ]  # fmt: skip
     for part, title in TITLES.items():
         cases = sorted({case for here, case, _ in found if here == part})
@@ -144,14 +164,13 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
     figure_2, judged = cache.judged()
     lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {judged}.", ""]
-    return [*lines, *exchange(found), *missing(found, scale)]
+    return [*lines, *exchange(found), *staleness.section(found), *missing(found, scale)]
 
 
 def missing(found: Found, scale: settings.Scale) -> list[str]:
     """Return the section about runs of the scale that have not finished, so that nothing is left out silently."""
-    wanted = [("synchronous", cell, label) for cell in scale.settings for label in settings.synchronous()]
-    wanted += [("uneven", cell, label) for cell in scale.uneven for label in settings.asynchronous()]
-    wanted += [("corrupted", scale.settings[0], label) for label in settings.synchronous() if scale.corrupted]
+    cells = {"synchronous": scale.settings, "uneven": scale.uneven, "corrupted": scale.settings[: scale.corrupted]}
+    wanted = [(part, cell, label) for part in cells for cell in cells[part] for label in settings.labels(part)]
     lines = []
     for part, cell, label in wanted:
         absent = len(scale.seeds) - len(found.get((part, " ".join(cell), label), []))
@@ -279,6 +298,8 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
             return "-", "not run at this scale"
         fast, slow = (statistics.mean(run["kinds"][kind] for run in adaptive) for kind in (0, 1))
         return f"{fast:.0f} steps a cycle fast, {slow:.0f} slow", "agrees" if fast > slow else "opposite"
+    if name == "Figure 4":
+        return staleness.judged(found)
     if name == "Figure 9":
         ratios = [
             statistics.mean(run["updates"] for run in runs)

@@ -46,12 +46,12 @@ def all_jobs(scale: Scale, seeds: Iterable[int]) -> Iterator[Job]:
     """Yield the jobs of a scale, those of the first seed first."""
     for seed in seeds:
         for sizes, classes in scale.uneven:
-            yield from (Job("uneven", sizes, classes, label, seed) for label in settings.asynchronous())
+            yield from (Job("uneven", sizes, classes, label, seed) for label in settings.labels("uneven"))
         for sizes, classes in scale.settings:
-            yield from (Job("synchronous", sizes, classes, label, seed) for label in settings.synchronous())
+            yield from (Job("synchronous", sizes, classes, label, seed) for label in settings.labels("synchronous"))
         if scale.corrupted:
             sizes, classes = scale.settings[0]
-            yield from (Job("corrupted", sizes, classes, label, seed) for label in settings.synchronous())
+            yield from (Job("corrupted", sizes, classes, label, seed) for label in settings.labels("corrupted"))
 
 
 def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
@@ -61,11 +61,14 @@ def run_job(job: Job, scale: Scale, out: Path, device: str) -> str:
     methods = settings.asynchronous if uneven else settings.synchronous
     recipe = methods(**scale.training)[job.label]
     partition = settings.partition(job.sizes, job.classes, job.seed, recipe, job.part == "corrupted")
-    clients = partition.split(settings.images(scale.rows, scale.side, job.seed, scale.balanced))
+    data = settings.images(scale.rows, scale.side, job.seed, scale.balanced)
+    clients = partition.split(data)
+    if job.label in settings.OWN_MODELS:
+        clients = settings.tested_together(clients, data)
     label, began = job.label, time.perf_counter()
-    every = scale.every
+    every = scale.rounds if label in settings.OWN_MODELS else scale.every  # where ten models are to be scored
     if uneven:  # a round takes long, and the model that there is when the time ends must be scored
-        every = 1 if label.startswith("Sync") else every * settings.CLIENTS
+        every = 1 if label.startswith("Sync") else scale.every * settings.CLIENTS
     comparison = piebald.compare(
         {label: recipe},
         clients,

@@ -17,8 +17,10 @@ from piebald.partition import (
     FastSlow,
     FlipRandom,
     Homogeneous,
+    Lists,
     NonIid,
     Partition,
+    PooledClients,
     PowerLaw,
     Sizes,
     Skewed,
@@ -27,6 +29,7 @@ from piebald.partition import (
 from piebald.partition.devices import Devices
 from piebald.randomness import generator
 from piebald.recipe import Recipe
+from piebald.scheduling import Asynchronous
 from piebald.server_optimizer import CachedAverage
 
 CLIENTS = 10
@@ -44,6 +47,11 @@ HEADS = {
 # Not in the paper: a model's weight is its score above chance, or the cube of that.
 ABOVE = {"above_chance": True}
 SHARP = {"above_chance": True, "power": 3.0}
+
+# Not in the paper either: clients' own models, which are scored by the mean over clients of their accuracy on the test
+# set that judges the community models of the others.
+LOCAL, TUNED, SYNC_TUNED = "Local", "FedAvg + one unsent epoch", "SyncFedAvg + one unsent epoch"
+OWN_MODELS = (LOCAL, TUNED, SYNC_TUNED)
 
 SLOW_FACTOR = 4.0  # ours: the paper does not say how much slower its CPUs were
 # the paper's clients are sorted by size, fast, slow, fast, slow, ...
@@ -116,12 +124,23 @@ def partition(sizes: str, classes: str, seed: int, recipe: Recipe, corrupted: bo
     )
 
 
+def tested_together(clients: PooledClients, data: DataSet) -> PooledClients:
+    """Return the same clients, with the whole common test set as the test rows of each."""
+    assert data.test is not None
+    count, tests = len(clients), np.asarray(data.test)
+    each = Lists(np.tile(tests, count), len(tests) * np.arange(count + 1))
+    parts = {"train": clients.lists("train"), "validation": clients.lists("validation"), "test": each}
+    return PooledClients(data.x, data.y, parts, classes=clients.classes)
+
+
 def synchronous(**training: Any) -> dict[str, Recipe]:
     """Return the recipes of the synchronous comparison."""
     return {
         "FedAvg": recipes.fedavg(**training),
         "Equal": recipes.fedavg(**training).with_(aggregation=EqualWeighted()),
         "DVW": recipes.sync_dvw(**training),
+        TUNED: recipes.fine_tuned(tune_epochs=1, **training),
+        LOCAL: recipes.local(**training),
         "DVW, above chance": recipes.sync_dvw(**ABOVE, **training),
         "DVW, sharp": recipes.sync_dvw(**SHARP, **training),
     }
@@ -140,8 +159,17 @@ def asynchronous(**training: Any) -> dict[str, Recipe]:
         ),
         "AsyncDVW": recipes.async_dvw(**training),
         "AsyncDVW, adaptive": recipes.adaptive_dvw(**frequency),
+        SYNC_TUNED: recipes.fine_tuned(tune_epochs=1, **training),
+        LOCAL: recipes.local(**training).with_(scheduling=Asynchronous()),
         "AsyncDVW, sharp": recipes.async_dvw(**SHARP, **training),
     }
+
+
+def labels(part: str) -> list[str]:
+    """Return the labels of the recipes of one part: "synchronous", "uneven" or "corrupted"."""
+    if part == "uneven":
+        return list(asynchronous())
+    return [label for label in synchronous() if part != "corrupted" or label not in OWN_MODELS]
 
 
 @dataclass(frozen=True)
@@ -180,6 +208,8 @@ class Scale:
     training: Mapping[str, Any] = field(default_factory=lambda: dict(TRAINING))
 
 
+PRINTED = ("FedAvg", "DVW", "SyncFedAvg", "SyncDVW", "AsyncFedAvg", "FedAsync", "AsyncDVW", "AsyncDVW, adaptive")
+BASELINES = ("Equal", "AsyncEqual", *OWN_MODELS)
 SCALES = {
     "small": Scale(
         rows=5000,
@@ -205,7 +235,7 @@ SCALES = {
         seconds=14_000.0,
         uneven=tuple((sizes, classes) for sizes in SIZES for classes in CLASSES),
         corrupted=False,
-        recipes=("FedAvg", "DVW", "SyncFedAvg", "SyncDVW", "AsyncFedAvg", "FedAsync", "AsyncDVW", "AsyncDVW, adaptive"),
+        recipes=(*PRINTED, *BASELINES),
         seconds_per_step=0.25,
         training={**TRAINING, "batch": 100},
     ),
@@ -226,7 +256,7 @@ SCALES["brief"] = replace(
     rounds=12,
     seconds=2500.0,
     corrupted=False,
-    recipes=("FedAvg", "Equal", "AsyncEqual", *SCALES["full"].recipes[1:]),  # type: ignore[misc]
+    recipes=(*PRINTED, *BASELINES),
 )
 
 

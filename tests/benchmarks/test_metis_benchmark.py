@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "metis"
 @pytest.fixture
 def benchmark() -> Iterator[Any]:
     """Import the benchmark's modules as its program does, and forget them afterwards."""
-    names = ("settings", "paper", "pictures", "cache", "results")
+    names = ("settings", "paper", "pictures", "cache", "staleness", "results")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(FOLDER))
     found: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
@@ -107,7 +107,8 @@ def test_the_full_scale_is_table_one(benchmark: Any, monkeypatch: pytest.MonkeyP
     assert (full.rounds, full.seconds, tuple(full.seeds), dict(full.model)) == (200, 14_000.0, (1990,), {})
     cells = {(sizes, classes) for sizes in ("uniform", "skewed", "power law") for classes in settings.CLASSES}
     assert set(full.settings) == set(full.uneven) == cells == set(paper.ROUNDS_200) == set(paper.SECONDS_14K)
-    assert set(paper.HETEROGENEOUS) | {"FedAvg", "DVW"} == set(full.recipes)
+    assert set(paper.HETEROGENEOUS) | {"FedAvg", "DVW"} == set(settings.PRINTED)
+    assert set(full.recipes) == {*settings.PRINTED, "Equal", "AsyncEqual", *settings.OWN_MODELS}
 
 
 def test_learners_have_the_thresholds_of_their_class(benchmark: Any) -> None:
@@ -120,11 +121,43 @@ def test_learners_have_the_thresholds_of_their_class(benchmark: Any) -> None:
     assert [(one.clients, one.vc_loss, one.vc_tomb) for one in trainer.groups] == [(slow, 1.0, 1)]
 
 
+def test_clients_own_models_are_judged_on_the_common_test_set(benchmark: Any) -> None:
+    """Before, Local and an unsent epoch had no row: they have no community model, and nobody had test rows."""
+    settings, data = benchmark["settings"], photographs()
+    recipe = settings.synchronous(lr=0.1)[settings.LOCAL]
+    split = settings.partition("power law", "Non-IID(3)", 0, recipe).split(data)
+    clients = settings.tested_together(split, data)
+    assert held(clients, "train") == held(split, "train")
+    assert all(rows == set(range(5000, 5100)) for rows in held(clients, "test"))
+    assert set(settings.OWN_MODELS) < set(settings.labels("synchronous")) | set(settings.labels("uneven"))
+    assert not set(settings.OWN_MODELS) & set(settings.labels("corrupted"))
+    scores = [
+        {"version": 2, "client": client, "model": model, "split": split, "metric": "accuracy", "value": value}
+        for client, model, split, value in (
+            (0, "personal", "test", 0.2), (1, "personal", "test", 0.6), (0, "global", "test", 0.9),
+            (None, "global", "common", 0.7),
+        )
+    ]  # fmt: skip
+    assert benchmark["results"].own_models(scores) == {2: pytest.approx(0.4)}
+    assert benchmark["results"].community(scores) == {2: 0.7}
+
+
+def test_staleness_of_a_cycle_is_the_steps_that_were_committed_meanwhile(benchmark: Any) -> None:
+    """Section V: from the model that a client got to its own update, this one among them; the first 20 of each."""
+    first_cycles = benchmark["staleness"].first_cycles
+    rows = [(1, 0, 0, 5), (2, 1, 1, 7), (3, 0, 1, 4)]  # version, client, versions since, steps
+    trained = [dict(zip(("version", "client", "staleness", "steps"), row, strict=True)) for row in rows]
+    assert first_cycles(trained) == {0: [5, 7 + 4], 1: [5 + 7]}
+    many = [{"version": one, "client": 0, "staleness": 0, "steps": one} for one in range(1, 31)]
+    assert first_cycles(many) == {0: list(range(1, 21))}
+
+
 def runs(*ends: float, updates: int = 10, models: int = 20) -> list[dict[str, Any]]:
     return [
         {
             "seed": seed, "curve": [(0.0, 10.0), (5.0, end)], "updates": updates, "steps": 9.0, "kinds": [8.0, 3.0],
             "models": models, "evaluation": models // 2, "shares": [10.0] * 10,
+            "staleness": {client: [8 + client % 2] * 3 for client in range(10)},
         }
         for seed, end in enumerate(ends)
     ]  # fmt: skip
@@ -160,6 +193,7 @@ def test_every_number_in_the_text_follows_the_data(
     benchmark["pictures"].exchanged(found, tmp_path / "totals.png")
     assert (tmp_path / "totals.png").stat().st_size > 1000
     page = "\n".join(results.about_paper(found, "small"))
+    assert "medians of clients, in steps: 8 to 8 (fast), 9 to 9 (slow)" in page
     assert "x 11.00 for DVW; adaptive sends 0.50 times as often" in page
     assert [row.name for row in benchmark["paper"].ROWS if f"| {row.name} |" not in page] == []
 
