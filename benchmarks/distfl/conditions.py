@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import federations as fed
-from settings import CLIP, EPSILONS, PAPER, PAPER_PROBES, PAPER_ROUNDS, noise_of
+from settings import CLIP, EPSILONS, LOCAL, PAPER, PAPER_PROBES, PAPER_ROUNDS, TUNED, Training, noise_of
 
 from piebald import recipes
 from piebald.recipe import Recipe
@@ -57,11 +57,9 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
         methods: dict[str, Recipe] = {
             "DistFL": recipes.distfl(probes=PAPER_PROBES, **here),
             "FedAvg": recipes.fedavg(**here),
-            "FedAvg, equal weights": recipes.fedavg(**here).with_(aggregation="equal_weighted"),
-            "FedAvg + one unsent epoch": recipes.fine_tuned(tune_epochs=1, **here),
+            **beside(here),
             "Fine-tuning": recipes.fine_tuned(tune_epochs=5, **here),
             "LG-FedAvg": recipes.lg_fedavg(**here),
-            "Local": recipes.local(**here),
         }
         made = methods["DistFL"]
         methods["DistFL, the authors' rule"] = made.with_(clustering={"kind": "distfl", **authors})
@@ -78,17 +76,33 @@ def full_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable
             ):  # fmt: skip
                 noisy = recipe.with_(transforms=noise)
                 yield f"epsilon {epsilon:g}", method, noisy, lambda: _federation("vgg", seed), PAPER_ROUNDS
-        yield "noise 0", "Local", recipes.local(**here), lambda: _federation("vgg", seed), PAPER_ROUNDS
+        for method, recipe in beside(here).items():
+            yield "noise 0", method, recipe, lambda: _federation("vgg", seed), PAPER_ROUNDS
     if part in ("cifar", "replacement"):
         here = PAPER["vgg" if part == "cifar" else "resnet"]
         for attackers in (5, 10, 15, 20, 40) if part == "cifar" else (1,):
             attack = [] if part == "cifar" else [{"kind": "model_replacement", "clients": [0], "scale": 50.0}]
             for method in ("FedAvg", "credit", "irls", "gra", "DistFL"):
-                recipe = recipes.fedavg(**here) if method != "DistFL" else recipes.distfl(normal="server_rows", **here)
+                recipe = recipes.fedavg(**here)
+                if method == "DistFL":
+                    recipe = recipes.distfl(normal="server_rows", probes=PAPER_PROBES, **here)
                 if method not in ("FedAvg", "DistFL"):
                     recipe = recipe.with_(aggregation=method)
                 clients = lambda n=attackers: fed.attacked("cifar10", 50, n, each=990, seed=seed, server=100)  # noqa: E731
                 yield f"{attackers} of 50", method, recipe.with_(transforms=attack), clients, PAPER_ROUNDS
+            for method, recipe in beside(here, attack).items():
+                yield f"{attackers} of 50", method, recipe, clients, PAPER_ROUNDS
+
+
+def beside(training: Training, transforms: Any = ()) -> dict[str, Recipe]:
+    """Return what every table has beside FedAvg.  Local sends nothing, so that no transform reaches it."""
+    sent = {
+        "FedAvg, equal weights": recipes.fedavg(**training).with_(aggregation="equal_weighted"),
+        TUNED: recipes.fine_tuned(tune_epochs=1, **training),
+    }
+    return {name: recipe.with_(transforms=transforms) for name, recipe in sent.items()} | {
+        LOCAL: recipes.local(**training)
+    }
 
 
 def _federation(part: str, seed: int) -> Any:

@@ -8,22 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import federations as fed
 import numpy as np
-from conditions import conditions, full_jobs
+from conditions import beside, conditions, full_jobs
 from settings import (
+    ATTACKED,
     CLIP,
     DEEP,
     DEFENCES,
     EPSILONS,
+    LOCAL,
     NOISES,
     PARTS,
     SCALES,
     TRAINING,
+    TUNED,
     WIDE,
     Training,
     network,
@@ -56,15 +59,11 @@ def fedavg(aggregation: Any = "example_weighted", transforms: Any = ()) -> Recip
 
 def baselines(training: Training) -> dict[str, Recipe]:
     """Return the methods without clusters that every table of accuracies has."""
-    epochs = int(training["epochs"])
-    average = recipes.fedavg(**training)
     return {
-        "FedAvg": average,
-        "FedAvg, equal weights": average.with_(aggregation="equal_weighted"),
-        "FedAvg + one unsent epoch": recipes.fine_tuned(tune_epochs=1, **training),
-        "Fine-tuning": recipes.fine_tuned(tune_epochs=epochs, **training),
+        "FedAvg": recipes.fedavg(**training),
+        **beside(training),
+        "Fine-tuning": recipes.fine_tuned(tune_epochs=int(training["epochs"]), **training),
         "LG-FedAvg": recipes.lg_fedavg(**training),
-        "Local": recipes.local(**training),
     }
 
 
@@ -95,6 +94,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             for method in ("FedAvg", "median", "IRLS", "GRA", "Credit"):
                 aggregation = "example_weighted" if method == "FedAvg" else DEFENCES[method]
                 yield f"scale {scale:g}", method, fedavg(aggregation, one), struck, 8
+            for method, recipe in beside(TRAINING, one).items():
+                if method != LOCAL or scale == SCALES[0]:  # it is the same at every scale
+                    yield f"scale {scale:g}", method, recipe, struck, 8
     if part == "category":
         methods = {
             "DistFL": distfl(),
@@ -128,6 +130,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield case, "FedAvg", fedavg(), attack, 15
             yield case, "DistFL", distfl(normal="server_rows"), attack, 15
             yield case, "DistFL on plain noise", distfl(normal="server_rows", knowledge="noise"), attack, 15
+            for method, recipe in beside(TRAINING).items():
+                yield case, method, recipe, attack, 15
             for method, aggregation in DEFENCES.items():
                 yield case, method, fedavg(aggregation), attack, 15
     if part == "replacement":
@@ -139,6 +143,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield case, "honest clients only", fedavg(), bound, 8
             yield case, "FedAvg", fedavg(transforms=[attack_settings]), attack, 8
             yield case, "DistFL", distfl(normal="server_rows").with_(transforms=[attack_settings]), attack, 8
+            for method, recipe in beside(TRAINING, [attack_settings]).items():
+                yield case, method, recipe, attack, 8
             for method in ("IRLS", "GRA", "Credit", "median", "norm clipping", "multi-Krum"):
                 yield case, method, fedavg(DEFENCES[method], [attack_settings]), attack, 8
     if part == "cifar":
@@ -153,6 +159,8 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
             yield case, "DistFL, clients vote", distfl(probes=100, normal="vote"), attack, 12
             noise = distfl(probes=100, normal="server_rows", knowledge="noise")
             yield case, "DistFL on plain noise", noise, attack, 12
+            for method, recipe in beside(TRAINING).items():
+                yield case, method, recipe, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
                 yield case, method, fedavg(DEFENCES[method]), attack, 12
     if part in ("privacy", "mixed", "environment_privacy"):
@@ -199,7 +207,7 @@ def run_job(
     """Run one job and return what the tables need of it; `full` takes the paper's networks."""
     clients, truth = federation()
     metrics: dict[str, Any] = {"accuracy": accuracy}
-    if part in ("attacks", "cifar", "replacement", "scales"):
+    if part in ATTACKED:
         metrics["attack_success"] = AttackSuccess.of_pairs(fed.PAIRS)
     model = network(part, tuple(clients.rows(0, "train").x.shape[1:]), full)
     began = time.perf_counter()
@@ -217,6 +225,8 @@ def run_job(
         if r["client"] is not None and r["metric"] == "accuracy" and r["model"] == scored
     }
     common = {r["metric"]: r["value"] for r in last if r["split"] == "common"}
+    if part in ATTACKED and method in (TUNED, LOCAL):
+        common = of_honest(last, truth, metrics)
     found, history = [], []
     labels = dict.fromkeys(range(len(truth)), 0)
     for version in range(1, rounds + 1):
@@ -236,6 +246,12 @@ def run_job(
         "truth": truth.tolist(), "privacy": run.meta["privacy"], "engine": run.meta["runtime"]["engine"],
         "main": main, "steps": steps, "mb": sum(r["bytes_up"] + r["bytes_down"] for r in run.results) / 1e6,
     }  # fmt: skip
+
+
+def of_honest(last: Sequence[Mapping[str, Any]], truth: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean of honest clients' own models on their own test rows, which all are drawn from the same ones."""
+    rows = [r for r in last if r["client"] is not None and r["model"] == "personal" and truth[r["client"]] >= 0]
+    return {name: float(np.mean([r["value"] for r in rows if r["metric"] == name])) for name in metrics}
 
 
 def main() -> None:

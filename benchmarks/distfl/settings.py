@@ -13,6 +13,8 @@ PARTS = (
     "study", "control", "category", "vgg", "resnet", "wide", "domains", "people", "attacks", "cifar", "replacement",
     "scales", "privacy", "mixed", "environment_privacy", "rows",
 )  # fmt: skip
+ATTACKED = ("attacks", "cifar", "replacement", "scales")  # parts with attackers
+TUNED, LOCAL = "FedAvg + one unsent epoch", "Local"  # the two methods without a model for all
 TRAINING: Training = {"lr": 0.1, "epochs": 3, "batch": 10}
 DEEP: Training = {"lr": 0.05, "epochs": 3, "batch": 10}  # a hundred clients with the networks of Table 2
 WIDE: Training = {"lr": 0.05, "epochs": 1, "batch": 20}

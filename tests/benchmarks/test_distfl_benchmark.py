@@ -81,6 +81,18 @@ print(page)
     assert any("DistFL +0.0 ± 0.0 (scale 16), FedAvg -50.0 ± 0.0 (scale 16)" in text for text in page)
 
 
+def test_models_of_ones_own_are_judged_at_honest_clients() -> None:
+    """Local and an unsent epoch have no model for all, which tables of attacks score on the server's test rows."""
+    program = """
+import run
+def row(client, metric, value, model="personal"):
+    return {"client": client, "metric": metric, "value": value, "model": model}
+last = [row(0, "accuracy", 0.0), row(1, "accuracy", 0.8), row(2, "accuracy", 0.6), row(1, "accuracy", 0.1, "global")]
+print(run.of_honest([*last, row(None, "accuracy", 0.3)], [-1, 0, 0], {"accuracy": None}))
+"""
+    assert run(program).strip() == "{'accuracy': 0.7}"
+
+
 @pytest.mark.full
 def test_every_job_of_every_part_can_be_made() -> None:
     """Before, the parts of figures 3 and 4 asked for K-Cluster beside noise, which is refused, and ran nothing."""
@@ -93,12 +105,16 @@ for part in settings.PARTS:
     list(run.full_jobs(part, 0))
 usual = {"FedAvg", "FedAvg, equal weights", "FedAvg + one unsent epoch", "LG-FedAvg", "Local"}
 print([part for part in ("category", "vgg", "resnet", "domains", "people", "mixed") if not usual <= made[part]])
+beside = {"FedAvg", "FedAvg, equal weights", settings.TUNED, settings.LOCAL}  # before, no table of attacks had them
+print([part for part in settings.ATTACKED if not beside <= made[part]])
+full = {part: {job[1] for job in run.full_jobs(part, 0)} for part in ("vgg", "people", "mixed", "cifar", "replacement")}
+print([part for part in full if not beside <= full[part]])
 print(sorted(set(settings.PARTS) - made.keys()))
 for part in ("vgg", "resnet", "mixed", "cifar", "replacement"):
     print(part, len(list(run.full_jobs(part, 0))), type(settings.network(part, (3, 32, 32), True)(0)).__name__)
 """
-    usual, missing, *full = run(program).splitlines()
-    assert (usual, missing) == ("[]", "[]")
+    usual, attacked, at_full_scale, missing, *full = run(program).splitlines()
+    assert (usual, attacked, at_full_scale, missing) == ("[]", "[]", "[]", "[]")
     assert [line.split()[0] for line in full if int(line.split()[1]) > 1] == [
         "vgg", "resnet", "mixed", "cifar", "replacement",
     ]  # fmt: skip
