@@ -28,13 +28,27 @@ SOURCES = {
 HEADS = ["", "what it shows", "paper", "here", "command", "scale", "verdict"]
 
 
-def rows(paper: str) -> list[list[str]]:
+CHANGED = ["paper", "claim", "before", "now", "because"]
+
+
+def rows(page: str, heads: list[str] = HEADS) -> list[list[str]]:
     """The rows of a page's first table; paper and ours may have other words behind them in the heading."""
-    text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text("utf-8")
+    text = (ROOT / "docs" / "papers" / f"{page}.md").read_text("utf-8")
     lines = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: line[:1] != "|", text.splitlines()))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [head.partition(":")[0] for head in cells[0]] == HEADS
+    assert [head.partition(":")[0] for head in cells[0]] == heads
     return cells[2:]
+
+
+def unknown(text: str, sources: list[str]) -> list[str]:
+    """Numbers of a text that are in none of these results."""
+    results = "".join((ROOT / "benchmarks" / name / "RESULTS.md").read_text("utf-8") for name in sources)
+    return [
+        number
+        for number in re.findall(r"[-+]?\d+\.\d+", text)
+        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", results)
+        and not re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?!\d)", results)
+    ]
 
 
 @pytest.mark.parametrize("paper", PARTS)
@@ -55,12 +69,15 @@ def test_every_table_and_figure_has_a_row_with_a_verdict(paper: str) -> None:
 @pytest.mark.parametrize("paper", PARTS)
 def test_figures_of_ours_are_those_of_the_results(paper: str) -> None:
     """Before, pages and results could differ; what the paper prints is in its own column."""
-    results = "".join((ROOT / "benchmarks" / name / "RESULTS.md").read_text("utf-8") for name in SOURCES[paper])
-    wrong = [
-        f"{row[0]}, {row[1]}: {number}"
-        for row in rows(paper)
-        for number in re.findall(r"[-+]?\d+\.\d+", row[3])
-        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", results)
-        and not re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?!\d)", results)
-    ]
-    assert wrong == []
+    wrong = {f"{row[0]}, {row[1]}": missing for row in rows(paper) if (missing := unknown(row[3], SOURCES[paper]))}
+    assert wrong == {}
+
+
+def test_verdicts_that_changed_are_those_of_the_results() -> None:
+    """Each row says what was said before, what the results say now, and which correction is the reason."""
+    found = rows("verdicts", CHANGED)
+    assert all(len(row) == len(CHANGED) and all(row) for row in found)
+    assert set(PARTS) <= {paper for row in found for paper in PARTS if row[0].lower().startswith((paper, f"[{paper}"))}
+    for row in found:
+        sources = next((SOURCES[paper] for paper in PARTS if row[0].lower().lstrip("[").startswith(paper)), None)
+        assert unknown(row[3], sources or ["partition", "crosscheck"]) == [], row
