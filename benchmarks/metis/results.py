@@ -50,8 +50,10 @@ def read(out: Path, seconds: float) -> Found:
             accuracy = own_models(run.scores) if own else community(run.scores)
             trained = [row for row in run.results if row["kind"] == "train" and row["status"] == "ok"]
             asked = [row for row in run.results if row["kind"] == "validate"]
-            size = 4 * run.meta["shared"] or 1  # Local shares nothing, and sends nothing
             part, limit = database.parts[-5], LATEST * seconds if database.parts[-5] == "uneven" else math.inf
+            if all(times[version] > limit for version in accuracy if version):
+                continue  # no model was scored in time but the first one, which says nothing of the policy
+            size = 4 * run.meta["shared"] or 1  # Local shares nothing, and sends nothing
             found[part, database.parts[-4].replace("_", " "), run.label].append(
                 {
                     "seed": run.seed,
