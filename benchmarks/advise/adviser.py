@@ -10,25 +10,45 @@ from __future__ import annotations
 # isort: skip_file
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from federations import Federation
 from grid import GRID, RATES, ROUNDS, RUNGS, TRAINING
 from known import Entry
-from piebald.advice.adviser import FACTOR, pays, recommended
+from piebald.advice.adviser import FACTOR, recommended
+from piebald.advice.check import Checked
+from piebald.advice.evidence import Evidence, whether_it_pays
 from piebald.advice.families import RATES as ORDER, Entrant, entrants
-from piebald.advice.race import Race
+from piebald.advice.race import Race, Runner
 from piebald.tuning.budget import Budget
 from piebald.tuning.space import with_settings
 from piebald.tuning.trial_runs import TrialRuns
 
 from piebald.recipe import Recipe
 from piebald.report.paired import Scores
+
+
+@dataclass(frozen=True)
+class KnownClients:
+    """Names of clients, and how many rows each has."""
+
+    rows: Mapping[str, Sequence[int]]
+
+    @property
+    def names(self) -> list[str]:
+        """Their numbers."""
+        return [str(client) for client in range(len(self))]
+
+    def size(self, client: int, split: str) -> int:
+        """Rows of a client."""
+        return self.rows[split][client]
+
+    def __len__(self) -> int:
+        return len(self.rows["test"])
 
 
 @dataclass(frozen=True)
@@ -72,10 +92,11 @@ class KnownRuns(TrialRuns):
 
 @dataclass(frozen=True)
 class Advised:
-    """What the adviser said: the entry, whether federating pays, and the rounds that the race took."""
+    """What the adviser said: the entry, whether federating pays, the same before the check, and the rounds it took."""
 
     entry: Entry
-    pays: str
+    pays: Evidence
+    before: Evidence
     rounds: int
 
 
@@ -85,22 +106,28 @@ def label_of(recipe: Recipe) -> str:
     return " ".join([recipe.name, *(f"{name}={recipe.fields[name]:g}" for name in names)])
 
 
-def advised(federation: Federation, entries: Sequence[Entry], seeds: Sequence[int], budget: int) -> Advised:
-    """Run the race, and choose.
+def advised(
+    federation: Federation,
+    entries: Sequence[Entry],
+    rows: Mapping[str, Sequence[int]],
+    seeds: Sequence[int],
+    budget: int,
+) -> Advised:
+    """Run the race, choose, and check once.
 
     Args:
         federation: its devices decide which families are raced.
         entries: its truth.
+        rows: of each client, by split.
         seeds: the first races, the others repeat.
         budget: rounds of the whole race.
     """
-    clients = entries[0].test.shape[1]
-    held = SimpleNamespace(names=[str(client) for client in range(clients)])
+    held = KnownClients(rows)
     runs = KnownRuns(
         clients=held, choosing=held, model=None, rungs=RUNGS, every=RUNGS[0], options={}, metric="accuracy",
         higher_is_better=True, entries={entry.label: entry for entry in entries},
     )  # fmt: skip
-    racing = [_on_the_grid(one) for one in entrants(range(clients), federation.fleet(), TRAINING, {}, None)]
+    racing = [_on_the_grid(one) for one in entrants(held, federation.fleet(), TRAINING, {}, None)]
     with tempfile.TemporaryDirectory() as folder:
         race = Race(runs, tuple(seeds), Path(folder), Budget(budget), FACTOR, lambda line: None)
         runners, _, spent = race.run(racing)
@@ -108,7 +135,16 @@ def advised(federation: Federation, entries: Sequence[Entry], seeds: Sequence[in
     best = max(finished, key=lambda one: one.mean)
     alone = next((one for one in finished if one.entrant.recipe.name == "local"), None)
     chosen = recommended(finished, best, runs)
-    return Advised(runs.entries[label_of(chosen.recipe)], pays(finished, alone, True), spent.rounds)
+    tested = [_tested(one, runs) for one in (chosen, alone) if one is not None]
+    evidence = whether_it_pays(finished, alone, chosen, tested, runs)
+    before = whether_it_pays(finished, alone, chosen, [], runs)
+    return Advised(runs.entries[label_of(chosen.recipe)], evidence, before, spent.rounds)
+
+
+def _tested(one: Runner, runs: KnownRuns) -> Checked:
+    """What the one look at test rows would have shown: the seeds that the race has trained."""
+    entry, seeds = runs.entries[label_of(one.recipe)], list(one.last.seeds)
+    return Checked(one.label, Scores(entry.test[seeds] / 100, runs.names, seeds), {})
 
 
 def _on_the_grid(one: Entrant) -> Entrant:

@@ -14,7 +14,7 @@ import numpy as np
 from federations import BY_NAME, FEDERATIONS, Federation
 from grid import GRID, RATES, ROUNDS
 from known import Entry, chosen, entries_of, own_settings, tuned
-from truth import SEEDS, read
+from truth import SEEDS, known_rows, read
 
 from piebald.advice.unlikeness import KINDS
 from piebald.report.paired import Scores, difference
@@ -85,14 +85,15 @@ def write_advice(folder: Path) -> str:
     """Run the adviser on the truth, with each seed first, and keep what it says."""
     from adviser import advised  # with Optuna, which scores do not need
 
-    said = {}
+    said, held = {}, known_rows(folder)
     for known in known_federations(folder):
         found = []
         for seed in known.seeds:
             seeds = [seed, *(other for other in known.seeds if other != seed)]
             budget = round(BUDGET * _cost(known, len(SEEDS)))
-            one = advised(known.federation, tuned(known.entries), seeds, budget)
-            found.append({"entry": one.entry.label, "pays": one.pays, "rounds": one.rounds})
+            one = advised(known.federation, tuned(known.entries), held[known.federation.name], seeds, budget)
+            found.append({"entry": one.entry.label, "pays": one.pays.pays, "before": one.before.pays,
+                          "rounds": one.rounds})  # fmt: skip
             print(known.federation.name, found[-1], flush=True)
         said[known.federation.name] = found
     rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(found)}" for name, found in said.items())

@@ -3,7 +3,8 @@
 `truth/<federation>.jsonl` has a line for each run: recipe and settings, seed, the accuracy of each client's validation
 rows after each rung and of its test rows at the end (in tenths of a thousandth), bytes sent, steps made, and seconds of
 this machine.  A line is written when its run has ended, so an interrupted run of the benchmark goes on where it ended,
-and a new recipe is added to `grid.GRID` without running the others again.
+and a new recipe is added to `grid.GRID` without running the others again.  `truth/rows.json` has the number of rows of
+each client's validation and test parts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from piebald.runtimes import Simulator
 FOLDER = Path(__file__).parent / "truth"
 SEEDS = (0, 1, 2)
 SCALE = 10_000
+ROWS = "rows.json"
 
 
 def jobs(seeds: tuple[int, ...] = SEEDS, names: tuple[str, ...] = ()) -> Iterator[tuple[Federation, Entry, int]]:
@@ -57,6 +59,7 @@ def run_all(folder: Path, seeds: tuple[int, ...], names: tuple[str, ...], minute
             break
         if federation.name not in clients:
             clients[federation.name] = federation.clients()
+            keep_rows(folder, federation.name, clients[federation.name])
         line = run_one(federation, clients[federation.name], entry, seed)
         append(folder, federation.name, line)
         done.add(key)
@@ -113,6 +116,20 @@ def _scores(run: History, clients: int, metric: str, timed: bool) -> dict[str, A
         return [round(SCALE * found[c][1]) if c in found else None for c in range(clients)]
 
     return {"validation": [of("validation", version) for version in nearest], "test": of("test", nearest[-1])}
+
+
+def keep_rows(folder: Path, name: str, clients: Any) -> None:
+    """Keep how many rows each client of a federation has."""
+    parts = ("validation", "test")
+    known = known_rows(folder) | {name: {part: [clients.size(c, part) for c in range(len(clients))] for part in parts}}
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
+    (folder / ROWS).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def known_rows(folder: Path) -> dict[str, dict[str, list[int]]]:
+    """How many rows each client of each federation has, by part."""
+    path = folder / ROWS
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 
 
 def append(folder: Path, name: str, line: dict[str, Any]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from piebald.advice.answer import SHARES, Advice, Loser, Pays
+from piebald.advice.answer import SHARES, Advice
 from piebald.advice.check import check
+from piebald.advice.evidence import losers, whether_it_pays, worse_off
 from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
@@ -24,7 +25,7 @@ from piebald.contracts import Clients
 from piebald.errors import RuntimeFault, SettingError
 from piebald.prepare import Model, some_clients
 from piebald.recipe import Recipe
-from piebald.report.paired import Scores, cannot_be_told_apart, difference, probability_within
+from piebald.report.paired import cannot_be_told_apart, difference, probability_within
 from piebald.runtimes.base import SimulatesDevices
 from piebald.tuning.budget import Budget, Cost, rungs_of
 from piebald.tuning.search import ROUNDS, check_seeds, claim, lines_to_stderr
@@ -35,7 +36,6 @@ from piebald.tuning.trial_runs import TrialRuns, named
 BUDGET = 20  # whole runs
 FACTOR = 2
 POINT = 0.01  # of a metric that is a share
-_COUNTED = "accuracy"  # the metric whose standard error follows from the number of rows
 CLEARLY_LESS = 0.5  # of the traffic of the best method
 
 
@@ -172,20 +172,22 @@ def _answer(
     paired = {label: one for label, one in scores.items() if difference(one, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, _point(best, runs), higher)
     tested = check(_once(chosen, alone, together), runs, folder / "check")
+    evidence = whether_it_pays(list(finished.values()), alone, chosen, tested, runs)
     return Advice(
         recommended=chosen.label,
         recipe=chosen.recipe,
         title=chosen.entrant.title,
         metric=runs.metric,
         higher_is_better=higher,
-        pays=pays(list(finished.values()), alone, higher),
+        pays=evidence.pays,
+        evidence=evidence,
         alike=alike,
         best=best.label,
         probability=probability,
         gain_alone=None if alone is None or alone is chosen else difference(chosen.last, alone.last),
         gain_together=None if together is None or together is chosen else difference(chosen.last, together.last),
-        losers=_losers(chosen, alone, list(finished.values()), runs),
-        worse=_worse(chosen, alone, runs),
+        losers=losers(chosen, alone, list(finished.values()), runs),
+        worse=worse_off(chosen, alone, runs),
         reasons=reasons(chosen, alone, together, runs),
         table=_table(runners, best, runs),
         curve={rounds: float(np.nanmean(one.values[:1])) for rounds, one in sorted(chosen.scores.items())},
@@ -224,66 +226,6 @@ def _point(best: Runner, runs: TrialRuns) -> float:
 
 def _traffic(one: Runner) -> int:
     return one.run.bytes if one.run else 0
-
-
-def pays(finished: Sequence[Runner], alone: Runner | None, higher: bool) -> Pays:
-    """Whether the best method that shares something beats Local beyond noise (p < 0.05), or loses to it.
-
-    The best is chosen by the scores that are tested, which would flatter it.  So each client's gain is that of the
-    method that is best on all *other* clients (leave-one-out), which its own scores had no part in choosing.
-    """
-    others = [one for one in finished if one is not alone]
-    if alone is None or not others:
-        return "cannot be told"
-    found = difference(_left_out(others, higher), alone.last)
-    if found is None or not found.p < 0.05:
-        return "cannot be told"
-    return "yes" if (found.mean > 0) == higher else "no"
-
-
-def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
-    """For each client the scores of the method with the best mean over all other clients, on seeds that all have."""
-    seeds = [seed for seed in runners[0].last.seeds if all(seed in one.last.seeds for one in runners)]
-    values = np.stack([one.last.values[[list(one.last.seeds).index(seed) for seed in seeds]] for one in runners])
-    clients = values.shape[2]
-    sums = np.nansum(values, axis=(1, 2))[:, None] - np.nansum(values, axis=1)
-    counts = np.isfinite(values).sum((1, 2))[:, None] - np.isfinite(values).sum(1)
-    means = sums / np.maximum(counts, 1) * (1 if higher else -1)
-    chosen = means.argmax(0)
-    return Scores(values[chosen, :, np.arange(clients)].T, runners[0].last.clients, seeds)
-
-
-def _losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], runs: TrialRuns) -> list[Loser]:
-    """The clients whose own model is better, by more than two standard errors of a difference on their rows."""
-    if alone is None or chosen is alone or runs.metric != _COUNTED:
-        return []
-    mine, own = (np.nanmean(one.last.values, axis=0) for one in (chosen, alone))
-    found = []
-    for client, name in enumerate(runs.names):
-        rows = runs.choosing.size(client, "validation")
-        if not rows or np.isnan(mine[client]) or np.isnan(own[client]):
-            continue
-        error = float(np.sqrt((mine[client] * (1 - mine[client]) + own[client] * (1 - own[client])) / rows))
-        error = max(error, 1 / rows)  # a perfect score on few rows is not known without error
-        loss = float(own[client] - mine[client])
-        if loss > 2 * error:
-            best = max(finished, key=lambda one: np.nan_to_num(np.nanmean(one.last.values[:, client]), nan=-1.0))
-            score = float(np.nanmean(best.last.values[:, client]))
-            found.append(Loser(name, loss, error, best.label, score))
-    return sorted(found, key=lambda one: -one.loss)
-
-
-def _worse(chosen: Runner, alone: Runner | None, runs: TrialRuns) -> dict[str, float] | None:
-    """Of a metric whose noise on one client's rows is not known: who is worse off than alone under every seed."""
-    if alone is None or chosen is alone or runs.metric == _COUNTED:
-        return None
-    seeds = [seed for seed in chosen.last.seeds if seed in alone.last.seeds]
-    mine, own = (
-        np.stack([one.last.values[list(one.last.seeds).index(seed)] for seed in seeds]) for one in (chosen, alone)
-    )
-    lost = own - mine if runs.higher_is_better else mine - own
-    worse = {name: float(column.mean()) for name, column in zip(runs.names, lost.T, strict=True) if (column > 0).all()}
-    return dict(sorted(worse.items(), key=lambda item: -item[1]))
 
 
 def _once(*runners: Runner | None) -> list[Runner]:

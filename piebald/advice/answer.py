@@ -9,12 +9,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from piebald import recipes
 from piebald.advice.check import Checked
+from piebald.advice.evidence import Evidence, Loser, Pays
 from piebald.advice.more_data import More, sentences
 from piebald.plain_text import printable
 from piebald.recipe import Recipe
@@ -23,7 +24,6 @@ from piebald.report.paired import Difference, difference
 from piebald.toml_document import dumps
 from piebald.tuning.budget import Cost
 
-Pays = Literal["yes", "no", "cannot be told"]
 RECIPE = "recommended.toml"
 _COLUMNS = (
     "method",
@@ -40,25 +40,6 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Loser:
-    """A client that loses by joining.
-
-    Attributes:
-        client: its name.
-        loss: of the recommendation against the client's own model, on validation rows, in units of the metric.
-        error: the standard error of that.
-        instead: the label of the method that is best for it.
-        score: of that method, on its validation rows.
-    """
-
-    client: str
-    loss: float
-    error: float
-    instead: str
-    score: float
-
-
 @dataclass(frozen=True, eq=False)
 class Advice:
     """What `advise` found.
@@ -68,7 +49,8 @@ class Advice:
         recipe: its recipe, with the settings that were chosen.
         title: what it is, in plain words.
         metric, higher_is_better: what methods are judged by.
-        pays: whether federating pays: the best method that is not Local against Local.
+        pays: whether federating pays these clients: the recommendation against Local.
+        evidence: what that was decided by.
         alike: the methods that cannot be told apart from the best on validation rows, the best mean first.
         best: the label with the best mean on validation rows.
         probability: that the recommendation is within one point of the best of those that were tried to the end, or
@@ -98,6 +80,7 @@ class Advice:
     metric: str
     higher_is_better: bool
     pays: Pays
+    evidence: Evidence
     alike: Sequence[str]
     best: str
     probability: float | None
@@ -131,13 +114,13 @@ class Advice:
         start = {
             "yes": "Training together pays",
             "no": "Training together does not pay",
-            "cannot be told": "Whether training together pays cannot be told from these validation rows",
+            "cannot be told": "Whether training together pays cannot be told from these rows",
         }[self.pays]
         return f"{start}: {self.recommended} ({self.title}) is recommended."
 
     def text(self) -> str:
         """The answer for a terminal."""
-        lines = [self.headline(), ""]
+        lines = [self.headline(), *self._evidence_lines(), ""]
         if len(self.alike) > 1:
             lines.append(f"{_listed(self.alike)} cannot be told apart on these rows.")
         if self.recommended != self.best:
@@ -183,6 +166,7 @@ class Advice:
             "headline": self.headline(),
             "metric": self.metric,
             "pays": self.pays,
+            "evidence": _plain(self.evidence),
             "alike": list(self.alike),
             "best": self.best,
             "probability_within_one_point": self.probability,
@@ -261,6 +245,23 @@ class Advice:
             return ["What more rows or clients would change was not tried: set more_data = true."]
         amounts = {one.what: self.amount(one.gain) for one in self.more if one.gain is not None}
         return sentences(self.more, self.recommended, amounts, self.higher_is_better)
+
+    def _evidence_lines(self) -> list[str]:
+        """What the headline rests on."""
+        found = self.evidence
+        if found.gain is None:
+            return []
+        ours = self.recommended if found.rows == "test" else "the best method for the other clients"
+        error = "" if found.error is None else f", standard error {self._points(found.error)}"
+        what = "the rows of these clients" if found.noise == "rows" else "other clients"
+        beyond = "within noise" if found.pays == "cannot be told" else "beyond noise"
+        lines = [
+            f"On {found.rows} rows, {ours} against every client alone: {self._points(found.gain, True)}{error}, "
+            f"{beyond} for {what} (p = {found.p:.2g})."
+        ]
+        if found.rows == "test" and found.pays == "no":
+            lines.append("So the choice by validation rows was not borne out: every client is better off alone.")
+        return lines
 
     def _unharmed_lines(self) -> list[str]:
         """Whether anybody loses, where nobody was named."""

@@ -3,7 +3,9 @@
 1. Each method tries learning rates, and values of its main setting, in short runs; Optuna samples and prunes.
 2. The best of each goes on, in the same run, and those beyond one standard error of the best are dropped halfway.
    Local and FedAvg are the measure of the others, and always go to the end.
-3. What cannot be told apart by then is repeated with other seeds, and so are Local and FedAvg.
+3. The second-best settings of what was trained to the end go on as well, the best method first: short runs may have
+   misled.  They get half of what is left, and all of it if there is one seed.
+4. What cannot be told apart by then is repeated with other seeds, and so are Local and FedAvg.
 
 All runs of a seed have the same clients, cohorts and first model, so that scores can be paired.  Only validation rows
 are looked at.
@@ -107,6 +109,8 @@ class Race:
             if second := self._second(runners):
                 again, more = self._raced(storage, _SECOND, second, spent + raced)
                 runners, raced = self._better(runners, again), raced + more
+        again, other = self._other_settings(runners, [*tuned, *second], spent + raced)
+        runners, raced = self._better(runners, again), raced + other
         runners, repeated = self._repeated(runners, spent + raced)
         return runners, failed, spent + raced + repeated
 
@@ -198,6 +202,57 @@ class Race:
         tried = {one.label for one in found}
         left = [replace(one, why="the budget was used up") for one in tuned if one.label not in tried]
         return [*found, *left], sum((trial.cost for trial in trials), Cost())
+
+    def _other_settings(
+        self, runners: Sequence[Runner], raced: Sequence[Runner], spent: Cost
+    ) -> tuple[list[Runner], Cost]:
+        """The second-best settings of each method that was trained to the end, and what they have cost."""
+        finished = [one for one in runners if one.state == "finished"]
+        room = _left(self.budget, spent)
+        limit = room.part(0.5) if len(self.seeds) > 1 else room
+        done = {(one.label, one.best.number) for one in raced}
+        sign = -1 if self.runs.higher_is_better else 1
+        found, cost = [], Cost()
+        for one in sorted(finished, key=lambda one: sign * one.mean):
+            others = [trial for trial in one.trials if (one.label, trial.number) not in done]
+            trial = best_of(others, self.runs.higher_is_better)
+            if trial is None or not self._affords(limit, cost, self.runs.rungs[-1] - trial.rounds):
+                continue
+            best = min(finished, key=lambda other: sign * other.mean)
+            try:
+                again = self._to_the_end(one, trial, best)
+            except PiebaldError as error:
+                self.say(f"{one.label} {words(trial.settings)}: not continued: {error}")
+                continue
+            cost += (again.run or Cost()) - trial.cost
+            found.append(again)
+        return found, cost
+
+    def _to_the_end(self, one: Runner, trial: Trial, best: Runner) -> Runner:
+        """A method with the settings of another trial, trained to the end unless it falls behind the best."""
+        seed, scores = self.seeds[0], dict(trial.scores)
+        folder = one.folders[seed].parent.parent / str(trial.number) / f"seed-{seed}"
+        recipe = with_settings(one.entrant.recipe, trial.settings)
+        name, cost, why = f"{one.label} {words(trial.settings)}", Cost(), ""
+        for rung in [rung for rung in self.runs.rungs if rung > trial.rounds]:
+            run = self.runs.train(recipe, folder, one.label, seed, rung)
+            scores[rung], cost = self.runs.scores([run], rung), cost_of([run])
+            run.close()
+            self.say(f"{name}: {self.runs.metric} {np.nanmean(scores[rung].values):.4g} after {rung} rounds")
+            known = best.scores.get(rung) if rung < self.runs.rungs[-1] else None
+            lag = None if known is None else lag_beyond_noise(known, scores[rung], self.runs.higher_is_better)
+            if lag is not None:
+                why = f"{lag:.3g} behind {best.label}"
+                self.say(f"{name}: dropped, {why}")
+                break
+        reached = max(scores)
+        state = "dropped" if why else "finished"
+        found = replace(one, recipe=recipe, best=trial, reached=reached, state=state, why=why, scores=scores)
+        return replace(found, folders={seed: folder}, run=cost)
+
+    def _affords(self, limit: Budget, spent: Cost, rounds: int) -> bool:
+        room = limit.unit != "rounds" or spent.rounds + rounds <= limit.amount
+        return room and not spent.used_up(limit)
 
     def _repeated(self, runners: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
         """The race with other seeds for what cannot be told apart so far, and for the baselines."""

@@ -161,7 +161,7 @@ def test_the_simplest_of_equals_is_recommended() -> None:
     """FedProx with mu = 0 is FedAvg, to the bit."""
     found = advise(
         alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05)},
-        seeds=(0,), training={"batch": 5},
+        seeds=(0,), training={"batch": 5}, budget=20,
     )  # fmt: skip
     scores = {row["method"]: row["score"] for row in found.table}
     assert scores["twin"] == scores["fedavg"]
@@ -178,6 +178,9 @@ def test_test_rows_do_not_change_the_choice() -> None:
     one, two = advise(clients, network, **options), advise(changed(clients, y, x), network, **options)
     ours, theirs = timeless(one), timeless(two)
     assert ours.pop("tested") != theirs.pop("tested")
+    for answer in (ours, theirs):  # whether it pays is said after the choice, by the test rows that were opened
+        rest = {name: answer.pop(name) for name in ("pays", "evidence", "headline")}
+        assert rest["evidence"]["rows"] == ("validation" if answer["recommended"] == "local" else "test")
     assert ours == theirs
 
 

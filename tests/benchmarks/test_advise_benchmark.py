@@ -68,9 +68,11 @@ def test_the_adviser_finds_a_clear_winner_within_its_budget(parts: tuple[Any, An
     advised = pytest.importorskip("adviser", exc_type=ImportError, reason="needs the race of the adviser").advised
 
     made = known.entries_of(lines("ditto", {"ditto": 90.0, "local": 60.0, "fedavg": 40.0}, 1, grid))
-    found = advised(score.BY_NAME["digits-iid"], known.tuned(made), [0], 230)
+    rows = {"validation": [100] * 6, "test": [100] * 6}
+    found = advised(score.BY_NAME["digits-iid"], known.tuned(made), rows, [0], 230)
     assert found.entry.recipe == "ditto"
-    assert found.pays == "yes"
+    assert found.pays.pays == found.before.pays == "yes"
+    assert (found.pays.rows, found.before.rows) == ("test", "validation")
     assert found.rounds <= 230 + grid.ROUNDS  # the last run may end beyond it
 
 
@@ -131,5 +133,5 @@ class FakeFederation:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def clients(self) -> None:
-        return None
+    def clients(self) -> list[Any]:
+        return []
