@@ -160,7 +160,7 @@ def test_not_one_model_where_labels_are_swapped() -> None:
 def test_the_simplest_of_equals_is_recommended() -> None:
     """FedProx with mu = 0 is FedAvg, to the bit."""
     found = advise(
-        alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05)},
+        alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05, batch=5)},
         seeds=(0,), training={"batch": 5}, budget=20,
     )  # fmt: skip
     scores = {row["method"]: row["score"] for row in found.table}
