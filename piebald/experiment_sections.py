@@ -154,14 +154,14 @@ class AdviseSection(Section):
         budget: of the whole search, one of rounds, minutes and bytes; twenty whole runs by default.
         seeds: the race is run with the first, what is left at its end with all; three by default.
         families: the recipes to race, all by default that need not be named; Local and FedAvg always are.
-        more_data: whether the recommendation is also trained with half of the rows and of the clients, within the
-            budget, to say what more of them would change.
+        more_data: whether a fifth of the budget is kept to train the recommendation with half and a quarter of the
+            rows, and of the clients, to say what more of them would change.
     """
 
     budget: dict[str, Any] | None = None
     seeds: list[int] | None = Field(default=None, min_length=1)
     families: list[str] | None = Field(default=None, min_length=1)
-    more_data: bool = False
+    more_data: bool = True
 
 
 def file_text(path: str | Path | None) -> str:

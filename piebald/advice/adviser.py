@@ -17,7 +17,7 @@ from piebald.advice.evidence import losers, whether_it_pays, worse_off
 from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
-from piebald.advice.more_data import more_data as tried_with_half
+from piebald.advice.more_data import more_data as tried_with_less
 from piebald.advice.race import Race, Runner, behind
 from piebald.advice.reasons import reasons
 from piebald.arguments import Count, PathLike, Seed, checked
@@ -53,7 +53,7 @@ def advise(
     out: PathLike | None = None,
     progress: bool = False,
     look: bool = False,
-    more_data: bool = False,
+    more_data: bool = True,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Advice:
@@ -81,8 +81,8 @@ def advise(
             recommended.toml at the end; a temporary one by default.
         progress: print a line to standard error for each thing that happens.
         look: look at the clients before any training, see `advice.look`; it is said first.
-        more_data: keep a tenth of the budget to train the recommendation with half of the rows, and with half of the
-            clients, and say what the other half has changed.
+        more_data: keep a fifth of the budget to train the recommendation with half and a quarter of the rows, and of
+            the clients, and say what more of them has changed.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
         options: other options of `run`.
 
@@ -102,7 +102,7 @@ def advise(
     runs, racing, unusable = _usable(runs, entrants(federation, _fleet(runs), shared, own, families))
     describe = {
         "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
-        **({"more_data": True} if more_data else {}),
+        "more_data": more_data,
         "recipes": {one.label: one.recipe.model_dump() for one in racing}, "settings": settings,
     }  # fmt: skip
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def advise(
         )
         if more_data:
             chosen = next(one for one in runners if one.label == advice.recommended)
-            more, cost = tried_with_half(chosen, runs, folder, limit, spent, say)
+            more, cost = tried_with_less(chosen, runs, folder, limit, spent, say)
             advice = replace(advice, more=more, spent=spent + cost)
         advice = replace(advice, look=seen)
         advice.save(folder)

@@ -242,8 +242,9 @@ class Advice:
 
     def _more_lines(self) -> list[str]:
         if self.more is None:
-            return ["What more rows or clients would change was not tried: set more_data = true."]
-        amounts = {one.what: self.amount(one.gain) for one in self.more if one.gain is not None}
+            return ["What more rows or clients would change was not tried: leave out more_data = false."]
+        gains = {one.what: one.gain for one in self.more} | {f"{one.what} before": one.before for one in self.more}
+        amounts = {name: self.amount(gain) for name, gain in gains.items() if gain is not None}
         return sentences(self.more, self.recommended, amounts, self.higher_is_better)
 
     def _evidence_lines(self) -> list[str]:

@@ -1,14 +1,14 @@
-"""What more rows or more clients would change: the recommendation is trained with half of them, and compared.
+"""What more rows or more clients would change: the recommendation is trained with half and a quarter of them.
 
-Both runs have the first seed and the settings that were chosen.  They are scored on the same validation rows of the
-same clients as the run with everything, so that differences are paired.  What doubling once more would do is not known:
-where the second half has gained little, more of the same may gain little, too.
+All runs have the first seed and the settings that were chosen, and the quarter is part of the half.  They are scored on
+the same validation rows of the same clients as the run with everything, so that differences are paired.  What doubling
+once more would do is not known: where the second half has gained little, more of the same may gain little, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,33 +25,39 @@ from piebald.report.paired import Difference, Scores, difference
 from piebald.tuning.budget import Budget, Cost
 from piebald.tuning.trial_runs import TrialRuns, cost_of
 
-SHARE = 0.1  # of the budget that is kept for this
-_FEWEST_CLIENTS = 4
+SHARE = 0.2  # of the budget that is kept for this: four of twenty runs
+PARTS = {0.5: "half", 0.25: "a quarter"}  # in this order, as far as the budget goes
 _FEWEST_ROWS = 2  # of a client that are left
+_FEWEST_CLIENTS = 2  # that are left
 
 
 @dataclass(frozen=True)
 class More:
-    """What the second half of the rows or of the clients has changed.
+    """What the second half of the rows or of the clients has changed, and the doubling before it.
 
     Attributes:
         what: "rows" or "clients".
         gain: with all of them against half of them, None where it was not tried.
         why: it was not tried, empty where it was.
         clients: how many clients both are scored on.
+        before: with half of them against a quarter, None where that was not tried.
+        points: the mean on those clients that all runs have, by the share of the rows or clients, the smallest first.
     """
 
     what: str
     gain: Difference | None = None
     why: str = ""
     clients: int = 0
+    before: Difference | None = None
+    points: Mapping[float, float] = field(default_factory=dict)
 
 
-class HalfOfRows(ClientSubset):
-    """All clients, each with half of its training rows."""
+class PartOfRows(ClientSubset):
+    """All clients, each with a share of its training rows; a smaller share is part of a larger one."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, share: float) -> None:
         super().__init__(clients, range(len(clients)))
+        self.share = share
         self._kept: dict[int, NDArray[np.int64]] = {}
 
     def rows(self, client: int, split: Split) -> Rows:
@@ -71,15 +77,15 @@ class HalfOfRows(ClientSubset):
         return None if label is None else np.bincount(label, minlength=len(self.classes)).tolist()
 
     def kept(self, client: int) -> NDArray[np.int64]:
-        """Positions of the half among a client's training rows."""
+        """Positions of the part among a client's training rows."""
         if client not in self._kept:
             rows = ClientSubset.size(self, client, "train") or 0
             order = generator("half of the rows", client).permutation(rows)
-            self._kept[client] = np.sort(order[: max(_FEWEST_ROWS, rows // 2)])
+            self._kept[client] = np.sort(order[: max(_FEWEST_ROWS, int(rows * self.share))])
         return self._kept[client]
 
 
-class PooledHalfOfRows(HalfOfRows, PooledClientSubset):
+class PooledPartOfRows(PartOfRows, PooledClientSubset):
     """The same for clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
 
     def indices(self, client: int, split: Split) -> NDArray[np.int64]:
@@ -91,7 +97,7 @@ class PooledHalfOfRows(HalfOfRows, PooledClientSubset):
 def more_data(
     chosen: Runner, runs: TrialRuns, folder: Path, budget: Budget, spent: Cost, say: Callable[[str], None]
 ) -> tuple[list[More], Cost]:
-    """Train the recommendation with half of the rows and with half of the clients, as far as the budget goes.
+    """Train the recommendation with a part of the rows and with a part of the clients, as far as the budget goes.
 
     Args:
         chosen: the recommendation.
@@ -103,15 +109,20 @@ def more_data(
     Returns:
         What was found, and what it has cost.
     """
-    found, cost = [], Cost()
-    everybody = list(range(len(runs.choosing)))
-    half = sorted(generator("half of the clients").permutation(len(everybody))[: (len(everybody) + 1) // 2].tolist())
-    for what, numbers in (("rows", everybody), ("clients", half)):
-        one, own = _compared(what, numbers, chosen, runs, folder, _room(budget, spent + cost, runs.rungs[-1]))
-        say(f"{chosen.label} with half of the {what}: {one.why or 'trained'}")
-        found.append(one)
-        cost += own
-    return found, cost
+    cost = Cost()
+    scores: dict[str, dict[float, Scores]] = {"rows": {}, "clients": {}}
+    why: dict[str, str] = {}
+    for share, part in PARTS.items():
+        for what, found in scores.items():
+            room = _room(budget, spent + cost, runs.rungs[-1])
+            reason, one, own = _with_part(what, share, chosen, runs, folder, room)
+            say(f"{chosen.label} with {part} of the {what}: {reason or 'trained'}")
+            cost += own
+            if one is None:
+                why.setdefault(what, reason)
+            else:
+                found[share] = one
+    return [_more(what, found, why.get(what, ""), chosen) for what, found in scores.items()], cost
 
 
 def _room(budget: Budget, spent: Cost, rounds: int) -> bool:
@@ -120,32 +131,52 @@ def _room(budget: Budget, spent: Cost, rounds: int) -> bool:
     return not spent.used_up(budget)
 
 
-def _compared(
-    what: str, numbers: Sequence[int], chosen: Runner, runs: TrialRuns, folder: Path, room: bool
-) -> tuple[More, Cost]:
-    if what == "clients" and chosen.entrant.recipe.name == ALONE:
-        return More(what, why="every client trains alone"), Cost()
-    if what == "clients" and len(runs.choosing) < _FEWEST_CLIENTS:
-        return More(what, why=f"there are fewer than {_FEWEST_CLIENTS} clients"), Cost()
+def _with_part(
+    what: str, share: float, chosen: Runner, runs: TrialRuns, folder: Path, room: bool
+) -> tuple[str, Scores | None, Cost]:
+    """The scores of a run with a part, or why there is none, and what it has cost."""
+    numbers = list(range(len(runs.choosing)))
+    if what == "clients":
+        order = generator("half of the clients").permutation(len(numbers))
+        numbers = sorted(order[: -int(-len(numbers) * share // 1)].tolist())
+        if chosen.entrant.recipe.name == ALONE:
+            return "every client trains alone", None, Cost()
+        if len(numbers) < _FEWEST_CLIENTS:
+            return f"there are {len(runs.choosing)} clients", None, Cost()
     seed, rounds = chosen.last.seeds[0], runs.rungs[-1]
-    place = folder / "more-data" / what / f"seed-{seed}"
+    place = folder / "more-data" / what / f"{share:g}" / f"seed-{seed}"
     if not room and not place.exists():
-        return More(what, why="the budget was used up"), Cost()
+        return "the budget was used up", None, Cost()
     pooled = isinstance(runs.choosing, InMemory) and runs.choosing.in_memory()
     if what == "rows":
-        clients: ClientSubset = (PooledHalfOfRows if pooled else HalfOfRows)(runs.choosing)
+        clients: ClientSubset = (PooledPartOfRows if pooled else PartOfRows)(runs.choosing, share)
     else:
         clients = (PooledClientSubset if pooled else ClientSubset)(runs.choosing, numbers)
     fewer = replace(runs, choosing=clients)  # type: ignore[arg-type]  # as far as a run needs them
     try:
         run = fewer.train(chosen.recipe, place, chosen.label, seed, rounds)
     except SettingError as error:
-        return More(what, why=str(error)), Cost()
+        return str(error), None, Cost()
     scores, cost = fewer.scores([run], rounds), cost_of([run])
     run.close()
-    names = [runs.names[number] for number in numbers]
-    gain = difference(chosen.last, Scores(scores.values, names, [seed]))
-    return More(what, gain, "" if gain else "no client has scores of both", len(numbers)), cost
+    return "", Scores(scores.values, [runs.names[number] for number in numbers], [seed]), cost
+
+
+def _more(what: str, found: Mapping[float, Scores], why: str, chosen: Runner) -> More:
+    """What parts of the rows or clients have shown."""
+    half, quarter = (found.get(share) for share in PARTS)
+    if half is None:
+        return More(what, why=why)
+    gain = difference(chosen.last, half)
+    before = None if quarter is None else difference(half, quarter)
+    everything = {**found, 1.0: chosen.last}
+    points = {share: _mean(everything[share], (quarter or half).clients) for share in sorted(everything)}
+    return More(what, gain, "" if gain else "no client has scores of both", len(half.clients), before, points)
+
+
+def _mean(scores: Scores, clients: Sequence[str]) -> float:
+    """The mean over some clients with the first seed."""
+    return float(np.nanmean(scores.values[0, [list(scores.clients).index(name) for name in clients]]))
 
 
 def sentences(found: Sequence[More], label: str, amounts: Mapping[str, str], higher: bool) -> list[str]:
@@ -154,7 +185,7 @@ def sentences(found: Sequence[More], label: str, amounts: Mapping[str, str], hig
     Args:
         found: by `more_data`.
         label: of the recommendation.
-        amounts: the gains in words, by `More.what`.
+        amounts: the gains in words, by `More.what`, those of the doubling before under f"{what} before".
         higher: whether a larger value of the metric is better.
     """
     told = []
@@ -173,4 +204,6 @@ def sentences(found: Sequence[More], label: str, amounts: Mapping[str, str], hig
             "clients": f"With all clients in the place of half of them, the {one.clients} that are in both",
         }[one.what]
         told.append(f"{what}{' gain' if one.what == 'clients' else f' {label} gains'} {amounts[one.what]}: {more}.")
+        if one.before is not None:
+            told.append(f"From a quarter to half of the {one.what} it gained {amounts[f'{one.what} before']}.")
     return told

@@ -18,7 +18,7 @@ import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
 from piebald.advice.families import FAMILIES, entrants
-from piebald.advice.more_data import HalfOfRows, PooledHalfOfRows
+from piebald.advice.more_data import PartOfRows, PooledPartOfRows
 from piebald.cli import main
 from piebald.errors import SettingError
 from piebald.partition import Lists, PooledClients
@@ -136,7 +136,8 @@ def test_a_finished_search_says_the_same_again(
 
 @pytest.mark.long
 def test_together_where_clients_are_alike_and_have_few_rows() -> None:
-    found = advise(alike(), network, rounds=12, training={"batch": 5, "epochs": 2}, families=["fine_tuned"])
+    found = advise(alike(), network, rounds=12, training={"batch": 5, "epochs": 2}, families=["fine_tuned"],
+                   more_data=False)  # fmt: skip
     assert found.pays == "yes"
     assert found.recommended != "local"
     assert found.gain_alone is not None
@@ -148,7 +149,8 @@ def test_together_where_clients_are_alike_and_have_few_rows() -> None:
 
 @pytest.mark.long
 def test_not_one_model_where_labels_are_swapped() -> None:
-    found = advise(swapped(), network, rounds=12, training={"batch": 10, "epochs": 2}, families=["ifca"])
+    found = advise(swapped(), network, rounds=12, training={"batch": 10, "epochs": 2}, families=["ifca"],
+                   more_data=False)  # fmt: skip
     assert found.recommended != "fedavg"
     assert "fedavg" not in found.alike
     gain = found.tested_gain("fedavg")
@@ -161,7 +163,7 @@ def test_the_simplest_of_equals_is_recommended() -> None:
     """FedProx with mu = 0 is FedAvg, to the bit."""
     found = advise(
         alike(), network, rounds=4, families=["fedavg"], methods={"twin": recipes.fedprox(mu=0.0, lr=0.05, batch=5)},
-        seeds=(0,), training={"batch": 5}, budget=20,
+        seeds=(0,), training={"batch": 5}, budget=20, more_data=False,
     )  # fmt: skip
     scores = {row["method"]: row["score"] for row in found.table}
     assert scores["twin"] == scores["fedavg"]
@@ -174,7 +176,7 @@ def test_test_rows_do_not_change_the_choice() -> None:
     held = np.concatenate([clients.indices(client, "test") for client in range(len(clients))])
     x, y = clients.x.clone(), clients.y.clone()
     x[held], y[held] = 1e6, 3
-    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1)}
+    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "more_data": False}
     one, two = advise(clients, network, **options), advise(changed(clients, y, x), network, **options)
     ours, theirs = timeless(one), timeless(two)
     assert ours.pop("tested") != theirs.pop("tested")
@@ -187,7 +189,7 @@ def test_test_rows_do_not_change_the_choice() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("call", [7, pytest.param(30, marks=pytest.mark.long)])
 def test_a_race_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "budget": 60}
+    options: dict[str, Any] = {"rounds": 4, "families": ["hdafl"], "seeds": (0, 1), "budget": 60, "more_data": False}
 
     def child() -> None:
         calls, real = [0], RunStore.commit
@@ -222,7 +224,8 @@ def test_a_client_that_loses_is_named() -> None:
         y[split[9]] = 9 - y[split[9]]
     names = [*(f"site {number}" for number in range(9)), "odd"]
     clients = PooledClients(data.x, y, parts, names=names, classes=data.classes)  # type: ignore[arg-type]
-    found = advise(clients, network, rounds=6, families=["fedavg"], seeds=(0,), training={"batch": 10, "epochs": 3})
+    found = advise(clients, network, rounds=6, families=["fedavg"], seeds=(0,), training={"batch": 10, "epochs": 3},
+                   more_data=False)  # fmt: skip
     assert found.recommended == "fedavg"
     assert [(one.client, one.instead) for one in found.losers] == [("odd", "local")]
     assert "odd loses" in " ".join(found.text().split())
@@ -280,8 +283,8 @@ def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> N
     clients = partition.clients_from(given, validation=0.25, test=0.25)
     line = models.build_model("logistic", (4,), 1)
     found = advise(
-        clients, line, rounds=4, budget=40, families=["fedavg"], seeds=(0,), training={"batch": 10},
-        methods={"joined": recipes.fedavg(batch=10, epochs=4)}, more_data=True, out=tmp_path / "advice",
+        clients, line, rounds=4, budget=80, families=["fedavg"], seeds=(0,), training={"batch": 10},
+        methods={"joined": recipes.fedavg(batch=10, epochs=4)}, out=tmp_path / "advice",
     )  # fmt: skip
     errors = {row["method"]: row["score"] for row in found.table}
     assert not found.higher_is_better
@@ -291,11 +294,15 @@ def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> N
     assert found.losers == []
     if found.recommended == "joined":
         assert "odd" in (found.worse or {})
-    assert found.spent.rounds <= 40
+    assert found.spent.rounds <= 80
     rows_of, clients_of = found.more or ()
     assert "With all training rows in the place of half of them" in text
     assert rows_of.gain is not None
     assert rows_of.clients == 6
+    assert list(rows_of.points) == [0.25, 0.5, 1.0]
+    assert rows_of.gain.mean == pytest.approx(rows_of.points[1.0] - rows_of.points[0.5])
+    assert rows_of.before is not None
+    assert rows_of.before.mean == pytest.approx(rows_of.points[0.5] - rows_of.points[0.25])
     assert (clients_of.clients == 3) if found.recommended == "joined" else "trains alone" in clients_of.why
     made = tmp_path / "advice" / "more-data"
     folders = {path.relative_to(made).parts[0] for path in made.rglob("run.db")}
@@ -304,9 +311,10 @@ def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> N
 
 def test_half_of_the_rows_are_rows_of_the_whole() -> None:
     clients = alike()
-    half, whole = PooledHalfOfRows(clients), set(clients.indices(2, "train").tolist())
-    assert set(half.indices(2, "train").tolist()) < whole
+    quarter = set(PooledPartOfRows(clients, 0.25).indices(2, "train").tolist())
+    half, whole = PooledPartOfRows(clients, 0.5), set(clients.indices(2, "train").tolist())
+    assert quarter < set(half.indices(2, "train").tolist()) < whole
     assert half.size(2, "train") == len(whole) // 2 == len(half.rows(2, "train")) == sum(half.counts(2, "train") or ())
-    assert torch.equal(half.rows(2, "train").x, HalfOfRows(clients).rows(2, "train").x)
+    assert torch.equal(half.rows(2, "train").x, PartOfRows(clients, 0.5).rows(2, "train").x)
     for split in ("validation", "test"):
         assert half.indices(2, split).tolist() == clients.indices(2, split).tolist()  # type: ignore[arg-type]
