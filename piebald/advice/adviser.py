@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from piebald.advice.answer import SHARES, Advice
+from piebald.advice.answer import Advice
 from piebald.advice.check import check
 from piebald.advice.evidence import losers, whether_it_pays, worse_off
 from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
 from piebald.advice.more_data import more_data as tried_with_less
+from piebald.advice.nearness import nearness
 from piebald.advice.race import Race, Runner, behind
 from piebald.advice.reasons import reasons
 from piebald.arguments import Count, PathLike, Seed, checked
@@ -35,7 +36,6 @@ from piebald.tuning.trial_runs import TrialRuns, named
 
 BUDGET = 20  # whole runs
 FACTOR = 2
-POINT = 0.01  # of a metric that is a share
 CLEARLY_LESS = 0.5  # of the traffic of the best method
 
 
@@ -170,7 +170,7 @@ def _answer(
     alone = next((one for one in finished.values() if one.entrant.recipe.name == ALONE), None)
     together = next((one for one in finished.values() if one.entrant.recipe.name == TOGETHER), None)
     paired = {label: one for label, one in scores.items() if difference(one, chosen.last) is not None}
-    probability = probability_within(paired, chosen.label, _point(best, runs), higher)
+    probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
     tested = check(_once(chosen, alone, together), runs, folder / "check")
     evidence = whether_it_pays(list(finished.values()), alone, chosen, tested, runs)
     return Advice(
@@ -208,7 +208,7 @@ def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runne
     Of a metric that is no share, one hundredth of the best's mean takes the place of the point: where a method diverges
     under one seed, its standard error says nothing.
     """
-    point = _point(best, runs)
+    point = nearness(runs.metric, best.mean)
     near = []
     for one in alike:
         lag, error = behind(best, one, runs.higher_is_better)
@@ -217,11 +217,6 @@ def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runne
     least = CLEARLY_LESS * _traffic(best)
     cheap = [one for one in near if _traffic(one) < least]
     return min(cheap, key=lambda one: (_traffic(one), one.entrant.rank)) if cheap else best
-
-
-def _point(best: Runner, runs: TrialRuns) -> float:
-    """What counts as near the best."""
-    return POINT if runs.metric in SHARES else POINT * abs(best.mean)
 
 
 def _traffic(one: Runner) -> int:

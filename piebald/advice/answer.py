@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from piebald import recipes
+from piebald.advice.answer_page import page
 from piebald.advice.check import Checked
 from piebald.advice.evidence import Evidence, Loser, Pays
 from piebald.advice.more_data import More, sentences
+from piebald.advice.nearness import SHARES, nearness
 from piebald.plain_text import printable
 from piebald.recipe import Recipe
 from piebald.report.notebook import html_table, written
@@ -120,6 +122,10 @@ class Advice:
 
     def text(self) -> str:
         """The answer for a terminal."""
+        return wrapped(self.paragraphs())
+
+    def paragraphs(self) -> list[str]:
+        """The answer, a sentence or two in each line."""
         lines = [self.headline(), *self._evidence_lines(), ""]
         if len(self.alike) > 1:
             lines.append(f"{_listed(self.alike)} cannot be told apart on these rows.")
@@ -141,9 +147,7 @@ class Advice:
                 f"{one.client} loses {self._points(one.loss)} (standard error {self._points(one.error)}) by joining: "
                 f"give it {one.instead}, which reaches {written(one.score)}."
             )
-        lines += self._unharmed_lines()
-        lines += ["", *self._cost_lines(), "", *self._test_lines()]
-        return wrapped(lines)
+        return [*lines, *self._unharmed_lines(), "", *self._cost_lines(), "", *self._test_lines()]
 
     def amount(self, gain: Difference) -> str:
         """A difference with its interval, in words."""
@@ -212,7 +216,22 @@ class Advice:
         """Write answer.json, answer.html and recommended.toml into a folder."""
         (folder / "answer.json").write_text(json.dumps(self.plain(), indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / RECIPE).write_text(self.toml(), encoding="utf-8")
-        (folder / "answer.html").write_text(_page(self._repr_html_()), encoding="utf-8")
+        (folder / "answer.html").write_text(self.page(), encoding="utf-8")
+
+    def page(self) -> str:
+        """The answer as a page of HTML."""
+        lines = [line for line in self.paragraphs()[1:] if line]
+        return page(self.headline(), lines, self.curves(), html_table(self.columns, self.rows()), self.look or "")
+
+    def curves(self) -> dict[str, dict[str, float]]:
+        """The learning curves of the recommendation on validation rows: over rounds, rows and clients."""
+        found = {f"{self.metric} after so many rounds": {f"{rounds:,}": value for rounds, value in self.curve.items()}}
+        for one in self.more or ():
+            what = "the training rows" if one.what == "rows" else "the clients"
+            found[f"{self.metric} with a part of {what}"] = {
+                "all" if share == 1 else f"{100 * share:g} %": value for share, value in one.points.items()
+            }
+        return found
 
     def rows(self) -> list[list[Any]]:
         """The methods that were tried, the best first, as rows under `columns`."""
@@ -245,7 +264,8 @@ class Advice:
             return ["What more rows or clients would change was not tried: leave out more_data = false."]
         gains = {one.what: one.gain for one in self.more} | {f"{one.what} before": one.before for one in self.more}
         amounts = {name: self.amount(gain) for name, gain in gains.items() if gain is not None}
-        return sentences(self.more, self.recommended, amounts, self.higher_is_better)
+        near = nearness(self.metric, list(self.curve.values())[-1])
+        return sentences(self.more, self.recommended, amounts, self.higher_is_better, near)
 
     def _evidence_lines(self) -> list[str]:
         """What the headline rests on."""
@@ -297,10 +317,6 @@ class Advice:
         return lines
 
 
-# metrics from 0 to 1, whose differences are points
-SHARES = ("accuracy", "balanced_accuracy", "token_accuracy", "auc", "f1", "concordance")
-
-
 def _listed(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
@@ -326,9 +342,3 @@ def _by_client(one: Checked) -> list[float | None]:
 
 def _plain(value: Any) -> dict[str, Any]:
     return asdict(value)
-
-
-def _page(body: str) -> str:
-    style = "body{font:16px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .6em;text-align:left}"
-    head = f'<meta charset="utf-8"><title>Piebald</title><style>{style}</style>'
-    return f'<!doctype html><html lang="en">{head}{body}</html>\n'

@@ -179,7 +179,9 @@ def _mean(scores: Scores, clients: Sequence[str]) -> float:
     return float(np.nanmean(scores.values[0, [list(scores.clients).index(name) for name in clients]]))
 
 
-def sentences(found: Sequence[More], label: str, amounts: Mapping[str, str], higher: bool) -> list[str]:
+def sentences(
+    found: Sequence[More], label: str, amounts: Mapping[str, str], higher: bool, near: float = 0.01
+) -> list[str]:
     """What was found, one sentence each.
 
     Args:
@@ -187,18 +189,14 @@ def sentences(found: Sequence[More], label: str, amounts: Mapping[str, str], hig
         label: of the recommendation.
         amounts: the gains in words, by `More.what`, those of the doubling before under f"{what} before".
         higher: whether a larger value of the metric is better.
+        near: what counts as little.
     """
     told = []
     for one in found:
         if one.gain is None:
             told.append(f"What more {one.what} would change was not tried: {one.why}.")
             continue
-        gain, error = (one.gain.mean if higher else -one.gain.mean), one.gain.error
-        more = f"more {one.what} would change little"
-        if error is not None and gain > error:
-            more = f"more {one.what} may help"
-        if error is not None and gain < -error:
-            more = f"more {one.what} did not help"
+        more = outlook(f"more {one.what}", one.gain, higher, near)
         what = {
             "rows": "With all training rows in the place of half of them",
             "clients": f"With all clients in the place of half of them, the {one.clients} that are in both",
@@ -207,3 +205,22 @@ def sentences(found: Sequence[More], label: str, amounts: Mapping[str, str], hig
         if one.before is not None:
             told.append(f"From a quarter to half of the {one.what} it gained {amounts[f'{one.what} before']}.")
     return told
+
+
+def outlook(what: str, gain: Difference, higher: bool, near: float) -> str:
+    """What the last step of a learning curve says about the next one, as far as its standard error goes.
+
+    Args:
+        what: "more rounds", for example.
+        gain: of the last step.
+        higher: whether a larger value of the metric is better.
+        near: what counts as little.
+    """
+    value = gain.mean if higher else -gain.mean
+    if gain.error is None:
+        return f"what {what} would change cannot be told"
+    if value > gain.error:
+        return f"{what} may help"
+    if value < -gain.error:
+        return f"{what} did not help"
+    return f"{what} would change little" if gain.error <= near else f"what {what} would change is within noise"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald.advice.more_data import outlook
+from piebald.advice.nearness import SHARES, nearness
 from piebald.advice.race import Runner
 from piebald.report.paired import difference
 from piebald.tuning.trial_runs import TrialRuns
@@ -82,12 +84,12 @@ def _of_rate(chosen: Runner, runs: TrialRuns) -> list[str]:
     best, worst = (pick(means, key=lambda rate: sign * means[rate]) for pick in (max, min))
     return [
         f"Its learning rate matters by {_points(abs(means[best] - means[worst]), runs, False)} after {first} rounds: "
-        f"{means[best]:.3g} with {best:g}, {means[worst]:.3g} with {worst:g}."
+        f"{means[best]:.3g} with {best:.3g}, {means[worst]:.3g} with {worst:.3g}."
     ]
 
 
 def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
-    """What the second half of the rounds has changed."""
+    """The learning curve over rungs, and what the second half of the rounds has changed."""
     rungs = sorted(chosen.scores)
     if len(rungs) < 2 or rungs[-1] != runs.rungs[-1]:
         return []
@@ -96,15 +98,15 @@ def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
     if found is None:
         return []
     gain = found.mean if runs.higher_is_better else -found.mean
-    more = "more rounds may help" if found.error is not None and gain > found.error else "more would change little"
-    if found.error is not None and gain < -found.error:
-        more = "fewer may do better"
+    more = outlook("more rounds", found, runs.higher_is_better, nearness(runs.metric, chosen.mean))
     error = "" if found.error is None else f" (standard error {_points(found.error, runs, False)})"
-    return [f"From {rungs[-2]} to {rungs[-1]} rounds it gained {_points(gain, runs)}{error}: {more}."]
+    each = ", ".join(f"{float(np.nanmean(chosen.scores[rung].values[:1])):.3g} after {rung}" for rung in rungs)
+    return [
+        f"Over rounds it reached {each}; from {rungs[-2]} to {rungs[-1]} it gained {_points(gain, runs)}{error}: "
+        f"{more}."
+    ]
 
 
 def _points(value: float, runs: TrialRuns, signed: bool = True) -> str:
-    from piebald.advice.answer import SHARES
-
     scale, unit = (100, " points") if runs.metric in SHARES else (1, "")
     return f"{scale * value:{'+' if signed else ''}.3g}{unit}"

@@ -17,11 +17,13 @@ import torch
 import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
+from piebald.advice.answer_page import curve
 from piebald.advice.families import FAMILIES, entrants
-from piebald.advice.more_data import PartOfRows, PooledPartOfRows
+from piebald.advice.more_data import PartOfRows, PooledPartOfRows, outlook
 from piebald.cli import main
 from piebald.errors import SettingError
 from piebald.partition import Lists, PooledClients
+from piebald.report.paired import Difference
 from piebald.report.store import RunStore
 from piebald.report.tables import History
 from piebald.tuning import Budget
@@ -120,6 +122,40 @@ def test_the_answer_says_what_was_measured(answered: tuple[Path, Mapping[str, An
             assert 0 <= mean <= 1
     said = (folder / "answer.html").read_text()
     assert "Test rows were opened once" in said.replace("\n", " ")
+    drawn = {name: points for name, points in curves_of(answer).items() if len(points) > 1}
+    assert said.count("<svg") == len(drawn) >= 2
+    assert "http" not in said
+    assert "<script" not in said
+
+
+def curves_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rounds": answer["curve"]} | {one["what"]: one["points"] for one in answer["more_data"]}
+
+
+def test_a_learning_curve_is_drawn_with_all_its_points_and_nothing_is_markup() -> None:
+    """Points go up where values do, a flat line is drawn as well, and a metric's name is text."""
+    drawn = curve("<b>auc</b>", {"25 %": 0.5, "50 %": 0.75, "all": 1.0})
+    heights = [float(one.split(",")[1]) for one in drawn.split('points="')[1].split('"')[0].split()]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) == drawn.count("<circle") == 3
+    assert "<b>" not in drawn
+    assert curve("flat", {"1": 0.0, "2": 0.0}).count("<circle") == 2
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "higher", "said"),
+    [
+        (0.03, 0.01, True, "more rows may help"),
+        (0.03, 0.01, False, "more rows did not help"),
+        (0.001, 0.005, True, "more rows would change little"),
+        (0.01, 0.04, True, "what more rows would change is within noise"),
+        (0.01, None, True, "what more rows would change cannot be told"),
+    ],
+)
+def test_what_a_learning_curve_says_follows_from_its_noise(
+    mean: float, error: float | None, higher: bool, said: str
+) -> None:
+    assert outlook("more rows", Difference(mean, mean, mean, 1, 8, "range", error, 0.5), higher, 0.01) == said
 
 
 @pytest.mark.full

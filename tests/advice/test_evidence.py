@@ -1,0 +1,72 @@
+"""Whether federating pays: by test rows where they were opened, otherwise by methods that other clients chose."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from piebald.advice.check import Checked
+from piebald.advice.evidence import whether_it_pays
+from piebald.report.paired import Scores
+
+NAMES = [f"c{client}" for client in range(6)]
+
+
+def runner(label: str, *points: float) -> Any:
+    """A method with these scores on validation rows."""
+    return SimpleNamespace(label=label, last=Scores([points], NAMES))
+
+
+def runs(rows: int | None = 400, metric: str = "accuracy", higher: bool = True) -> Any:
+    """How methods were scored."""
+    held = SimpleNamespace(size=lambda client, split: rows)
+    return SimpleNamespace(clients=held, choosing=held, names=NAMES, metric=metric, higher_is_better=higher)
+
+
+LOCAL = runner("local", *[0.7] * 6)
+BETTER = runner("ditto", *[0.9] * 6)
+
+
+def opened(ours: float, alone: float) -> list[Checked]:
+    return [Checked(label, Scores([[value] * 6], NAMES), {}) for label, value in (("ditto", ours), ("local", alone))]
+
+
+@pytest.mark.parametrize(("ours", "said"), [(0.8, "yes"), (0.71, "cannot be told"), (0.5, "no")])
+def test_test_rows_have_the_last_word(ours: float, said: str) -> None:
+    """Whatever validation rows say: the method was chosen by them."""
+    found = whether_it_pays([LOCAL, BETTER], LOCAL, BETTER, opened(ours, 0.7), runs())
+    assert (found.pays, found.rows, found.noise) == (said, "test", "rows")
+
+
+def test_validation_rows_decide_where_the_recommendation_is_to_train_alone() -> None:
+    assert whether_it_pays([LOCAL, BETTER], LOCAL, LOCAL, opened(0.1, 0.7), runs()).rows == "validation"
+    worse = runner("fedavg", *[0.5] * 6)
+    assert whether_it_pays([LOCAL, worse], LOCAL, LOCAL, [], runs()).pays == "no"
+    assert whether_it_pays([LOCAL], LOCAL, LOCAL, [], runs()).pays == "cannot be told"
+    assert whether_it_pays([BETTER], None, BETTER, [], runs()).pays == "cannot be told"
+
+
+def test_the_luckiest_of_many_methods_does_not_pay() -> None:
+    """Each method is far ahead at one client, by luck: no other client would have chosen it."""
+    lucky = [runner(f"m{k}", *np.where(np.arange(6) == k, 0.9, 0.66)) for k in range(6)]
+    best = lucky[0]
+    assert best.last.values.mean() == pytest.approx(LOCAL.last.values.mean())
+    found = whether_it_pays([LOCAL, *lucky], LOCAL, best, [], runs())
+    assert found.gain is not None
+    assert found.gain < 0
+    assert found.pays != "yes"
+
+
+def test_other_metrics_and_rows_elsewhere_are_judged_between_clients() -> None:
+    """An error is better if it is smaller; where rows cannot be counted, the clients are what there is."""
+    rng = np.random.default_rng(0)
+    alone = runner("local", *(2.0 + rng.normal(0, 0.1, 6)))
+    joined = runner("fedavg", *(1.0 + rng.normal(0, 0.1, 6)))
+    found = whether_it_pays([alone, joined], alone, joined, [], runs(metric="mae", higher=False))
+    assert (found.pays, found.noise) == ("yes", "clients")
+    assert found.gain is not None
+    assert found.gain > 0
+    assert whether_it_pays([LOCAL, BETTER], LOCAL, BETTER, [], runs(rows=None)).noise == "clients"
