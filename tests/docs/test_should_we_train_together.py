@@ -13,6 +13,7 @@ import pytest
 
 from piebald.cli import main
 from piebald.data.prepared_files import is_prepared, prepared
+from piebald.report.tables import History
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
@@ -36,8 +37,9 @@ def test_from_the_table_to_the_answer(tmp_path: Path, monkeypatch: pytest.Monkey
                 exec(compile("\n" * (block.line - 1) + block.text, str(PAGE), "exec"), {"__name__": "page"})
             elif block.language == "console":
                 for line in block.text.splitlines():
-                    shorter = line.replace("300 rounds", "150 rounds")
+                    shorter = line.replace("900 rounds", "150 rounds")
                     shorter += " --set rounds=8 --set seeds=[0,1]" if " compare " in line else ""
+                    shorter += " --set rounds=2" if " up " in line else ""
                     assert main(shlex.split(shorter.removeprefix("$ piebald "))) == 0, line
             elif block.language == "toml":
                 Path(block.text.split()[1]).write_text(block.text, "utf-8")
@@ -50,3 +52,6 @@ def test_from_the_table_to_the_answer(tmp_path: Path, monkeypatch: pytest.Monkey
         printed = out.getvalue() or printed
     assert compared == 2
     assert Path("final", "run.db").exists()
+    with History(Path("rehearsal")) as rehearsed:  # four processes that talk over TLS
+        assert rehearsed.final["rounds"] == 2
+        assert rehearsed.meta["runtime"]["kind"] == "federation"
