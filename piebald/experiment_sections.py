@@ -154,7 +154,7 @@ class AdviseSection(Section):
         budget: of the whole search, one of rounds, minutes and bytes; twenty whole runs by default.
         seeds: the race is run with the first, what is left at its end with all; three by default.
         families: the recipes to race, all by default that need not be named; Local and FedAvg always are.
-        more_data: whether a fifth of the budget is kept to train the recommendation with half and a quarter of the
+        more_data: whether a tenth of the budget is kept to train the recommendation with half and a quarter of the
             rows, and of the clients, to say what more of them would change.
     """
 

@@ -23,6 +23,7 @@ from piebald.advice.adviser import FACTOR, recommended
 from piebald.advice.check import Checked
 from piebald.advice.evidence import Evidence, whether_it_pays
 from piebald.advice.families import RATES as ORDER, Entrant, entrants
+from piebald.advice.more_data import SHARE
 from piebald.advice.race import Race, Runner
 from piebald.tuning.budget import Budget
 from piebald.tuning.space import with_settings
@@ -120,8 +121,11 @@ def advised(
         entries: its truth.
         rows: of each client, by split.
         seeds: the first races, the others repeat.
-        budget: rounds of the whole race.
+        budget: rounds of the whole search; the part that is kept for learning curves, which a truth cannot replay,
+            counts as spent.
     """
+    limit = Budget(budget)
+    racing_limit = limit.part(1 - SHARE)
     held = KnownClients(rows)
     runs = KnownRuns(
         clients=held, choosing=held, model=None, rungs=RUNGS, every=RUNGS[0], options={}, metric="accuracy",
@@ -129,7 +133,7 @@ def advised(
     )  # fmt: skip
     racing = [_on_the_grid(one) for one in entrants(held, federation.fleet(), TRAINING, {}, None)]
     with tempfile.TemporaryDirectory() as folder:
-        race = Race(runs, tuple(seeds), Path(folder), Budget(budget), FACTOR, lambda line: None)
+        race = Race(runs, tuple(seeds), Path(folder), racing_limit, FACTOR, lambda line: None)
         runners, _, spent = race.run(racing)
     finished = [one for one in runners if one.state == "finished"]
     best = max(finished, key=lambda one: one.mean)
@@ -138,7 +142,9 @@ def advised(
     tested = [_tested(one, runs) for one in (chosen, alone) if one is not None]
     evidence = whether_it_pays(finished, alone, chosen, tested, runs)
     before = whether_it_pays(finished, alone, chosen, [], runs)
-    return Advised(runs.entries[label_of(chosen.recipe)], evidence, before, spent.rounds)
+    return Advised(
+        runs.entries[label_of(chosen.recipe)], evidence, before, spent.rounds + budget - int(racing_limit.amount)
+    )
 
 
 def _tested(one: Runner, runs: KnownRuns) -> Checked:

@@ -81,7 +81,7 @@ def advise(
             recommended.toml at the end; a temporary one by default.
         progress: print a line to standard error for each thing that happens.
         look: look at the clients before any training, see `advice.look`; it is said first.
-        more_data: keep a fifth of the budget to train the recommendation with half and a quarter of the rows, and of
+        more_data: keep a tenth of the budget to train the recommendation with half and a quarter of the rows, and of
             the clients, and say what more of them has changed.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
         options: other options of `run`.

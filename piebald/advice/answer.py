@@ -274,11 +274,12 @@ class Advice:
             return []
         ours = self.recommended if found.rows == "test" else "the best method for the other clients"
         error = "" if found.error is None else f", standard error {self._points(found.error)}"
-        what = "the rows of these clients" if found.noise == "rows" else "other clients"
-        beyond = "within noise" if found.pays == "cannot be told" else "beyond noise"
+        told = "within noise"
+        if found.pays != "cannot be told":
+            told = f"beyond noise for {'other rows of these clients' if found.noise == 'rows' else 'other clients'}"
         lines = [
             f"On {found.rows} rows, {ours} against every client alone: {self._points(found.gain, True)}{error}, "
-            f"{beyond} for {what} (p = {found.p:.2g})."
+            f"{told} (p = {found.p:.2g})."
         ]
         if found.rows == "test" and found.pays == "no":
             lines.append("So the choice by validation rows was not borne out: every client is better off alone.")

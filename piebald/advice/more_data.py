@@ -25,7 +25,7 @@ from piebald.report.paired import Difference, Scores, difference
 from piebald.tuning.budget import Budget, Cost
 from piebald.tuning.trial_runs import TrialRuns, cost_of
 
-SHARE = 0.2  # of the budget that is kept for this: four of twenty runs
+SHARE = 0.1  # of the budget that is kept for this: two of twenty runs, and what the race has left
 PARTS = {0.5: "half", 0.25: "a quarter"}  # in this order, as far as the budget goes
 _FEWEST_ROWS = 2  # of a client that are left
 _FEWEST_CLIENTS = 2  # that are left

@@ -268,18 +268,26 @@ class Race:
         queue = list(dict.fromkeys([*needed, *sorted(near, key=lambda one: sign * one.mean)]))
         done: dict[str, Runner] = {}
         for one in queue:
-            more = len(extra) * self.runs.rungs[-1]
-            room = self.budget.unit != "rounds" or (spent + cost).rounds + more <= self.budget.amount
-            if (spent + cost).used_up(self.budget) or not room:
+            fit = self._seeds_that_fit(extra, spent + cost)
+            if not fit:
                 self.say(f"{one.label}: not repeated with other seeds, the budget is used up")
                 continue
             try:
-                done[one.label], own = self._again(one, extra)
+                done[one.label], own = self._again(one, fit)
             except PiebaldError as error:
                 self.say(f"{one.label}: not repeated with other seeds: {error}")
                 continue
             cost += own
         return [done.get(one.label, one) for one in runners], cost
+
+    def _seeds_that_fit(self, seeds: Sequence[int], spent: Cost) -> Sequence[int]:
+        """As many of the seeds as the budget has room for: one more shows what diverges by chance."""
+        if spent.used_up(self.budget):
+            return []
+        if self.budget.unit != "rounds":
+            return seeds
+        room = (self.budget.amount - spent.rounds) // self.runs.rungs[-1]
+        return seeds[: int(room)]
 
     def _again(self, one: Runner, seeds: Sequence[int]) -> tuple[Runner, Cost]:
         folders = {seed: self.folder / "seeds" / folder_name(one.label) / f"seed-{seed}" for seed in seeds}
@@ -290,7 +298,8 @@ class Race:
             run.close()
         values = np.concatenate([one.last.values, more.values])
         scores = Scores(values, one.last.clients, [*one.last.seeds, *more.seeds])
-        self.say(f"{one.label}: {self.runs.metric} {np.nanmean(more.values):.4g} with {len(seeds)} other seeds")
+        others = "1 other seed" if len(seeds) == 1 else f"{len(seeds)} other seeds"
+        self.say(f"{one.label}: {self.runs.metric} {np.nanmean(more.values):.4g} with {others}")
         whole = cost if one.run is None else cost + one.run
         share = 1 / (len(seeds) + 1)
         mean = Cost(
