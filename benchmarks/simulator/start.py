@@ -56,7 +56,7 @@ def main() -> None:
 
     from piebald import experiment, recipes
     from piebald.runtimes.simulation import simulator
-    from piebald.runtimes.workers import pool
+    from piebald.runtimes.workers import forked
 
     work = WORKLOADS[options.workload]
     clients, model = work.data(), work.network()
@@ -64,7 +64,7 @@ def main() -> None:
     simulator.fastest = told("measuring", simulator.fastest)
     simulator.make_engine = told("probing", simulator.make_engine)
     experiment.describe = told("describing", experiment.describe)
-    pool.ForkedWorkers.serve = told("round", pool.ForkedWorkers.serve)  # type: ignore[method-assign]
+    forked.ForkedWorkers.collect = told("round", forked.ForkedWorkers.collect)  # type: ignore[method-assign]
     if remembers := vars(simulator).get("agrees"):
         simulator.agrees = told("checking", remembers)
     recipe = recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20)

@@ -47,7 +47,7 @@ def _at_call(number: int, method_name: str, owner: type, after: bool) -> None:
 # Where to die: (method, its owner, the call, after it?)
 POINTS: dict[str, tuple[str, type, int, bool]] = {
     "before the first server step": ("commit", RunStore, 1, False),
-    "in the middle of training": ("_serve", Simulation, 4, False),
+    "in the middle of training": ("_collect", Simulation, 4, False),
     "trained but not stepped": ("commit", RunStore, 3, False),
     "just stepped": ("commit", RunStore, 2, True),
     "while scores are written": ("scores", RunStore, 3, False),
@@ -227,16 +227,16 @@ def test_a_run_cannot_have_fewer_rounds(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Callable[..., Any] = Simulation._serve
+    real: Callable[..., Any] = Simulation._collect
     calls = []
 
-    def interrupted(self: Simulation, events: Any) -> None:
+    def interrupted(self: Simulation, number: int) -> None:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        real(self, events)
+        real(self, number)
 
-    monkeypatch.setattr(Simulation, "_serve", interrupted)
+    monkeypatch.setattr(Simulation, "_collect", interrupted)
     with pytest.raises(KeyboardInterrupt):
         carry_out(method("hdafl"), out=tmp_path / "stopped", rounds=4)
     with RunStore.open_read_only(tmp_path / "stopped") as store:

@@ -424,17 +424,43 @@ def test_a_device_is_found_or_refused_in_a_sentence(monkeypatch: pytest.MonkeyPa
 def test_the_sum_of_a_round_is_not_kept_during_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is twice as large as the model.  An engine that trains many at once keeps no gradient of one model either."""
     sums: dict[int, weakref.ref[Tensor]] = {}
-    serving, engines = Simulation._serve, list[Any]()
+    collecting, engines = Simulation._collect, list[Any]()
 
-    def serve(self: Simulation, events: list[Any]) -> None:
+    def collect(self: Simulation, number: int) -> None:
+        events = self._begun[number][0]
         training = events[0].task.query is None
         assert not training or not [version for version, one in sums.items() if one() is not None]
-        serving(self, events)
+        collecting(self, number)
         if training:
             sums[events[0].task.version] = weakref.ref(events[0].update.partial_sum.vectors["model"])
             engines.append(self._workers().engine)
 
-    monkeypatch.setattr(Simulation, "_serve", serve)
+    monkeypatch.setattr(Simulation, "_collect", collect)
     simulate("fedavg", classified(5, 6, 7), MODEL, rounds=3, simulator={"engine": "batched", "stack": 3})
     assert sorted(sums) == [0, 1, 2]
     assert "_gradient" not in vars(engines[-1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stacks_that_are_begun_while_results_are_taken_are_the_same_after_a_resume(
+    workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which clients are trained together depends on the tasks alone: not on the workers, nor on where a run stopped."""
+    ahead, begin = list[int](), Simulation._begin_full_stacks
+
+    def watched(self: Simulation) -> None:
+        before = len(self._begun)
+        begin(self)
+        ahead.append(len(self._begun) - before)
+
+    monkeypatch.setattr(Simulation, "_begin_full_stacks", watched)
+    batched = {"engine": "batched", "stack": 3, "workers": workers, "onednn": False}
+    options: dict[str, Any] = {"simulator": batched, "evaluate_every": 0}
+    recipe = piebald.recipes.fedavg(cohort=7, lr=0.1).with_(scheduling={"kind": "asynchronous", "cohort": 7})
+    clients = classified(*range(5, 14))
+    whole = simulate(recipe, clients, MODEL, rounds=12, **options)
+    assert sum(ahead) > 1
+    simulate(recipe, clients, MODEL, rounds=5, out=tmp_path / "run", **options)
+    continued = piebald.resume(tmp_path / "run", clients, MODEL, rounds=12)
+    for one, other in zip(whole.model().parameters(), continued.model().parameters(), strict=True):
+        assert torch.equal(one, other)

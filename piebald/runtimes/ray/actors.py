@@ -31,7 +31,7 @@ from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, gone
 from piebald.runtimes.ray.state_actors import StateActorRing, StateActors
-from piebald.runtimes.workers.pool import prefetched, serve_naming_client, share_out
+from piebald.runtimes.workers.pool import LaterWork, prefetched, serve_naming_client, share_out
 from piebald.runtimes.workers.serialization import pack_result, pack_stack, unpack_result, unpack_stack
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ class RayWorkerPool:
         self.settings, self.connection, self.state_actors = settings, connection, state_actors
         self.count = max(1, settings.workers or 1)
         self._run = (connection.put_work(work), connection.put_rows(clients), settings)
+        self._later = LaterWork()
+        self._served: dict[int, tuple[list[StackResult], RunningSum]] = {}  # by number, until they are collected
         self._idle: list[Any] = []
         self._starting: dict[Any, Any] = {}  # actors, by the reference to the answer that they are ready
         self._serving: dict[Any, tuple[Any, int]] = {}  # actors and chunks, by the reference to the answer
@@ -177,7 +179,18 @@ class RayWorkerPool:
         for actor in [*resting, *(connection.start(RayWorker) for _ in range(self.count - len(resting)))]:
             self._load(actor)
 
-    def serve(
+    def begin(self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None) -> int:
+        return self._later.add(stacks, costs, sum_request)
+
+    def collect(self, number: int) -> tuple[list[StackResult], RunningSum]:
+        # all that waits: actors would idle otherwise, and client state is read when a chunk is served
+        for numbers, stacks, costs, sum_request in [] if number in self._served else self._later.take_all():
+            results, total = self._serve(stacks, costs, sum_request)
+            for one, count in numbers.items():
+                self._served[one], results = (results[:count], total), results[count:]
+        return self._served.pop(number)
+
+    def _serve(
         self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None
     ) -> tuple[list[StackResult], RunningSum]:
         shares = [share for share in share_out(costs, self.count * _CHUNKS) if share]

@@ -27,15 +27,25 @@ class Instant:
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A task under way."""
+    """A task under way.
+
+    Attributes:
+        task, sent: what was sent, and when.
+        sum_request, batch: of what was submitted together; only such updates are summed together.
+        begun: the number under which the worker pool has begun it, 0 before.
+        served: whether its result is known: `update`, or `failure`.
+        counts: whether the new client state will be kept, unless it fails later.
+        bytes_down: what was sent.
+    """
 
     task: Task
     sent: float
     sum_request: SumRequest | None
     batch: int
     update: Update | None = None
-    counts: bool = False  # whether its new client state will be kept, unless it fails later
+    counts: bool = False
     failure: str | None = None
+    begun: int = 0
     served: bool = False
     bytes_down: int = 0
 

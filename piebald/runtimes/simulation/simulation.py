@@ -1,12 +1,15 @@
 """The simulation: clients as data, and a virtual clock.
 
 The inputs of a task are fixed when it is submitted, so nothing is computed until its result could matter: then all
-outstanding tasks are served together, and results are returned in the order of their virtual times.
+outstanding tasks are begun together, and results are returned in the order of their virtual times.  While the server
+takes results that are known, workers begin with what it sent meanwhile, a full stack at a time.  So which tasks are
+computed together depends on the tasks alone, never on how fast they are computed.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -34,6 +37,7 @@ from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, WorkerPool
+from piebald.runtimes.workers.serialization import PARTS
 from piebald.runtimes.workers.state_store import ClientStateStore, under
 
 LOST = "lost"
@@ -67,6 +71,8 @@ class Simulation:
         self._now = 0.0
         self._due: list[Due] = []
         self._batches = 0
+        self._waiting: list[Event] = []  # tasks that nobody has begun
+        self._begun: dict[int, list[list[Event]]] = {}  # stacks by the number under which they were begun
         self._worker_pool: WorkerPool | None = None
         self._secrets: dict[int, dict[str, Tensor]] = {}  # what clients keep from everybody, for secure aggregation
 
@@ -77,6 +83,7 @@ class Simulation:
         true time.
         """
         self._batches += 1
+        ahead = bool(self._due) and self._due[0].event.served  # the server has results to take meanwhile
         if sum_request is not None and any(self._times.leaves(task, self._now) is not None for task in tasks):
             sum_request = None  # a client that goes away meanwhile must not be in a sum already
         for task in tasks:
@@ -86,6 +93,10 @@ class Simulation:
                 if self._times.drops_out(task):
                     event.served, event.failure = True, LOST
             heapq.heappush(self._due, Due(self._times.earliest(event), task.id, event))
+            if not event.served:
+                self._waiting.append(event)
+        if ahead:
+            self._begin_full_stacks()
 
     def next(self, until: float = float("inf")) -> Result | None:
         """The next result, see `contracts.Runtime`."""
@@ -94,7 +105,10 @@ class Simulation:
             if due.time > until:
                 break
             if not due.event.served:
-                self._serve_outstanding()
+                if not due.event.begun:
+                    self._begin_waiting()
+                if due.event.begun:
+                    self._collect(due.event.begun)
                 continue
             heapq.heappop(self._due)
             self._now = max(self._now, due.time)
@@ -119,6 +133,7 @@ class Simulation:
             event = due.event
             row: dict[str, Any] = {"id": due.id, "time": due.time, "sent": event.sent, "failure": event.failure}
             row |= {"served": event.served, "bytes_down": event.bytes_down}
+            row["begun"] = event.begun if event.sum_request is None else 0
             if event.update is not None:
                 update = event.update
                 row |= {"examples": update.examples, "steps": update.steps, "metrics": dict(update.metrics)}
@@ -139,6 +154,7 @@ class Simulation:
             if place.startswith("secret/"):
                 _, client, own = place.split("/", 2)
                 self._secrets.setdefault(int(client), {})[own] = tensor
+        together: dict[int, list[Event]] = {}
         for row in checkpoint.values["events"]:
             name = f"event/{row['id']}/"
             event = Event(tasks[row["id"]], row["sent"], None, 0, failure=row["failure"])
@@ -152,6 +168,11 @@ class Simulation:
                 event.counts = True
                 self.state_store.hold(event.task, under(checkpoint.tensors, f"{name}state/"))
             heapq.heappush(self._due, Due(row["time"], row["id"], event))
+            if not event.served:
+                together.setdefault(row.get("begun", 0), []).append(event)
+        self._waiting = together.pop(0, [])
+        for events in together.values():  # in the same stacks as before
+            self._begin(events)
 
     def take_client_state(self, tensors: Mapping[str, Tensor]) -> None:
         """See `contracts.TakesClientState`."""
@@ -197,25 +218,64 @@ class Simulation:
 
     # -- serving
 
-    def _serve_outstanding(self) -> None:
-        """Serve all tasks under way, in as few stacks as there are kinds of work, then set their true times."""
+    def _begin_full_stacks(self) -> None:
+        """Begin tasks that fill a stack, to train while the server takes results that are known."""
+        size = 1 if self._apart else self.settings.stack or 1  # of a large model, each step sends another start
+        trains = [event for event in self._waiting if event.task.query is None and event.sum_request is None]
+        if len(trains) < size:
+            return
+        for stack in self._cut(range(len(trains)), trains):
+            if len(stack) >= size:
+                self._begin([trains[i] for i in stack])
+        self._waiting = [event for event in self._waiting if not event.begun]
+
+    def _begin_waiting(self) -> None:
+        """Begin all tasks that wait, in as few stacks as there are kinds of work; clients agree on keys at once."""
         kinds: dict[tuple[int, str], list[Event]] = {}
-        for due in sorted(self._due):
-            if not due.event.served:
-                query = due.event.task.query
-                kind = "" if query is None else query.model_dump_json() + query.kind
-                # updates to be summed are summed by submission; others may be trained together whenever they were sent
-                kinds.setdefault((due.event.batch if due.event.sum_request is not None else 0, kind), []).append(
-                    due.event
-                )
+        for event in self._waiting:
+            query = event.task.query
+            kind = "" if query is None else query.model_dump_json() + query.kind
+            # updates to be summed are summed by submission; others may be trained together whenever they were sent
+            kinds.setdefault((event.batch if event.sum_request is not None else 0, kind), []).append(event)
+        self._waiting = []
         for events in kinds.values():
-            query = events[0].task.query
-            if isinstance(query, KeyQuery):
+            if isinstance(events[0].task.query, KeyQuery):
                 for event in events:
                     self._reply(event)
+                self._set_times(events)
             else:
-                self._serve(events)
-        self._due = [Due(self._ends(due), due.id, due.event) for due in self._due]
+                self._begin(events)
+
+    def _begin(self, events: list[Event]) -> None:
+        """Give tasks to the workers: in one piece if their updates are summed, else stack by stack."""
+        costs = [self._cost(event) for event in events]
+        order = sorted(range(len(events)), key=lambda i: (-costs[i], events[i].task.client, events[i].task.id))
+        stacks, sum_request = self._cut(order, events), events[0].sum_request
+        for together in [stacks] if sum_request is not None else [[stack] for stack in stacks]:
+            groups = [[events[i] for i in stack] for stack in together]
+            loads = [sum(costs[i] for i in stack) for stack in together]
+            number = self._workers().begin([self._stack(group) for group in groups], loads, sum_request)
+            self._begun[number] = groups
+            for event in itertools.chain(*groups):
+                event.begun = number
+
+    def _collect(self, number: int) -> None:
+        """Wait for what was begun under a number."""
+        groups = self._begun.pop(number)
+        served, total = self._workers().collect(number)
+        sums = {name: part.cpu() for name, part in total.vectors.items()}
+        partial_sum = PartialSum(total.weight, sums) if groups[0][0].sum_request is not None else None
+        for group, result in zip(groups, served, strict=True):
+            for row, event in enumerate(group):
+                self._settle(event, result, row, partial_sum)
+        self._set_times(list(itertools.chain(*groups)))
+
+    def _set_times(self, events: Sequence[Event]) -> None:
+        """Set the true times of tasks that were served."""
+        ids = {event.task.id for event in events}
+        for due in self._due:
+            if due.id in ids:
+                due.time = self._ends(due)
         heapq.heapify(self._due)
 
     def _ends(self, due: Due) -> float:
@@ -230,20 +290,6 @@ class Simulation:
             self.state_store.settle(event.task, kept=False)
         event.failure, event.update, event.counts = GONE, None, False
         return leaves
-
-    def _serve(self, events: list[Event]) -> None:
-        costs = [self._cost(event) for event in events]
-        order = sorted(range(len(events)), key=lambda i: (-costs[i], events[i].task.client, events[i].task.id))
-        stacks = self._cut(order, events)
-        groups = [[events[i] for i in stack] for stack in stacks]
-        loads = [sum(costs[i] for i in stack) for stack in stacks]
-        sum_request = events[0].sum_request
-        served, total = self._workers().serve([self._stack(group) for group in groups], loads, sum_request)
-        sums = {name: part.cpu() for name, part in total.vectors.items()}
-        partial_sum = PartialSum(total.weight, sums) if sum_request is not None else None
-        for group, result in zip(groups, served, strict=True):
-            for row, event in enumerate(group):
-                self._settle(event, result, row, partial_sum)
 
     def _settle(self, event: Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
         event.served = True
@@ -287,10 +333,15 @@ class Simulation:
         size = self.federation.size(client, "train" if query is None else "test")
         return 1.0 if size is None else float(size)
 
-    def _cut(self, order: list[int], events: list[Event]) -> list[list[int]]:
+    @property
+    def _apart(self) -> bool:
+        """Whether only clients that start from the same model are trained together."""
+        return self.work.layout.size >= _LARGE
+
+    def _cut(self, order: Sequence[int], events: list[Event]) -> list[list[int]]:
         """Split events into stacks, by number: clients with one model, and of a large one with the same start."""
         size, stacks, owns = self._stack_size(events), dict[Any, list[list[int]]](), self.work.own_models
-        apart = self.work.layout.size >= _LARGE and events[0].task.query is None
+        apart = self._apart and events[0].task.query is None
         for i in order:
             task = events[i].task
             number = None if owns is None else owns.number(task.client)
@@ -309,11 +360,11 @@ class Simulation:
         return max(1, min(256, share, self._room()[1] if self.state_store.needed else 256))
 
     def _room(self) -> tuple[int, int]:
-        """Bytes of shared memory for a message, and how many clients' vectors fit into it with two to spare."""
+        """Bytes of shared memory, and how many clients' vectors fit into a part of it with two to spare."""
         vectors = 2 + len(self.state_store.fresh) + len(self.work.server_vectors())
         client = 4 * self.work.largest * vectors
         size = max(MIN_ARENA, 2 * client * ((self.settings.stack or 1) + 2))
-        return size, max(1, size // client - 2)
+        return size, max(1, size // PARTS // client - 2)
 
     def _workers(self) -> WorkerPool:
         """The workers, started when they are first needed."""

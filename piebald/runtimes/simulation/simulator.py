@@ -19,8 +19,9 @@ from piebald.runtimes.engines.engine_choice import agrees, counted, fastest, mak
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.runtimes.simulation.simulation import Simulation
+from piebald.runtimes.workers.forked import ForkedWorkers
 from piebald.runtimes.workers.forked_call import check_forkable, in_fork
-from piebald.runtimes.workers.pool import ForkedWorkers, InProcess, WorkerPool, can_fork
+from piebald.runtimes.workers.pool import InProcess, WorkerPool, can_fork
 from piebald.runtimes.workers.state_store import ClientStateStore
 from piebald.training.sgd import Sgd
 

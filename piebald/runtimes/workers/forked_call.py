@@ -38,7 +38,7 @@ def in_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(function, theirs), daemon=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, see `pool.ForkedWorkers`
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, see `forked.ForkedWorkers`
         process.start()
     theirs.close()
     try:

@@ -17,6 +17,7 @@ from piebald.component import build
 from piebald.contracts import Query
 from piebald.runtimes.engines.stack import ClientStack, StackResult
 
+PARTS = 2  # of an arena: one is written while the other is read
 _ALIGN = 64
 _SMALL = 1 << 16  # numbers of a tensor, up to which a copy costs less than a call
 _DTYPES = {
@@ -33,18 +34,21 @@ class Store(Protocol):
 
 
 class Arena:
-    """Shared memory that one process fills and another reads; pages take memory only once they are written."""
+    """Shared memory that one process fills and another reads; pages take memory only once they are written.
+
+    A message is in one of `PARTS` parts, so that there can be so many at a time.
+    """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = size // PARTS // _ALIGN * _ALIGN  # of a part
         self._bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-        self._free = 0
+        self._free = self._stop = 0
         self._stored: dict[int, list[Any]] = {}
         self._alive: list[Tensor] = []
 
-    def clear(self) -> None:
-        """Begin a new message."""
-        self._free = 0
+    def clear(self, part: int = 0) -> None:
+        """Begin a new message in a part."""
+        self._free, self._stop = part * self.size, (part + 1) * self.size
         self._stored.clear()
         self._alive.clear()
 
@@ -52,7 +56,7 @@ class Arena:
         """Store a tensor; returns its place."""
         if id(tensor) not in self._stored:
             length = tensor.numel() * tensor.element_size()
-            if self._free + length > self.size:
+            if self._free + length > self._stop:
                 raise MemoryError(f"a message of more than {self.size} bytes")
             self._stored[id(tensor)] = [self._free, list(tensor.shape), str(tensor.dtype)]
             self._alive.append(tensor)  # keeps the id from being given to another tensor
@@ -62,7 +66,7 @@ class Arena:
         return self._stored[id(tensor)]
 
     def get(self, place: list[Any]) -> Tensor:
-        """A view of a stored tensor, valid until the next message."""
+        """A view of a stored tensor, valid until the next message in its part."""
         return self._view(place[0], place[1], _DTYPES[place[2]])
 
     def _view(self, start: int, shape: Any, dtype: torch.dtype) -> Tensor:

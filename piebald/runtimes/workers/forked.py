@@ -1,0 +1,287 @@
+"""Worker processes forked from this one, which train with one thread each.
+
+They inherit model, trainer and data, copy nothing and unpickle nothing; vectors travel through shared memory.  On a
+GPU, which cannot be inherited, each of them builds its own engine when it is first asked.  Which worker gets which
+stack of a sum depends on the stacks alone, and partial sums are added in worker order, so a run repeats bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from piebald.contracts import SumRequest
+from piebald.errors import PiebaldError, RuntimeFault
+from piebald.machine import one_thread
+from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.runtimes.workers.pool import kept_pages, prefetched, serve_naming_client, share_out
+from piebald.runtimes.workers.serialization import PARTS, Arena, pack_result, pack_stack, unpack_result, unpack_stack
+
+
+class ForkedWorkers:
+    """Serves stacks in forked processes of one thread each.
+
+    Each worker has its next message before it has answered the last one, so that it need not wait for this process.
+
+    Args:
+        make: what gives each worker its engine; on the CPU, one that was built before the fork and is inherited.
+        parameters: of the largest model.
+        count: how many processes.
+        size: bytes of shared memory for each direction of each worker; a message gets half of them.
+        room: how many clients' inputs or outputs fit into one message.
+    """
+
+    def __init__(self, make: Callable[[], Engine], parameters: int, count: int, size: int, room: int) -> None:
+        self.room = room
+        self.workers: list[_Worker] = []
+        self._taken = 0
+        self._begun: dict[int, _Begun] = {}
+        # The threads of this process would wait for one another while the workers use the cores: adding two vectors
+        # took 2 ms instead of 0.05.
+        self._context = contextlib.ExitStack()
+        self._context.enter_context(one_thread(wanted=True))
+        self._context.enter_context(kept_pages(parameters))  # workers inherit it
+        context = multiprocessing.get_context("fork")
+        for _ in range(count):
+            inbox, outbox = Arena(size), Arena(size)
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve_until_closed, args=(make, theirs, ours, inbox, outbox), daemon=True)
+            with warnings.catch_warnings():
+                # Python 3.12 warns about forking while there are threads.  The children compute with one thread and
+                # take no lock of this process.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self.workers.append(_Worker(process, ours, inbox, outbox))
+
+    def begin(self, stacks: Sequence[ClientStack], costs: Sequence[float], sum_request: SumRequest | None) -> int:
+        self._taken += 1
+        begun = self._begun[self._taken] = _Begun(stacks, sum_request)
+        # a sum must not depend on what else is under way
+        loads = [worker.load if sum_request is None else 0.0 for worker in self.workers]
+        for worker, queue in zip(self.workers, share_out(costs, len(self.workers), loads), strict=True):
+            messages = self._messages(queue, stacks)
+            begun.missing += len(messages)
+            for places in messages:
+                load = sum(costs[place] for place in places)
+                worker.add(_Message(begun, places, load, last=places is messages[-1]))
+        return self._taken
+
+    def collect(self, number: int) -> tuple[list[StackResult], RunningSum]:
+        begun = self._begun.pop(number)
+        while begun.missing:
+            ready = wait([worker.pipe for worker in self.workers if worker.sent])
+            for worker in self.workers:
+                if worker.pipe in ready:
+                    worker.receive()
+        total = RunningSum()
+        for worker in self.workers:
+            if worker in begun.sums:
+                weight, vectors, part = begun.sums[worker]
+                total.add(weight, vectors)
+                worker.release(part)
+        return [begun.results[place] for place in range(len(begun.stacks))], total
+
+    def _messages(self, queue: Sequence[int], stacks: Sequence[ClientStack]) -> list[list[int]]:
+        """Split a worker's stacks into messages that fit into its shared memory."""
+        pieces: list[list[int]] = []
+        used = self.room
+        for place in queue:
+            if used + len(stacks[place].clients) > self.room:
+                pieces.append([])
+                used = 0
+            pieces[-1].append(place)
+            used += len(stacks[place].clients)
+        return pieces
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.pipe.close()
+            if worker.sent:  # nobody will read what it is computing
+                worker.process.kill()
+        for worker in self.workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+        self._context.close()
+        self.workers, self._begun = [], {}
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """What one call of `begin` gave out.
+
+    Attributes:
+        stacks, sum_request: what was asked for.
+        missing: messages that were not answered yet.
+        results: by the place of the stack.
+        sums: of each worker its weight and sums, which are in that part of its shared memory.
+    """
+
+    stacks: Sequence[ClientStack]
+    sum_request: SumRequest | None
+    missing: int = 0
+    results: dict[int, StackResult] = field(default_factory=dict)
+    sums: dict[_Worker, tuple[float, dict[str, torch.Tensor], int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """Stacks that a worker serves together, by their places; the last ones of a worker bring the sum."""
+
+    begun: _Begun
+    places: list[int]
+    load: float
+    last: bool
+    part: int = 0
+
+    def plain(self, inbox: Arena) -> dict[str, Any]:
+        """As it is sent: values that point into the inbox."""
+        request, stacks = self.begun.sum_request, [self.begun.stacks[place] for place in self.places]
+        inbox.clear(self.part)
+        return {
+            "sum_request": None if request is None else {"weight": request.weight.table(), "limit": request.limit},
+            "stacks": [pack_stack(stack, inbox) for stack in stacks],
+            "last": self.last,
+            "part": self.part,
+        }
+
+
+class _Worker:
+    """One worker, as seen from this process.
+
+    Attributes:
+        load: the cost of what it was given and has not answered.
+        sent: messages that it has, in their order.
+    """
+
+    def __init__(self, process: Any, pipe: Connection, inbox: Arena, outbox: Arena) -> None:
+        self.process, self.pipe, self.inbox, self.outbox = process, pipe, inbox, outbox
+        self.load = 0.0
+        self.sent: deque[_Message] = deque()
+        self._queue: deque[_Message] = deque()
+        self._free = [*range(PARTS)]  # parts of the shared memory
+
+    def add(self, message: _Message) -> None:
+        """Let it do this, when it has done what it was given before."""
+        self.load += message.load
+        self._queue.append(message)
+        self._send()
+
+    def receive(self) -> None:
+        """Wait for the answer to the first message that it has."""
+        try:
+            answer: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise self._dead() from None
+        if "error" in answer:
+            raise RuntimeFault(answer["error"])
+        message, get = self.sent.popleft(), self.outbox.get
+        begun = message.begun
+        self.load = self.load - message.load if self.sent or self._queue else 0.0
+        results = (unpack_result(values, self.outbox) for values in answer["results"])
+        begun.results |= zip(message.places, results, strict=True)
+        begun.missing -= 1
+        if message.last and begun.sum_request is not None:
+            sums = {name: get(where) for name, where in answer["vectors"].items()}
+            begun.sums[self] = (answer["weight"], sums, message.part)
+        else:
+            self.release(message.part)
+
+    def release(self, part: int) -> None:
+        """Let another message use a part of the shared memory."""
+        self._free.append(part)
+        self._send()
+
+    def _send(self) -> None:
+        """Send what fits into the shared memory."""
+        while self._queue and self._free:
+            message = self._queue.popleft()
+            message.part = self._free.pop(0)
+            try:
+                self.pipe.send_bytes(json.dumps(message.plain(self.inbox)).encode())
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._dead() from None
+            self.sent.append(message)
+
+    def _dead(self) -> RuntimeFault:
+        self.process.join(timeout=5)
+        if self.process.exitcode == -signal.SIGTERM:  # sent to all processes of a run, it asks for a clean stop
+            raise KeyboardInterrupt
+        return RuntimeFault(
+            f"a worker process died (exit code {self.process.exitcode}; -9 often means that memory ran out): "
+            "continue with `piebald resume`, if need be with fewer workers"
+        )
+
+
+def _serve_until_closed(
+    make: Callable[[], Engine], pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena
+) -> None:
+    """The loop of a worker: serve until the other end closes."""
+    parent.close()  # otherwise this copy of it would keep the pipe open after the parent has died
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's answer to it is to record that the run was stopped
+    torch.set_num_threads(1)
+    total, messages, engine = RunningSum(), deque[dict[str, Any]](), None
+    while True:
+        try:
+            while not messages or pipe.poll():
+                messages.append(json.loads(pipe.recv_bytes()))
+        except (EOFError, OSError):
+            os._exit(0)
+        message = messages.popleft()
+        coming = messages[0]["stacks"][0] if messages else None
+        then: list[int] = coming["clients"] if coming is not None and coming["query"] is None else []
+        outbox.clear(message["part"])
+        try:
+            engine = engine or make()
+            answer: dict[str, Any] = {"results": _serve_all(engine, message, then, inbox, outbox, total)}
+            if message["last"]:
+                answer |= {
+                    "weight": total.weight,
+                    "vectors": {n: outbox.put(part) for n, part in total.vectors.items()},
+                }
+                total = RunningSum()
+        except Exception as error:  # sent to the parent, which raises it where the user can see it
+            answer = {"error": str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"}
+        try:
+            pipe.send_bytes(json.dumps(answer).encode())
+        except OSError:  # the parent was stopped meanwhile
+            os._exit(0)
+
+
+def _serve_all(
+    engine: Engine,
+    message: dict[str, Any],
+    then: Sequence[int],
+    inbox: Arena,
+    outbox: Arena,
+    total: RunningSum,
+) -> list[dict[str, Any]]:
+    from piebald.aggregation.linear import Linear
+    from piebald.component import build
+
+    sum_request = None
+    if message["sum_request"] is not None:
+        aggregation = build("aggregation", message["sum_request"]["weight"])
+        assert isinstance(aggregation, Linear)
+        sum_request = SumRequest(aggregation, message["sum_request"]["limit"])
+    seen: dict[str, torch.Tensor] = {}
+    stacks = [unpack_stack(values, inbox, seen) for values in message["stacks"]]
+    with engine.copies:
+        return [
+            pack_result(serve_naming_client(engine, stack, sum_request, total), outbox)
+            for stack in prefetched(engine.row_loader, stacks, then)
+        ]
