@@ -49,42 +49,71 @@ class ClientWork(ModelSpec):
     choice: OwnChoice | None = None
     own_models: OwnModels | None = None
 
-    def of(self, client: int) -> Self:
-        """The work of one client: this one, with the client's own model where it has one."""
-        own = None if self.own_models is None else self.own_models.of(client)
-        if own is None:
+    def number(self, client: int) -> int | None:
+        """The number of a client's model among those that clients have, None for the run's."""
+        return None if self.own_models is None else self.own_models.number(client)
+
+    def number_of(self, client: int, version: int, query: Query | None) -> int | None:
+        """The number of the model that a task is about: to train at this version, or to answer a query."""
+        if self.own_models is None:
+            return None
+        own = self.own_models
+        return own.trained(client, version) if query is None else query.model_number(own.number(client))
+
+    def numbered(self, number: int | None) -> Self:
+        """The work with the model of this number."""
+        if number is None or self.own_models is None:
             return self
+        own = self.own_models.models[number]
         return replace(
             self, model=own.model, layout=own.layout, initial=own.initial, outputs=own.outputs, own_models=None
         )
+
+    def of(self, client: int) -> Self:
+        """The work of one client: this one, with the client's own model where it has one."""
+        return self.numbered(self.number(client))
+
+    def of_task(self, task: Task) -> Self:
+        """The work of one task, with the model that it is about."""
+        return self.numbered(self.number_of(task.client, task.version, task.query))
 
     def different(self) -> list[Self]:
         """The work with each of the models that clients have."""
         owns = self.own_models
         if owns is None:
             return [self]
-        return [self, *(self.of(owns.numbers.index(number)) for number in range(len(owns.models)))]
+        return [self, *(self.numbered(number) for number in range(len(owns.models)))]
 
     @property
     def largest(self) -> int:
         """Numbers of the largest model of all clients."""
         return max(one.layout.size for one in self.different())
 
-    def held(self, client: int) -> Tensor | None:
-        """Which of the shared numbers a client's model has, see `OwnModel.held`."""
-        own = None if self.own_models is None else self.own_models.of(client)
-        return None if own is None else own.held
+    def held(self, number: int | None) -> Tensor | None:
+        """Which of the shared numbers the model of this number has, see `OwnModel.held`."""
+        return None if number is None or self.own_models is None else self.own_models.models[number].held
+
+    def held_of(self, task: Task) -> Tensor | None:
+        """Which of the shared numbers the model of a task has."""
+        return self.held(self.number_of(task.client, task.version, task.query))
+
+    def with_buffers(self, number: int, model: Tensor, buffers: Tensor) -> Tensor:
+        """A model [s] with other buffers in the places where the model of this number has its own shared ones."""
+        held, made = self.held(number), model.clone()
+        own = slice(self.numbered(number).layout.shared_trained, None)
+        made[own if held is None else held[own]] = buffers
+        return made
 
     def cut(self, task: Task) -> Task:
-        """A task as it travels: with those numbers of the model that the client's own model has."""
-        held = self.held(task.client)
+        """A task as it travels: with those numbers of the model that the one it is about has."""
+        held = self.held_of(task)
         if held is None or "model" not in task.vectors:
             return task
         return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})
 
-    def expanded(self, update: Update, client: int) -> Update:
-        """An update that has come, with no change of the numbers that the client's own model has not."""
-        held = self.held(client)
+    def expanded(self, update: Update, task: Task) -> Update:
+        """An update that has come, with no change of the numbers that the task's model has not."""
+        held = self.held_of(task)
         if held is None or "model" not in update.vectors:
             return update
         change = update.vectors["model"].new_zeros(self.layout.shared)
@@ -118,7 +147,7 @@ class ClientWork(ModelSpec):
             ValueError: it stands for none.
         """
         assert self.compressor is not None
-        return self.compressor.decompress(packed, self.of(task.client).wire_context(task.client, task.rng_version))
+        return self.compressor.decompress(packed, self.of_task(task).wire_context(task.client, task.rng_version))
 
     def masked_places(self, client: int, version: int) -> Whole | None:
         """Which of the shared numbers of an update are masked and sent, None for all."""
@@ -166,7 +195,7 @@ class ClientWork(ModelSpec):
 
     def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
         """What the result of a task may hold, from a client that has so many rows of each split."""
-        if (own := self.of(task.client)) is not self:
+        if (own := self.of_task(task)) is not self:
             return own.result_form(task, rows)
         if task.query is not None:
             return task.query.answer_form(self, rows)

@@ -60,7 +60,7 @@ class Run(History):
         self.cluster_models: Mapping[int, Tensor] = dict(sorted((first | dict(models.clusters)).items()))
         self._clients = clients
         self._version = version
-        self._cluster_of = models.cluster_of
+        self._cluster_of, self._own_buffers = models.cluster_of, models.own_buffers
         self._sharing = sharing
         self._chosen = chosen or {}
 
@@ -199,8 +199,12 @@ class Run(History):
 
     def _shared_with(self, client: int, cluster: int | None = None) -> Tensor:
         """The model [s] of a cluster, by default the client's own, as far as the client's model has its numbers."""
-        model = self.cluster_models[self._cluster_of.get(client, self.main) if cluster is None else cluster]
-        held = self.work.held(client)
+        chosen = self._cluster_of.get(client, self.main) if cluster is None else cluster
+        model, number = self.cluster_models[chosen], self.work.number(client)
+        buffers = self._own_buffers.get(chosen, {}).get(str(number))
+        if number is not None and buffers is not None:
+            model = self.work.with_buffers(number, model, buffers)
+        held = self.work.held(number)
         return model if held is None else model[held]
 
     def _chosen_by(self, client: int, choice: OwnChoice) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from piebald.errors import SettingError
+from piebald.randomness import generator
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,24 +46,38 @@ class OwnModels:
         models: the models that are not the run's.
         numbers: of each client's model among these, None for the run's; clients beyond the last begin with the first
             again.
+        drawn: the numbers that each training task draws one from, with equal chances; empty where a client trains its
+            own model.
+        asked: whether clients are asked about each other's models.
+        seed: of these draws.
     """
 
     models: tuple[OwnModel, ...]
     numbers: tuple[int | None, ...]
+    drawn: tuple[int | None, ...] = ()
+    asked: bool = False
+    seed: int = 0
+
+    @property
+    def by_task(self) -> bool:
+        """Whether a client's tasks may be about other models than its own."""
+        return bool(self.drawn) or self.asked
 
     def number(self, client: int) -> int | None:
         """The number of a client's model, None for the run's, which the server uses itself."""
         return None if client < 0 else self.numbers[client % len(self.numbers)]
 
+    def trained(self, client: int, version: int) -> int | None:
+        """The number of the model that a training task at this version is about."""
+        if not self.drawn:
+            return self.number(client)
+        return self.drawn[int(generator("width", self.seed, client, version).integers(len(self.drawn)))]
+
     def plain(self) -> dict[str, Any]:
         """Who has which tensors, as plain values for the run folder."""
         layouts = [[[slot.name, list(slot.shape)] for slot in one.layout.slots] for one in self.models]
-        return {"numbers": list(self.numbers), "layouts": layouts}
-
-    def of(self, client: int) -> OwnModel | None:
-        """A client's model, None for the run's."""
-        number = self.number(client)
-        return None if number is None else self.models[number]
+        more = {"drawn": list(self.drawn)} if self.drawn else {}
+        return {"numbers": list(self.numbers), "layouts": layouts, **more}
 
 
 def nested_positions(whole: Layout, part: Layout) -> Tensor:

@@ -21,6 +21,7 @@ from piebald.server_optimizer.cached_average import CachedAverage
 from piebald.sharing.base import Sharing
 from piebald.training.base import GivesOwnModels, KeepsServerVectors, Trainer
 from piebald.transforms.base import Colludes, MaskingTransform, Transform
+from piebald.transforms.compression import Compressor
 
 
 class Recipe(BaseModel):
@@ -173,6 +174,13 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
                 f"change of the whole one: {advice}, or give all clients the whole one"
+            )
+        keeping = [one.kind for one in self.transforms if isinstance(one, Compressor) and one.keeps_state]
+        if trainer.changes_parts and keeping:
+            raise ValueError(
+                f"{trainer.kind} gives a client another part of the model for each task but {keeping[0]} keeps "
+                "something of its length for the client's next update: choose one that keeps nothing, like qsgd with "
+                "error_feedback = false"
             )
 
     @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")

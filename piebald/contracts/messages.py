@@ -54,6 +54,10 @@ class Query(Component):
         """
         return ResultForm({}, None, max(rows.values(), default=0), 0)
 
+    def model_number(self, own: int | None) -> int | None:
+        """The number of the model that it is about where clients have unlike ones, by default the client's `own`."""
+        return own
+
     def fewest_rows(self, answer: Update) -> int | None:
         """The smallest number of rows that a number in an answer is about, None where it is about all or none."""
         return None

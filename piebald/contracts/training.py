@@ -320,6 +320,15 @@ class ClientContext(Protocol):
         For each layer all means, then all variances; 0 for a client without rows.  Models are in evaluation mode.
         """
 
+    def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """What batch norms compute in training, over the clients' training rows in batches of so many: the shared
+        buffers [c, b] of the models, each the mean over the rows of its batch's statistic, and how many rows each
+        client has for it [c], none where a batch norm cannot take so few.  Everything else is in evaluation mode.
+        """
+
+    def buffers(self) -> Tensor:
+        """Which of the numbers [p] are buffers, such as running statistics, and no parameters."""
+
     def belongs(self, layers: Sequence[str]) -> Tensor:
         """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
 

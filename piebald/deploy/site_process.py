@@ -143,7 +143,9 @@ class SiteWork:
         if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
             raise SettingError(why)
         try:
-            return SiteClient(_work(terms, settings, clients, objective).of(number), clients, number)
+            work = _work(terms, settings, clients, objective)
+            by_task = work.own_models is not None and work.own_models.by_task
+            return SiteClient(work if by_task else work.of(number), clients, number)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 

@@ -21,11 +21,20 @@ from piebald.training.sgd import SgdSettings
 def heterofl(
     cohort: CohortSize = 1.0,
     widths: tuple[float, ...] = (1.0, 0.5),
+    dynamic: bool = False,
     scaler: bool = True,
+    static_batch_norm: bool = False,
     masked_loss: bool = False,
     weights: Literal["examples", "equal"] = "examples",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
     """FedAvg of networks of several widths, in which each number is averaged over the clients that have it."""
-    trainer = NestedWidths(widths=widths, scaler=scaler, masked_loss=masked_loss, **training)
+    trainer = NestedWidths(
+        widths=widths,
+        dynamic=dynamic,
+        scaler=scaler,
+        static_batch_norm=static_batch_norm,
+        masked_loss=masked_loss,
+        **training,
+    )
     return fedavg(cohort).with_(training=trainer, aggregation=HeldAverage(weights=weights))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -13,11 +13,15 @@ from piebald.contracts import Checkpoint
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSnapshot:
-    """Global models [s] by cluster, and the cluster of each client that was assigned to one (others are in `main`)."""
+    """Global models [s] by cluster, and the cluster of each client that was assigned to one (others are in `main`).
+
+    `own_buffers` are those of clients' own models, by cluster and by the number of the model as text.
+    """
 
     clusters: Mapping[int, Tensor]
     cluster_of: Mapping[int, int]
     main: int = 0
+    own_buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelSnapshot:
@@ -26,9 +30,13 @@ class ModelSnapshot:
         clusters = {
             int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["cluster", "model"]
         }
+        buffers: dict[int, dict[str, Tensor]] = {}
+        for name in names:
+            if name[0::2] == ["cluster", "own_buffers"]:
+                buffers.setdefault(int(name[1]), {})[name[3]] = checkpoint.tensors["/".join(name)]
         values = checkpoint.values["cluster_models"]
         cluster_of = {int(client): int(cluster) for client, cluster in values["cluster_of"]}
-        return cls(clusters, cluster_of, values.get("main", 0))
+        return cls(clusters, cluster_of, values.get("main", 0), buffers)
 
 
 @dataclass(slots=True, eq=False)

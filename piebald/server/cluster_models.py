@@ -19,6 +19,7 @@ from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepCon
 from piebald.randomness import key
 from piebald.recipe import Recipe
 from piebald.scheduling.base import round_kind
+from piebald.server.best_version import ModelSnapshot
 from piebald.server.cluster_state import STEPS, ClusterModel, Counted, norm_of
 from piebald.server.model_cache import ModelCache
 from piebald.server.weight_caps import with_capped_examples, with_capped_shares
@@ -124,6 +125,11 @@ class ClusterModels:
     def models(self) -> Mapping[int, Tensor]:
         """The model of each cluster."""
         return {number: cluster.model for number, cluster in self.clusters.items()}
+
+    def snapshot(self) -> ModelSnapshot:
+        """The models as they are now."""
+        buffers = {number: dict(cluster.own_buffers) for number, cluster in self.clusters.items()}
+        return ModelSnapshot(dict(self.models), dict(self.cluster_of), self.main_number, buffers)
 
     def cluster(self, number: int, model: Tensor | None = None) -> ClusterModel:
         """A cluster by number, created at its first use from the run's first model or from `model`."""
@@ -293,6 +299,7 @@ class ClusterModels:
             tensors[f"{here}/model"] = cluster.model
             tensors |= {f"{here}/optimizer_state/{name}": tensor for name, tensor in cluster.optimizer_state.items()}
             tensors |= {f"{here}/server_vectors/{name}": tensor for name, tensor in cluster.server_vectors.items()}
+            tensors |= {f"{here}/own_buffers/{name}": tensor for name, tensor in cluster.own_buffers.items()}
             numbers[number] = {"committed": cluster.committed}
             if self.cluster_of:
                 numbers[number]["steps"] = cluster.steps

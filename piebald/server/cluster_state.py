@@ -26,6 +26,7 @@ class ClusterModel:
         committed: optimiser steps behind its server steps so far.
         steps: versions from which its own server steps were made, in order.
         cache: where the step keeps the sums over all clients' last models, else None.
+        own_buffers: the buffers of clients' own models, by their number as text, where clients were asked for them.
     """
 
     model: Tensor
@@ -35,6 +36,7 @@ class ClusterModel:
     committed: int = 0
     steps: list[int] = field(default_factory=list)
     cache: ModelCache | None = None
+    own_buffers: dict[str, Tensor] = field(default_factory=dict)
 
     def missed(self, sent: int) -> int:
         """How many of its own steps an update missed whose model was sent at this version."""

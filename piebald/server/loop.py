@@ -37,6 +37,7 @@ from piebald.server.class_counts import confusion_rows
 from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
 from piebald.server.cluster_models import ClusterModels, cohort_of
+from piebald.server.completed_models import CompletedModels
 from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
 from piebald.server.invitations import Invitations
 from piebald.server.masked_rounds import MaskedRounds
@@ -105,6 +106,7 @@ class ServerLoop:
         self._notes: list[TableRow] = []
         self._refusals: list[TableRow] = []
         self._queries = ClientQueries(runtime, work)
+        self._completed = CompletedModels(work, self.check.max_examples)
         self._writer = StepWriter(recorder, checkpoint_every)
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._masked = MaskedRounds(recipe.masking)
@@ -252,7 +254,7 @@ class ServerLoop:
         for result, why in odd:
             self._end(result, why)
         results = self._unmasked(results)
-        held = [self.work.held(result.task.client) for result in results] if self.work.own_models else ()
+        held = [self.work.held_of(result.task) for result in results] if self.work.own_models else ()
         cohort = cohort_of(results, self.version, self.work.layout.shared_trained, held)
         counted = self.cluster_models.step(cohort, self._context)
         self._stalled.watch(results, counted, self)
@@ -279,6 +281,8 @@ class ServerLoop:
         due = due or (
             self.evaluation.validate is not None and self.evaluation.is_due(self.version, self.rounds, over)
         )  # what may be the best is kept
+        if self._completed.needed and (over or self.evaluation.is_due(self.version, self.rounds, over)):
+            self._completed.complete(self.cluster_models, range(self.known), self.ask_for_report)
         # the checkpoint is made before measuring: a resumed run measures this version again, to the same numbers
         self._writer.write(step, rows, notes, self.state if due else None)
         self._evaluate_if_due(over)
@@ -321,9 +325,7 @@ class ServerLoop:
     @property
     def models(self) -> ModelSnapshot:
         """The global models as they are now."""
-        return ModelSnapshot(
-            dict(self.cluster_models.models), dict(self.cluster_models.cluster_of), self.cluster_models.main_number
-        )
+        return self.cluster_models.snapshot()
 
     def _evaluate_if_due(self, last: bool = False) -> None:
         if self.evaluation.is_due(self.version, self.rounds, last):
@@ -356,7 +358,7 @@ class ServerLoop:
 
     def _asking(self, client: int, query: Query) -> Task:
         cluster, models = self.cluster_models.of(client), self.cluster_models.models
-        vectors = {"model": cluster.model}
+        vectors = {"model": self._completed.model(cluster, client)}
         if self.work.choice is not None and len(models) > 1:  # the client may choose between the two
             vectors["global"] = models[self.cluster_models.main_number]
         return self._task(client, vectors, query, free=True, committed=cluster.committed)

@@ -45,6 +45,11 @@ class AdapterRanks(Sgd):
         """See `training.GivesOwnModels`."""
         return True
 
+    @property
+    def changes_parts(self) -> bool:
+        """See `training.GivesOwnModels`."""
+        return False
+
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
         """See `training.GivesOwnModels`."""
         with_rank(spec.model, max(self.ranks))  # refuses models without adapters of that rank

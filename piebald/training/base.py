@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from piebald.component import Component
-from piebald.contracts import ClientContext, RowPrivacy, StepContext, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,11 +91,29 @@ class GivesOwnModels(Protocol):
     def holds_parts(self) -> bool:
         """Whether the shared numbers of some clients are a part of those of the run's model."""
 
+    @property
+    def changes_parts(self) -> bool:
+        """Whether a client's part is another one from task to task, so that no state of its length can be kept."""
+
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
         """Who has which model, None where all have the run's.
 
         Raises:
             SettingError: such models cannot be made from the run's.
+        """
+
+
+@runtime_checkable
+class CompletesModels(Protocol):
+    """A trainer whose models lack their buffers until clients are asked for them, which happens once they are trained:
+    before each evaluation, and at the end.
+    """
+
+    def completing_query(self, number: int | None) -> Query | None:
+        """What all clients are asked about the model of this number, None for the run's (`OwnModels`); None where
+        models lack nothing.
+
+        Answers carry "buffers", the shared buffers of that model; they are averaged, weighted by examples.
         """
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.narrow_models import narrowed
 from piebald.own_models import OwnModel, OwnModels, nested_positions
 from piebald.parameters import Layout
+from piebald.queries.batch_norms import BatchStatistics
 from piebald.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -32,13 +35,24 @@ class NestedWidths(Sgd):
 
     Dividing by r (the paper's scaler) brings what a narrow layer puts out to the size that the whole one's has.  The
     paper leaves the division out when models are used, where it uses the global model only; here a narrow model keeps
-    it, as it was trained with it.  Running statistics of batch norms are averaged like parameters; the paper's static
-    batch norm, which asks all clients for statistics of the finished model once, is not made.
+    it, as it was trained with it.
+
+    With `static_batch_norm` (the paper's sBN), running statistics of batch norms are neither kept nor sent in training.
+    Once models are trained, before they are evaluated and at the end, each client passes its training rows through the
+    global model in batches, and the mean over all rows of what the batch norms saw becomes their statistics; so for
+    each narrower network that a client has.  The clients' forward passes need room for the whole model, as in the
+    paper.  Otherwise running statistics are averaged like parameters.
+
+    With `dynamic` (the paper's dynamic mode), every training task draws its width anew from `widths`, with equal
+    chances, by the run's seed, the client and the version.  No client has a width of its own then: it is evaluated with
+    the global model.
 
     Attributes:
         widths: r of each client by its number, above 0 and at most 1; clients beyond the last begin with the first
             again.  With [1.0] it is plain SGD.
+        dynamic: draw a width for every task instead; a width that is named twice is drawn twice as often.
         scaler: divide the outputs of narrowed layers by r.
+        static_batch_norm: ask for the statistics of batch norms once models are trained.
         masked_loss: put 0 in the place of the outputs for classes of which the client has no training rows, and send
             which classes it has, so that the classifier's rows are averaged over the clients that have their class
             (section 3.2 of the paper, the masking trick).
@@ -48,7 +62,9 @@ class NestedWidths(Sgd):
     anchors: ClassVar[tuple[str, ...]] = ()
 
     widths: tuple[Width, ...] = Field(default=(1.0, 0.5), min_length=1)
+    dynamic: bool = False
     scaler: bool = True
+    static_batch_norm: bool = False
     masked_loss: bool = False
 
     @model_validator(mode="after")
@@ -57,6 +73,11 @@ class NestedWidths(Sgd):
             raise ValueError(
                 "optimizer_state = 'averaged' has no average where clients have unlike widths: choose 'fresh' or 'kept'"
             )
+        if self.changes_parts and (self.optimizer_state != "fresh" or self.keep_momentum):
+            raise ValueError(
+                "with dynamic = true a client's width changes from task to task, and the state of an optimizer has the "
+                "width of one: leave out optimizer_state and keep_momentum"
+            )
         return self
 
     @property
@@ -64,13 +85,26 @@ class NestedWidths(Sgd):
         """See `training.GivesOwnModels`."""
         return any(width < 1 for width in self.widths)
 
+    @property
+    def changes_parts(self) -> bool:
+        """See `training.GivesOwnModels`."""
+        return self.dynamic and self.holds_parts
+
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
         """See `training.GivesOwnModels`."""
         narrow = sorted({width for width in self.widths if width < 1})
         if not narrow:
             return None
         models = tuple(self._own_model(spec, width) for width in narrow)
-        return OwnModels(models, tuple(narrow.index(width) if width < 1 else None for width in self.widths))
+        numbers = tuple(narrow.index(width) if width < 1 else None for width in self.widths)
+        if self.dynamic:
+            return OwnModels(models, (None,), numbers, self.static_batch_norm, spec.seed)
+        return OwnModels(models, numbers, asked=self.static_batch_norm)
+
+    def completing_query(self, number: int | None) -> BatchStatistics | None:
+        """See `training.CompletesModels`."""
+        own = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
+        return BatchStatistics(batch=self.batch, network=number) if self.static_batch_norm and own else None
 
     def _own_model(self, spec: ModelSpec, width: float) -> OwnModel:
         model = narrowed(spec.model, width, spec.shape, self.scaler)
@@ -84,6 +118,18 @@ class NestedWidths(Sgd):
                 f"masked_loss of {self.kind} needs classification with one label for each row: leave it out, or choose "
                 "loss = 'classification'"
             )
+        layout = spec.layout
+        if self.static_batch_norm and layout.shared == layout.shared_trained:
+            return (
+                f"static_batch_norm of {self.kind} would have no effect: the model has no batch norm with running "
+                "statistics that are shared"
+            )
+        if layout.private and self.holds_parts and (self.dynamic or self.static_batch_norm):
+            what = "dynamic" if self.dynamic else "static_batch_norm"
+            return (
+                f"{what} of {self.kind} has clients work on networks of several widths, and private layers have one: "
+                f"share all layers, or leave {what} out"
+            )
         return super().unsupported_model(spec)
 
     def discloses(self) -> str | None:
@@ -96,6 +142,12 @@ class NestedWidths(Sgd):
         return {"classes": tuple(spec.outputs)} if self.masked_loss else {}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        done = self._trained(inputs, context)
+        if not self.static_batch_norm:
+            return done
+        return dataclasses.replace(done, model=torch.where(context.buffers(), inputs.model, done.model))
+
+    def _trained(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         if not self.masked_loss:
             return super().train(inputs, context)
         classes = {"classes": (context.label_counts() > 0).float()}

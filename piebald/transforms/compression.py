@@ -85,6 +85,11 @@ class Compressor(Transform):
     @abstractmethod
     def keeps_clip(self) -> bool: ...
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a client keeps anything for it between tasks."""
+        return False
+
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
         """What a client keeps for it, before the first task; names begin with `COMPRESSION`."""
         return {}
@@ -175,6 +180,10 @@ class LossyCompressor(Compressor):
         Raises:
             ValueError: they stand for none.
         """
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.remembers
 
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
         return {MEMORY: torch.zeros(spec.layout.shared_trained)} if self.remembers else {}

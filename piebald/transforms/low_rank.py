@@ -49,6 +49,10 @@ class LowRank(WithErrorFeedback):
 
     rank: int = Field(default=2, ge=1)
 
+    @property
+    def keeps_state(self) -> bool:
+        return True  # the basis of the last product
+
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
         length = sum(one.columns * self.rank for one in _matrices(spec.layout, self.rank))
         basis = generator("low_rank", spec.seed).standard_normal(length).astype(np.float32)

@@ -47,7 +47,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "fedala": {"adaptive_layers": "*"},
     "fedphp": {"lam": 0.4, "horizon": 2},
     "fedamp": {"alpha": 0.4, "sigma": 20.0},
-    "heterofl": {"widths": (1.0, 0.5, 0.3, 0.5, 1.0)},
+    "heterofl": {"widths": (1.0, 0.5, 0.3, 0.5, 1.0), "static_batch_norm": True},
     "fedproto": {"lam": 2.0, "inference": "prototypes"},
     "flexlora": {"ranks": (4, 2, 1, 2, 4)},
     "fedmd": {"digest_steps": 3, "public_steps": 2},

@@ -208,3 +208,77 @@ def test_settings_that_cannot_be_are_refused() -> None:
             recipes.heterofl(widths=widths)
     with pytest.raises(piebald.SettingError, match="optimizer_state = 'averaged' has no average"):
         recipes.heterofl(optimizer="adam", optimizer_state="averaged")
+    with pytest.raises(piebald.SettingError, match="leave out optimizer_state and keep_momentum"):
+        recipes.heterofl(dynamic=True, momentum=0.5, keep_momentum=True)
+    with pytest.raises(piebald.SettingError, match="another part of the model for each task but top_k keeps"):
+        recipes.heterofl(dynamic=True).with_(transforms=[{"kind": "top_k", "share": 0.1}])
+    with pytest.raises(piebald.SettingError, match="static_batch_norm of nested_widths would have no effect"):
+        run(recipes.heterofl(static_batch_norm=True))
+    hdafl = {"kind": "all_except", "private_layers": "classifier"}
+    with pytest.raises(piebald.SettingError, match="dynamic of nested_widths has clients work on networks of several"):
+        run(recipes.heterofl(dynamic=True).with_(sharing=hdafl))
+
+
+def with_norms(seed: int = 0) -> nn.Sequential:
+    """A convolution and a linear layer, each with a batch norm."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 8), nn.BatchNorm1d(8),
+            nn.ReLU(), nn.Linear(8, 3),
+        )  # fmt: skip
+
+
+def statistics_program(model: nn.Module) -> dict[str, Tensor]:
+    """What torch tracks over all clients' rows, each client's in one batch, weighted by how many there are."""
+    model, rows, found = copy.deepcopy(model).train(), 0, dict[str, Tensor]()
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.momentum = 1.0
+    for x, _ in sites():
+        model(x)
+        rows += len(x)
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point():
+                found[name] = found.get(name, torch.zeros(())) + len(x) * buffer.clone()
+    return {name: total / rows for name, total in found.items()}
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "vmapped"])
+def test_static_batch_norms_are_those_of_all_clients_rows_once_trained(engine: str, tmp_path: Path) -> None:
+    recipe = recipes.heterofl(widths=WIDTHS, static_batch_norm=True, **SETTINGS)
+    here = piebald.Simulator(engine=engine, workers=0)
+    clients = clients_from(sites(), test=0.0, classes=list("abc"))
+    options: dict[str, Any] = {"rounds": 2, "evaluate_split": "train", "runtime": here}
+    made = piebald.run(recipe, clients, with_norms, out=tmp_path / "run", **options)
+    sent = piebald.run(recipes.heterofl(widths=WIDTHS, **SETTINGS), clients, with_norms, **options)
+    for client in (None, 1, 2):
+        torch.testing.assert_close(buffers(made.model(client)), statistics_program(made.model(client)))
+    for name, parameter in made.model().named_parameters():  # batch norms train with the statistics of the batch
+        torch.testing.assert_close(parameter, dict(sent.model().named_parameters())[name])
+    assert not torch.allclose(buffers(sent.model())["1.running_mean"], buffers(made.model())["1.running_mean"])
+    scored = {row["client"]: row["value"] for row in made.scores if row["metric"] == "loss" and row["version"] == 2}
+    for client, (x, y) in enumerate(sites()):
+        loss = functional.cross_entropy(made.model(client)(x), y).detach()
+        assert scored[client] == pytest.approx(float(loss), abs=1e-5)
+    again = piebald.resume(tmp_path / "run", clients, with_norms, rounds=3)
+    straight = piebald.run(recipe, clients, with_norms, **options | {"rounds": 3})
+    for client in (None, 1):
+        assert torch.equal(vector(again, client), vector(straight, client))
+
+
+def test_dynamic_widths_are_drawn_for_each_task_and_models_are_whole() -> None:
+    recipe = recipes.heterofl(widths=WIDTHS, dynamic=True, static_batch_norm=True, **SETTINGS)
+    clients = clients_from(sites(), test=0.0, classes=list("abc"))
+    made = piebald.run(recipe, clients, with_norms, rounds=12, evaluate_every=0, runtime=HERE)
+    sizes = [4 * one.layout.size for one in made.work.different()]
+    drawn = {client: [row["bytes_up"] for row in made.results if row["client"] == client] for client in range(4)}
+    assert all({*one} <= {*sizes} for one in drawn.values())
+    assert {one for all_ in drawn.values() for one in all_} == {*sizes}
+    assert len({tuple(one) for one in drawn.values()}) == 4
+    assert torch.equal(vector(made, 1), vector(made))
+    torch.testing.assert_close(buffers(made.model()), statistics_program(made.model()))

@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import piebald
 from piebald.errors import SettingError
 from piebald.runtimes.federation.run_terms import OwnTerms, RunTerms
 
 from .conftest import Sites, carry_out, settings
+from .in_process import in_process
 
 CASES: dict[str, dict[str, Any]] = {
     "heterofl": {"recipe": {"name": "heterofl", "widths": [1.0, 0.5, 0.25]}},
@@ -24,6 +26,43 @@ CASES["fedmd"] = CASES["fedproto"] | {
     "recipe": {"name": "fedmd", "digest_steps": 3},
     "partition": {"kind": "dirichlet", "clients": 3, "alpha": 0.5, "validation": 0.1, "limit": 300, "public_rows": 20},
 }
+
+
+IN_PROCESS: dict[str, dict[str, Any]] = {
+    "flexlora": {
+        "plugins": ["tests.federation.in_process"],
+        "model": {"name": "tests.federation.in_process:Adapted"},
+        "recipe": {"name": "flexlora", "ranks": [4, 2, 1], "optimizer_state": "kept", "momentum": 0.5},
+    },
+    "static batch norm": {
+        "recipe": {"name": "heterofl", "widths": [1.0, 0.5, 0.25], "static_batch_norm": True},
+        "model": {"name": "mlp_bn", "hidden": [16]},
+    },
+    "dynamic": {
+        "recipe": {"name": "heterofl", "widths": [1.0, 0.5, 0.25], "static_batch_norm": True, "dynamic": True},
+        "model": {"name": "mlp_bn", "hidden": [16]},
+    },
+}
+
+
+@pytest.mark.parametrize("case", IN_PROCESS)
+def test_sites_work_on_parts_of_the_model_as_the_simulator_does(case: str) -> None:
+    made = settings(**IN_PROCESS[case], rounds=2)
+    plan = made.plan()
+    options: dict[str, Any] = {"rounds": 2, "seed": made.seed}
+    recipe = next(iter(plan.recipes.values()))
+    runtimes = [in_process(made, policy={"plugins": ["tests"]}), piebald.Simulator(engine="sequential", workers=0)]
+    real, simulated = (
+        piebald.run(recipe, plan.clients, plan.model, runtime=runtime, **options) for runtime in runtimes
+    )
+    assert {row["status"] for row in real.results} == {"ok"}
+    torch.testing.assert_close(real.start(), simulated.start(), atol=1e-5, rtol=1e-5)
+    assert len({row["bytes_up"] for row in simulated.results}) == 3
+    theirs, ours = (
+        {(row["client"], row["metric"]): row["value"] for row in run.scores if row["client"] is not None}
+        for run in (simulated, real)
+    )
+    assert ours == pytest.approx(theirs, abs=1e-3)
 
 
 @pytest.mark.full

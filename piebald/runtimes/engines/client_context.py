@@ -13,6 +13,7 @@ from piebald import pytree
 from piebald.contracts import LocalLoss, LocalStep, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
 from piebald.machine import moved
 from piebald.parameters import matching
+from piebald.runtimes.engines.batch_statistics import batch_statistics
 from piebald.runtimes.engines.class_features import class_features
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.input_moments import input_moments
@@ -80,6 +81,15 @@ class EngineContext:
 
     def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
         return input_moments(self.engine, self.stack.clients, model, layers)
+
+    def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, to_dense(model), batch)
+
+    def buffers(self) -> Tensor:
+        found = torch.ones(self.engine.work.layout.size, dtype=torch.bool)
+        for span in self.engine.work.layout.trained:
+            found[span] = False
+        return found.to(self.engine.device)
 
     def belongs(self, layers: Sequence[str]) -> Tensor:
         work = self.engine.work

@@ -97,15 +97,14 @@ class SequentialEngine(ScoringEngine):
         """Packs client state."""
         return StatePacker(self.work, self.row_loader, self.module)
 
-    def of(self, client: int) -> SequentialEngine:
-        """The engine of a client's own model, made when it is first needed; this one where it has the run's."""
-        number = None if self.work.own_models is None else self.work.own_models.number(client)
+    def of(self, number: int | None) -> SequentialEngine:
+        """The engine of one of the clients' own models, made when it is first needed; this one for the run's."""
         if number is None:
             return self
         if number not in self._own_engines:
-            work = self.work.of(client)
+            work = self.work.numbered(number)
             # a part of this model behaves like it; with few channels, a trial might not show how
-            traits = self.traits if self.work.held(client) is not None else probe(work, self.row_loader.trial_rows())
+            traits = self.traits if self.work.held(number) is not None else probe(work, self.row_loader.trial_rows())
             made = type(self)(work, self.row_loader, traits, self.device, self.bfloat16)
             if self._trained is not self.module:
                 made.compile()

@@ -32,7 +32,7 @@ def serve(
         sum_request: if given, updates that may count are added to `total` and not returned.
         total: the sum so far.
     """
-    engine = engine.of(stack.clients[0])
+    engine = engine.of(engine.work.number_of(stack.clients[0], stack.versions[0], stack.query))
     work, context = engine.work, EngineContext(engine, stack)
     inputs = train_input(engine, stack)
     if stack.query is not None:
@@ -57,7 +57,7 @@ def personal_model(
 
     Where the client has a model of its own, s and p are those of that model.
     """
-    engine, states = engine.of(client), {name: [tensor] for name, tensor in state.items()}
+    engine, states = engine.of(engine.work.number(client)), {name: [tensor] for name, tensor in state.items()}
     stack = ClientStack([client], [version], [version], [0], [global_model], {}, states, query=None)
     trainer, inputs = engine.work.trainer, train_input(engine, stack)
     if not isinstance(trainer, Personalizes):

@@ -189,7 +189,7 @@ class ClientSession:
                 return Reply(status="not wanted", digest=piece.digest), None
             if self._has(piece, welcome, store):
                 return Reply(status="known", digest=piece.digest), None
-            reply, body = self._assembly.take(piece, data, _OVERHEAD + 4 * _VECTORS * runner.work.layout.size)
+            reply, body = self._assembly.take(piece, data, _OVERHEAD + 4 * _VECTORS * runner.every.largest)
             if body is None:
                 return reply, None
             task = unpack_task(body)
@@ -225,7 +225,10 @@ class ClientSession:
         return False
 
     def _accept(self, task: Task, digest: str, epoch: str) -> None:
-        if task.query is None or task.query.kind == "evaluate":  # these bring the model of the client's own cluster
+        owns = None if self.runner is None else self.runner.every.own_models
+        whole = owns is None or not owns.drawn  # else a training task brings a part that is not the client's own
+        if (task.query is None and whole) or (task.query is not None and task.query.kind == "evaluate"):
+            # these bring the model of the client's own cluster
             self.latest, self.latest_global = (task.version, task.vectors["model"]), task.vectors.get("global")
         if task.query is not None:
             self._queries.add(task.id)

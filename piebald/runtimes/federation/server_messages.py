@@ -190,7 +190,7 @@ class ServerMessages:
             decompress = partial(self._work.decompress, task=one.task) if packed else None
             update, failure = unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
             if update is not None and one.task.query is None:
-                update = self._stored(self._work.expanded(update, one.task.client))
+                update = self._stored(self._work.expanded(update, one.task))
             return update, failure
         except (Refused, OSError):
             raise

@@ -35,7 +35,7 @@ class SiteClient:
     """A run at one site, rebuilt from its terms.
 
     Attributes:
-        work: the model, the trainer and the transforms.
+        work: the model, the trainer and the transforms; with clients' models where a task may be about any of them.
         clients: all clients' names, and this site's rows alone.
         client: this site's client number.
     """
@@ -53,12 +53,19 @@ class TaskRunner:
         policy: what the site allows.
         device: where it computes.
         signer: signs the site's keys of secure aggregation, and checks those of other sites.
+
+    Attributes:
+        work: with the client's own model.
+        every: the same, with the models of clients where a task may be about any of them.
+        client: this site's client number.
+        rows: how many rows it has of each split.
     """
 
     def __init__(self, prepared: SiteClient, policy: Policy, device: str, signer: Signer | None = None) -> None:
         work = prepared.work
         self._clock = TaskClock(policy.work.seconds)
         work = replace(work, model=self._clock.watched(work.model))
+        self.every, work = work, work.of(prepared.client)
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
         splits: tuple[Split, ...] = ("train", "validation", "test")
         self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}
@@ -69,7 +76,9 @@ class TaskRunner:
         self._noisy = any(one.multiplier for one in noises)
         self._initial_state = work.initial_state()
         # one engine for each thread: a query is answered while the other trains
-        engines = (make_engine("sequential", work, prepared.clients, torch.device(device), False) for _ in range(2))
+        engines = (
+            make_engine("sequential", self.every, prepared.clients, torch.device(device), False) for _ in range(2)
+        )
         self._training_engine, self._query_engine = engines
 
     @property
@@ -109,11 +118,11 @@ class TaskRunner:
             return None, f"{type(error).__name__} at the site, whose log says more", None
         update = served.update(0)
         if query is not None:
-            refused = self._policy.answer_reject_reason(query, update, self.work, self.rows)
+            refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)
             return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
         if self._noisy:  # the noise does not cover them
             update = replace(update, metrics={})
-        refused = self._policy.update_reject_reason(update, self._declared, self.work.layout.shared)
+        refused = self._policy.update_reject_reason(update, self._declared, self.every.of_task(task).layout.shared)
         if refused is not None:
             return None, f"refused by the site's policy: {refused}", None
         if served.packed and self.work.masking is None:

@@ -297,7 +297,7 @@ class Simulation:
         update = result.update(row)
         if partial_sum is not None:
             update = Update({}, update.examples, update.steps, update.metrics, update.norm, partial_sum, update.nbytes)
-        event.update = self.work.expanded(update, event.task.client) if event.task.query is None else update
+        event.update = self.work.expanded(update, event.task) if event.task.query is None else update
         if event.task.query is None:
             self.state_store.hold(event.task, {name: _alone(rows[row]) for name, rows in result.state.items()})
             event.counts = event.failure is None and math.isfinite(update.norm)
@@ -340,11 +340,11 @@ class Simulation:
 
     def _cut(self, order: Sequence[int], events: list[Event]) -> list[list[int]]:
         """Split events into stacks, by number: clients with one model, and of a large one with the same start."""
-        size, stacks, owns = self._stack_size(events), dict[Any, list[list[int]]](), self.work.own_models
+        size, stacks = self._stack_size(events), dict[Any, list[list[int]]]()
         apart = self._apart and events[0].task.query is None
         for i in order:
             task = events[i].task
-            number = None if owns is None else owns.number(task.client)
+            number = self.work.number_of(task.client, task.version, task.query)
             mine = stacks.setdefault((number, id(task.vectors["model"]) if apart else 0), [[]])
             if len(mine[-1]) == size:
                 mine.append([])
