@@ -35,6 +35,7 @@ from piebald.experiment_sections import (
 )
 from piebald.partition.by_owner import by_only_owner
 from piebald.partition.data_source import DataSource
+from piebald.partition.published_rows import with_published
 from piebald.partition.standardise import Standardisation, constants_of
 from piebald.recipe import Recipe
 from piebald.recipe_settings import check_once
@@ -341,6 +342,14 @@ class ExperimentSettings(Section):
         return None
 
     def _clients(self, partition: Component | None) -> Clients:
+        """The clients with the rows that all of them have."""
+        clients = self._own_clients(partition)
+        try:
+            return with_published(clients, self.data)
+        except SettingError as error:
+            raise SettingError(f"{self._places.at('data', 'public')}: {error}") from None
+
+    def _own_clients(self, partition: Component | None) -> Clients:
         """The clients: the partition's of the data, or those that the source has already."""
         from piebald.partition import Partition, RemotePartition
 

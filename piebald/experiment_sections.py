@@ -207,8 +207,9 @@ def combinations(grid: Mapping[str, Any], origin: Callable[[Key], str]) -> list[
 
 
 def place_source(document: Document, folder: Path) -> None:
-    """Make the path of the data absolute: in the file it is relative to the file's folder."""
+    """Make the paths of the data absolute: in the file they are relative to the file's folder."""
     table = document.values.get("data")
-    source = table.get("source") if isinstance(table, dict) else None
-    if isinstance(source, str) and not plugins.is_reference(source):
-        document.values["data"] = {**document.values["data"], "source": str(folder / source)}
+    for key in ("source", "public") if isinstance(table, dict) else ():
+        path = document.values["data"].get(key)
+        if isinstance(path, str) and not plugins.is_reference(path):
+            document.values["data"] = {**document.values["data"], key: str(folder / path)}

@@ -161,10 +161,12 @@ class SiteWork:
             if constants == "federated":
                 raise SettingError("the run's terms have no constants of standardise")
             rows = rows if constants is None else rows_of_one(StandardisedClients(rows, constants), number)
-            if terms.public_rows and not settings.rows_at_sites and settings.data.source is None:
+            named = settings.data.source is None and settings.data.public is None
+            if terms.public_rows and not settings.rows_at_sites and named:
                 rows.public_rows = public_rows_of(settings.clients())  # of a named data set, as the server makes them
             return rows
-        if not self.local and (settings.rows_at_sites or settings.data.source is not None):
+        elsewhere = settings.data.source is not None or settings.data.public is not None
+        if not self.local and (settings.rows_at_sites or elsewhere):  # no path of the server's is read here
             raise SettingError(
                 f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
             )

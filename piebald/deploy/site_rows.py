@@ -22,9 +22,11 @@ from piebald.partition import ByOwner, Iid, clients_from
 from piebald.partition.convert import array, is_several, kind, target_arrays
 from piebald.partition.data_source import DataSource
 from piebald.partition.pairs import given
+from piebald.partition.published_rows import with_published
 from piebald.public_rows import public_rows_of
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_COLUMNS = ("target", "features", "tokens")  # what a site leaves to the run where it does not say it itself
 
 
 class SiteSource(DataSource):
@@ -148,7 +150,9 @@ def own_rows(
         SettingError: they cannot be read, or have another form.
     """
     made, own = _client(source, folder, site, run)
-    return SiteRows(names, number, {split: made.rows(own, split) for split in SPLITS}, run.classes)
+    return SiteRows(
+        names, number, {split: made.rows(own, split) for split in SPLITS}, run.classes, public_rows_of(made)
+    )
 
 
 def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
@@ -190,6 +194,9 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
 def _client(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
     """Clients one of whom has the site's rows, and its number."""
     made, own = _raw_client(source, folder, site, run)
+    if source.public is not None:
+        left = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
+        made = with_published(made, source.model_copy(update={name: run.columns[name] for name in left}), folder)
     return (made, own) if run.extractor is None else (models.embedded(made, run.extractor), own)
 
 
@@ -270,8 +277,7 @@ def _with_columns_of(run: RunRows, source: SiteSource, value: Any) -> SiteSource
     more: dict[str, Any] = {}
     table, arrays = _is_table(value), isinstance(value, tuple | list)
     if table:
-        names = ("target", "features", "tokens")
-        more = {name: run.columns[name] for name in names if run.columns.get(name) and not getattr(source, name)}
+        more = {name: run.columns[name] for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)}
         held = list(value.columns if hasattr(value, "columns") else value.column_names)
         if source.client is None and run.columns.get("client") in held:
             more["client"] = run.columns["client"]  # no input; all rows are this site's

@@ -47,6 +47,8 @@ class DataSource(BaseModel):
         standardise: inputs as standard scores: "federated" computes mean and deviation of each number of an input from
             the training rows of all clients, which send their moments and no row; or a table of `mean` and
             `deviation`.  The constants are kept with the run, and all rows of all clients, and of newcomers, take them.
+        public: a file of rows that all clients have and nobody keeps secret, for methods that compare models on them:
+            .npz with arrays x and y, or a table like that of the source.  In a federation each site names its own copy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -65,10 +67,12 @@ class DataSource(BaseModel):
     seconds: float = Field(default=1.0, gt=0)
     rate: int = Field(default=16_000, ge=1)
     standardise: Literal["federated"] | Standardisation | None = None
+    public: str | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        if (self.name is None) == (self.source is None):
+        alone = self.name is None and self.source is None and self.public is not None  # the sites have their rows
+        if (self.name is None) == (self.source is None) and not alone:
             raise ValueError("give the name of a data set, or a source of your own, and not both")
         return self
 
@@ -87,7 +91,9 @@ class DataSource(BaseModel):
             SettingError: there is no such source, or it cannot be read.
         """
         if self.source is None:
-            return data_sets.load(self.name or "")
+            if self.name is None:
+                raise SettingError("give the name of a data set, or a source of your own, beside public")
+            return data_sets.load(self.name)
         if plugins.is_reference(self.source):
             return plugins.call(self.source, "data source")
         return self.read_path(Path(self.source))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -113,6 +114,12 @@ class LazyClients:
     def public_rows(self) -> Rows | None:
         """Rows that all clients have, or None."""
         return self._public_rows
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same clients with these public rows."""
+        made = copy.copy(self)
+        made._public_rows = rows
+        return made
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split, loaded unless they are in the cache; empty if the client has none."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -97,6 +99,13 @@ class PooledClients:
     def public_rows(self) -> Rows | None:
         """Rows that all clients have, or None."""
         return self._extra(self._public_rows)
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same clients with these public rows."""
+        made = copy.copy(self)
+        made.__dict__.pop("public_rows", None)  # it was looked up already
+        made._public_rows = rows
+        return made
 
     @cached_property
     def x(self) -> Tree:

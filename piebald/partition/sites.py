@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -24,9 +25,16 @@ class SiteClients:
         self.names, self.classes, self._blank = names, classes, blank
         self.common: Rows | None = None
         self.server_rows: Rows | None = None
+        self.public_rows: Rows | None = None
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same sites with these public rows, which each of them must have, too."""
+        made = copy.copy(self)
+        made.public_rows = rows
+        return made
 
     def rows(self, client: int, split: Split) -> Rows:
         """One blank row."""

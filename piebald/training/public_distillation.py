@@ -62,7 +62,7 @@ class PublicDistillation(Sgd):
         if not spec.public_rows:
             return (
                 f"{self.kind} compares models on rows that all clients have, and there are none: set the partition's "
-                "public_rows = 100, or public_rows = (x, y) of clients_from"
+                "public_rows = 100, public = 'rows.npz' of [data], or public_rows = (x, y) of clients_from"
             )
         if not spec.outputs:
             return (

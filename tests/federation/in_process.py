@@ -29,17 +29,17 @@ class InProcess(RuntimeSettings):
 
     Attributes:
         experiment: the experiment, as the terms hold it.
-        site: the settings of every site.
+        site: the settings of every site, as JSON.
     """
 
     kind: ClassVar[str] = "in_process_sites"
     simulates: ClassVar[bool] = False
 
     experiment: dict[str, Any]
-    site: dict[str, Any]
+    site: str
 
     def open(self, work: ClientWork, clients: Clients) -> InProcessSites:
-        return InProcessSites(work, clients, self.experiment, SiteSettings.model_validate(self.site))
+        return InProcessSites(work, clients, self.experiment, SiteSettings.model_validate_json(self.site))
 
 
 class InProcessSites:
@@ -114,4 +114,4 @@ class Adapted(nn.Module):
 
 def in_process(made: ExperimentSettings, **site: Any) -> InProcess:
     """The runtime for an experiment."""
-    return InProcess(experiment=made.table(), site=site)
+    return InProcess(experiment=made.table(), site=json.dumps(site))

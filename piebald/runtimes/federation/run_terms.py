@@ -199,7 +199,8 @@ class RunTerms(BaseModel):
         if self.public_rows and digest != self.public_rows:
             raise SettingError(
                 "this run compares models on rows that all clients have, and this site has "
-                f"{'others' if digest else 'none'}: let the experiment name a data set that both can make them from"
+                f"{'others' if digest else 'none'}: name the same file as the server, public of [data] in site.toml, "
+                "or let the experiment name a data set that both can make them from"
             )
 
     def client_components(self) -> tuple[Trainer, tuple[Transform, ...], Query | None]:
