@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import struct
 import sys
@@ -56,6 +57,7 @@ def next_program(connection: socket.socket) -> dict[str, Any]:
 
 def begin(program: dict[str, Any]) -> None:
     """What Python does before it runs a program: variables, folder, session, standard streams and path."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background of a shell
     os.environ.clear()
     os.environ.update(program["variables"])
     os.chdir(program["folder"])
@@ -77,6 +79,7 @@ def begin(program: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests and their programs
     gc.freeze()  # what is loaded is shared by all that are forked
     asked = next_program(socket.socket(fileno=int(sys.argv[1])))
     begin(asked)

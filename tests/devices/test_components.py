@@ -19,6 +19,7 @@ from piebald.component import Component
 from piebald.contracts import SERVER_ID, Query
 from piebald.partition import Lists, PooledClients
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.queries.batch_norms import BatchStatistics
 from piebald.queries.confusion import Confusion
 from piebald.queries.evaluate import Evaluate
 from piebald.queries.server_rows import RootLoss, RootTraining
@@ -50,6 +51,12 @@ def conv_net(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+
+
+def norm_net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
 
 
 def tried(optimizer: dict[str, Any], **more: Any) -> Any:
@@ -110,6 +117,7 @@ QUERIES: list[Query] = [
     Evaluate(), Confusion(classes=4), Validate(), Validate(classes=4), StatisticsQuery(), RootLoss(), RootTraining(),
     StatisticsQuery(keys=((0, 1),) * 7), BestForEach(tasks=("0",), passes=(1,), classes=4), KnnPer(classes=4),
     TreesQuery(ask="grow", boosting=TreeSettings(max_depth=2), objective="multiclass", classes=4, start=(0.0,) * 4),
+    BatchStatistics(batch=2),
 ]  # fmt: skip
 
 
@@ -130,7 +138,7 @@ def answer(query: Query, device: torch.device, work: ClientWork, clients: Any) -
 def asked() -> tuple[ClientWork, PooledClients]:
     """Clients, and the work that they are asked about."""
     clients = equal_clients(5, server_rows=np.arange(9))
-    return carry_out(method("ditto"), clients=clients, model=plain_network).work, clients
+    return carry_out(method("ditto"), clients=clients, model=norm_net).work, clients
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.kind)
