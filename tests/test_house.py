@@ -89,6 +89,7 @@ def test_every_module_can_be_imported_and_has_a_docstring():
     assert [name for name in PACKAGE if not (importlib.import_module(name).__doc__ or "").strip()] == []
 
 
+@pytest.mark.full
 def test_no_extra_is_imported_until_it_is_needed():
     everything = "".join(f"import {module}\n" for module in PACKAGE)
     assert run_python(f"import sys\n{everything}print(sorted({EXTRAS!r} & set(sys.modules)))") == "[]\n"

@@ -86,6 +86,7 @@ def test_a_line_that_was_cut_off_is_run_again(parts: tuple[Any, Any, Any], tmp_p
     assert read(tmp_path, "exam") == []
 
 
+@pytest.mark.full
 def test_the_results_page_follows_from_the_truth(
     parts: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ print(said(high[:2], low[:2], high[:2]))
     assert "no verdict from fewer than three seeds: FedAvg" in few
 
 
+@pytest.mark.full
 def test_tables_and_sentences_are_put_between_their_marks_only() -> None:
     program = f"""{LINES}
 from pathlib import Path
@@ -81,6 +82,7 @@ print(page)
     assert any("DistFL +0.0 ± 0.0 (scale 16), FedAvg -50.0 ± 0.0 (scale 16)" in text for text in page)
 
 
+@pytest.mark.full
 def test_models_of_ones_own_are_judged_at_honest_clients() -> None:
     """Local and an unsent epoch have no model for all, which tables of attacks score on the server's test rows."""
     program = """

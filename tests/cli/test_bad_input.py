@@ -154,6 +154,7 @@ def test_a_file_that_may_not_be_read(command, good: Path) -> None:
     check(*command("run", good.name), "experiment.toml cannot be read: permission denied")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

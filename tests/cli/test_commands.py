@@ -197,6 +197,7 @@ def test_a_shell_can_complete_commands(tmp_path):
     assert done.stdout.split() == ["resume", "restore", "report", "recipes"]
 
 
+@pytest.mark.full
 def test_a_closed_pipe_is_no_error(tmp_path):
     code = "import sys; from piebald.cli import main; sys.exit(main(['recipes', '--json']))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

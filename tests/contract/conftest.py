@@ -171,6 +171,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(params=TABLE)
-def name(request: pytest.FixtureRequest) -> Iterator[str]:
+def name(request: pytest.FixtureRequest) -> str:
     """Every recipe of the table in turn."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=[one if one in DISTINCT else pytest.param(one, marks=pytest.mark.full) for one in TABLE])
+def distinct(request: pytest.FixtureRequest) -> str:
+    """Every recipe of the table in turn; in the quick tier one for each kind of work at clients."""
     return request.param  # type: ignore[no-any-return]

@@ -143,6 +143,7 @@ def test_the_loss_scale_grows_as_that_of_torch() -> None:
 # -- bfloat16
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("simulator", STACKED, ids=str)
 @pytest.mark.parametrize("name", ["fedavg", "dp_sgd", "apfl"])
 def test_bfloat16_stays_near_float32_and_is_not_float32(name: str, simulator: dict[str, Any]) -> None:

@@ -107,10 +107,10 @@ def check(
     assert resumed.meta["status"] == "finished"
 
 
-def test_every_recipe(name: str, tmp_path: Path) -> None:
+def test_every_recipe(distinct: str, tmp_path: Path) -> None:
     """Killed where its server has just stepped, or in the middle of training: every second recipe either way."""
-    point = ("just stepped", "in the middle of training")[list(TABLE).index(name) % 2]
-    check(tmp_path, method(name), POINTS[point])
+    point = ("just stepped", "in the middle of training")[list(TABLE).index(distinct) % 2]
+    check(tmp_path, method(distinct), POINTS[point])
 
 
 @every_point(POINTS)

@@ -190,6 +190,7 @@ def test_any_actor_may_die_at_any_call(fake_ray: Callable[..., FakeRay], count: 
         assert_same_checkpoints(expected, story(on_actors(fake_ray(nodes, range(first, 10 * quiet.calls, 60)))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_two_that_die_close_together_end_the_run_or_change_nothing(
     fake_ray: Callable[..., FakeRay], count: int

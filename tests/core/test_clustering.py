@@ -207,6 +207,7 @@ def test_a_replaced_model_is_left_out_of_the_mean_and_trains_alone() -> None:
     assert "times the median" in rows[0]["reason"]
 
 
+@pytest.mark.full
 def test_clients_that_were_not_asked_keep_cluster_and_model() -> None:
     run = trained(recipes.distfl(cohort=8, probes=60, **TRAINING), planted(), rounds=6)
     seen: dict[int, int] = {}
@@ -308,6 +309,7 @@ def test_cfl_cuts_where_updates_pull_apart() -> None:
     assert set(clusters_at(iid, 6)) == {0}
 
 
+@pytest.mark.full
 def test_gamma_max_asks_how_far_apart_the_halves_are() -> None:
     """Theorem 1: cut where gamma_max < sqrt((1 - cosine) / 2), so at 0.7 only below a cosine of 0.02."""
     cut = {}
@@ -338,6 +340,7 @@ def test_cfl_cuts_at_the_least_largest_cosine() -> None:
     assert worst(tuple(Cfl().halved(inner, lengths)[0])) == pytest.approx(worst(best))
 
 
+@pytest.mark.full
 def test_fltrust_trains_on_server_rows_under_a_majority_of_attackers() -> None:
     clients = Iid(clients=10, server_rows=60).split(data.digits())
     assert len(clients.server_rows) == 60
@@ -369,6 +372,7 @@ def every_number(run: Any) -> Tensor:
     return torch.stack([layout.flatten(run.model(client)) for client in range(12)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["vmapped"])
 def test_clusters_are_the_same_on_every_engine(engine: str) -> None:
     recipe = recipes.distfl(probes=40, **TRAINING)

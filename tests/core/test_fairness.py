@@ -40,6 +40,7 @@ def ends_at(recipe: Recipe, rounds: int = 400) -> float:
     return float(run.start())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 4.0])
 def test_q_fedavg_ends_where_the_sum_of_powers_is_smallest(q: float) -> None:
     # the derivative of F_1^(q+1) + F_2^(q+1) is 0 where w / (1 - w) is this
@@ -47,6 +48,7 @@ def test_q_fedavg_ends_where_the_sum_of_powers_is_smallest(q: float) -> None:
     assert ends_at(recipes.qfedavg(q=q, lr=0.02)) == pytest.approx(ratio / (1 + ratio), abs=2e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("t", [-0.5, 0.0, 1.0, 8.0])
 def test_term_ends_where_the_tilted_loss_is_smallest(t: float) -> None:
     def derivative(w: float) -> float:
@@ -55,6 +57,7 @@ def test_term_ends_where_the_tilted_loss_is_smallest(t: float) -> None:
     assert ends_at(recipes.term(t=t, lr=0.02)) == pytest.approx(brentq(derivative, 0.5, 0.999), abs=2e-3)
 
 
+@pytest.mark.full
 def test_afl_ends_where_the_largest_loss_is_smallest() -> None:
     assert ends_at(recipes.afl(lambda_lr=0.02, lr=0.01), rounds=1500) == pytest.approx(2 / 3, abs=5e-3)
 

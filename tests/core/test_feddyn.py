@@ -71,6 +71,7 @@ def test_the_correction_counts_all_clients_though_few_arrive() -> None:
     torch.testing.assert_close(run.model().weight.detach()[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_it_reaches_the_minimum_of_all_where_fedavg_does_not() -> None:
     """Many local steps carry FedAvg to a point between the clients' own solutions; FedDyn removes that bias."""
     clients = federation()

@@ -45,6 +45,7 @@ HEAVY = {
 BEGIN = "import piebald; piebald.run; piebald.recipes.fedavg; piebald.models; piebald.partition; piebald.tune"
 
 
+@pytest.mark.full
 def test_nothing_heavy_but_torch_is_loaded_to_begin() -> None:
     loaded = loaded_after(BEGIN)
     by_torch = loaded_after("import torch")
@@ -57,6 +58,7 @@ def test_the_command_line_loads_neither_torch_nor_pydantic() -> None:
     assert not loaded_after("from piebald.cli import main") & {"torch", "numpy", "pydantic", *HEAVY} - {"typer"}
 
 
+@pytest.mark.full
 def test_the_check_would_notice_torch() -> None:
     assert "torch" in loaded_after("import piebald; piebald.Layout")
 

@@ -27,6 +27,7 @@ def copies(numbers: int) -> float:
     return sum(found.values()) / (4 * numbers)
 
 
+@pytest.mark.full
 def test_what_lies_in_memory_while_a_client_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's model, the run's module and first numbers, the engine's, the global model, and the sum (two)."""
     draw = torch.Generator().manual_seed(0)

@@ -133,6 +133,7 @@ def test_clusters_that_are_put_together_are_no_more() -> None:
     assert absent_clusters([0, 0, 0], [0, 1, 6], known) == [1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("sizes", "wanted"), [([1, 1], 2), ([2, 1], 2), ([1, 1, 1], 3)])
 def test_two_or_three_clients_can_be_split(sizes: list[int], wanted: int) -> None:
     """Before, `least = 2` dissolved every cut of them."""
@@ -151,6 +152,7 @@ def test_two_or_three_clients_can_be_split(sizes: list[int], wanted: int) -> Non
         assert len(set(labels)) == wanted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [2, 3])
 def test_two_or_three_alike_clients_stay_together(count: int) -> None:
     clients = Iid(clients=count).split(data.digits())
@@ -161,6 +163,7 @@ def test_two_or_three_alike_clients_stay_together(count: int) -> None:
 # -------------------------------------------------------------------------------- the authors' rule, sentences
 
 
+@pytest.mark.full
 def test_the_authors_rule_groups_once_with_the_uploads_of_the_fifth_round() -> None:
     clustering = Distfl(find="linked", first=5, every=0, statistics="running", loss="published", probes=40)
     run = trained(recipes.distfl(**TRAINING).with_(clustering=clustering), planted(), rounds=7)

@@ -108,6 +108,7 @@ def test_each_number_has_one_position_and_shared_ones_come_first(made: tuple[nn.
     assert all(slot.start >= layout.shared for slot in layout.slots if slot.name in layout.private)
 
 
+@pytest.mark.full
 @few
 @given(split_modules())
 def test_the_trained_slices_are_the_parameters(made: tuple[nn.Module, Layout]) -> None:

@@ -92,6 +92,7 @@ def waits(recipe: Recipe, count: int, engine: str) -> Counter[str]:
     return seen.seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "engine"),
     [

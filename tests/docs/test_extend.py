@@ -58,6 +58,7 @@ def test_the_module_is_found_beside_the_file(lab: Path, tmp_path: Path) -> None:
     assert page.is_file()
 
 
+@pytest.mark.full
 def test_python_on_the_page_runs(lab: Path) -> None:
     text = "\n".join(b.text for b in BLOCKS if b.language == "python" and not b.text.startswith("# mylab.py"))
     done = processes.run([sys.executable, "-c", text], cwd=lab, capture_output=True, text=True, timeout=300)

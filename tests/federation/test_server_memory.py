@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_a_server_takes_few_models_however_many_sites_send_theirs() -> None:
     """Before, eight sites took 24 models more than one: each result three times while it came, and once in a matrix."""

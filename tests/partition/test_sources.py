@@ -281,6 +281,7 @@ def test_bad_settings(settings, message: str) -> None:
         clients_from([good], **settings)
 
 
+@pytest.mark.full
 def test_heavy_packages_are_not_imported() -> None:
     code = (
         "import sys, piebald.partition, piebald.data, piebald.models, numpy\n"

@@ -267,6 +267,7 @@ def test_a_report_that_cannot_be_made(runs, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_importing_the_store_loads_no_plotting_package():
     program = (
         "import sys, piebald.report, piebald.report.store, piebald.report.tables, piebald.report.comparison; "

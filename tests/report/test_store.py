@@ -279,6 +279,7 @@ def test_a_damaged_database_is_refused(store):
         RunStore.open_read_only(store.path)
 
 
+@pytest.mark.full
 def test_a_second_writer_is_refused_and_a_reader_welcome(store):
     store.commit({"version": 1}, [])
     program = "import sys; from piebald.report.store import RunStore; RunStore.open(sys.argv[1])"
@@ -296,6 +297,7 @@ def test_a_second_writer_is_refused_and_a_reader_welcome(store):
     RunStore.open(store.path).close()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_killed_run_can_be_read_before_it_is_resumed(tmp_path):
     root = Path(sys.modules["piebald.report.store"].__file__).parents[2]

@@ -88,6 +88,7 @@ def renormalized(self: Recipe, known: int) -> None:
     """Before: the mean over those who arrived, with noise for their largest weight."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "holds", [True, pytest.param(False, marks=pytest.mark.full)], ids=["fixed denominator", "renormalized weights"]
 )

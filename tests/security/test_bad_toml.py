@@ -73,6 +73,7 @@ def test_dates_and_labels_that_no_folder_can_have(tmp_path: Path, monkeypatch: p
         piebald.compare(plan.recipes, plan.clients, plan.model, rounds=1, out=tmp_path / "out")
 
 
+@pytest.mark.full
 def test_no_bad_file_ends_raw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for row in fuzzer("toml_fuzzer").run(25, seed=3, processes=1):

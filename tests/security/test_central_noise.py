@@ -157,6 +157,7 @@ def test_fixed_cohorts_are_not_accounted_as_poisson_samples() -> None:
     assert "fixed size" in fixed.meaning
 
 
+@pytest.mark.full
 def test_budgets_are_those_of_dp_accounting() -> None:
     """The mechanism described to another program in its own terms: the events, and what neighbours are."""
     dp = pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'piebald[privacy]'")

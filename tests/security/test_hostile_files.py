@@ -347,6 +347,7 @@ def test_the_sites_own_code_that_fails_is_one_sentence(tmp_path: Path, source: s
 # ------------------------------------------------------------------------------------------------------------ signals
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_sigterm_is_a_clean_stop(tmp_path: Path, workers: int) -> None:
     """Before, it killed a simulation at once: exit code -15, and a run that seemed to be running."""

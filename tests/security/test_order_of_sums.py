@@ -64,6 +64,7 @@ def ends(name: str, rounds: int, **more: Any) -> list[Tensor]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "more"),
     [

@@ -111,6 +111,7 @@ def test_questions_for_the_server_are_answered_by_no_site(query: Query, policy: 
     assert reason == f"{query.kind!r} is for rows of the server, and no site answers it"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("query", [Evaluate(), Evaluate(split="train"), Validate(classes=2), RootTraining()], ids=str)
 def test_beside_any_protection_the_default_is_no_queries(query: Query) -> None:
     """Before, noise, sums and DP-SGD were passed by any question."""

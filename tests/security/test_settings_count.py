@@ -89,6 +89,7 @@ def is_true(recipe: Recipe) -> bool:
     return all(any(holds(one, name, value) for one in recipe.components) for name, value in settings.items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_recorded_is_what_trains_whatever_is_replaced(name: str) -> None:
     tried = refused = 0

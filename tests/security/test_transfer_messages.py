@@ -138,6 +138,7 @@ def fuzz(settings, seeds: range) -> dict[str, int]:
     return counted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["plain", "fixed"])
 def test_no_mutated_message_is_a_raw_exception(backend):
     counted = fuzz(small(steps=2, watch_every=1, backend=backend), range(120))
@@ -378,6 +379,7 @@ def zeros(frames: list[bytes]) -> bytes:
 KINDS = ["HELLO", "KEY", "STATISTICS", "MASKED", "DECRYPTED"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
 @pytest.mark.parametrize("kind", ["STATISTICS", "MASKED"])
 def test_a_hostile_message_is_named_with_exit_code_2_and_the_run_goes_on_later(backend, kind, tmp_path):

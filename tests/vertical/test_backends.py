@@ -61,6 +61,7 @@ def test_the_same_integers_for_every_kernel_and_shape(backend, kernel, seed, n, 
         np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
 
 
+@pytest.mark.full
 @ENCRYPTED
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 12), d=st.integers(2, 9))
@@ -79,6 +80,7 @@ def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend
             np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
 
 
+@pytest.mark.full
 @ENCRYPTED
 @pytest.mark.parametrize(
     ("rows", "inner", "width"),
@@ -185,6 +187,7 @@ def test_the_larger_ring_computes_the_same(backend):
     np.testing.assert_array_equal(found, fixed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", [encrypted("bfv")])
 def test_noise_leaves_room_in_the_largest_product(backend):
     """Decryption fails without a word if noise eats the last bit: poly-3 has the most terms."""

@@ -45,6 +45,7 @@ def test_a_file_becomes_a_run_a_page_and_numbers(file, capsys):
     assert is_transfer(Path("run"))
 
 
+@pytest.mark.full
 def test_a_finished_run_is_shown_again_and_reported_elsewhere(file, capsys):
     assert main(["transfer", str(file), "--out", "run", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
