@@ -241,11 +241,9 @@ def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool
     return True
 
 
-def make_driver() -> Any:
-    """Make the driver class for cells whose address begins with ``piebald://``."""
+def _make_connection() -> Any:
+    """Make the class of connections, which needs the extra `federation`."""
     from nvflare.fuel.f3.comm_error import CommError
-    from nvflare.fuel.f3.drivers.base_driver import BaseDriver
-    from nvflare.fuel.f3.drivers.driver import ConnectorInfo
     from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
     from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
@@ -292,8 +290,18 @@ def make_driver() -> Any:
                 raise CommError(CommError.CLOSED, "the connection was closed by the other end")
             return head
 
+    return Frames
+
+
+def make_driver() -> Any:
+    """Make the driver class for cells whose address begins with ``piebald://``."""
+    from nvflare.fuel.f3.drivers.base_driver import BaseDriver
+    from nvflare.fuel.f3.drivers.driver import ConnectorInfo
+
+    connection_class = _make_connection()
+
     class PiebaldDriver(_DriverBase, BaseDriver):  # type: ignore[misc]
-        """Listens and connects with `Frames`."""
+        """Listens and connects."""
 
         def listen(self, connector: ConnectorInfo) -> None:
             made, reject = RenewedContext(connector.params, server=True), connector.params["reject"]
@@ -311,7 +319,7 @@ def make_driver() -> Any:
             def carry(secured: SharedSocket) -> None:
                 if (connected := connector.params.get("connected")) is not None:
                     connected(_peer(secured), secured.getpeercert() or {})
-                connection = Frames(secured, connector, True)
+                connection = connection_class(secured, connector, True)
                 self.add_connection(connection)
                 connection.read_loop()
                 self.close_connection(connection)
