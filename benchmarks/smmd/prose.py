@@ -95,6 +95,77 @@ def summary(text: str) -> str:
     return "\n".join([*lines, "", f"± are halves of 95 % intervals over seeds ({seeds(text)}), paired by seed."])
 
 
+@dataclass(frozen=True)
+class Change:
+    """A row of the table of one change at a time; F by how it is averaged."""
+
+    data: str
+    name: str
+    auc: float
+    mean: float
+    half: float
+    f: dict[str, float]
+    seeds: int
+
+    @property
+    def shown(self) -> str:
+        """The change and what it does."""
+        return f"{self.name} {self.mean:+.3f} ± {self.half:.3f}"
+
+
+def changes(text: str) -> list[Change]:
+    """Return the rows of the table of changes that have an interval."""
+    found = []
+    for line in block(text, "gap").splitlines()[2:]:
+        data, name, auc, apart, *f, count = (cell.strip() for cell in line.strip("|").split("|"))
+        mean, _, half = apart.partition(" ± ")
+        averages = dict(zip(("positives", "macro", "weighted"), map(float, f), strict=True))
+        found.append(Change(data, name, float(auc), float(mean), float(half or "nan"), averages, int(count)))
+    return found
+
+
+def printed(text: str, row: str) -> dict[str, dict[str, float]]:
+    """Return the paper's F and AUC of a row, by set."""
+    for line in block(text, "paper").splitlines()[2:]:
+        name, *values = (cell.strip() for cell in line.strip("|").split("|"))
+        if name == row:
+            one = [float(value) for value in values]
+            return {"credit": {"f": one[0], "auc": one[1]}, "census": {"f": one[3], "auc": one[4]}}
+    raise ValueError(f"the paper's table has no row {row!r}")
+
+
+def gap(text: str) -> str:
+    """Return what the changes explain, a line for each subject, or nothing where there is no table of them."""
+    rows = changes(text)
+    if not rows:
+        return ""
+    paper, alone = (printed(text, name) for name in ("Gaussian, sigma 1, encrypted", "source only"))
+    lines = []
+    for data, known in paper.items():
+        here = [row for row in rows if row.data == data]
+        ours = next(row for row in here if row.name == "ours")
+        tried = [row for row in here if row.name != "ours" and not row.name.startswith("source only")]
+        near = min(ours.f, key=lambda how: abs(ours.f[how] - known["f"]))
+        f = ", ".join(f"{how} {value:.3f}" for how, value in ours.f.items())
+        lines.append(f"- F on {data}: {f}; the paper's {known['f']:.3f} is nearest to the average called {near}.")
+        words = {
+            "They raise it": [row.shown for row in tried if row.mean - row.half > 0],
+            "They lower it": [row.shown for row in tried if row.mean + row.half < 0],
+            "They change nothing that can be told": [row.shown for row in tried if not abs(row.mean) > row.half],
+        }
+        said = "".join(f"  {word}: {'; '.join(names)}." for word, names in words.items() if names)
+        lines.append(f"- Changes on {data}, and what they do to the AUC of {ours.auc:.3f}.{said}")
+        reached = [f"{row.name} ({row.auc:.3f})" for row in here if row.auc >= known["auc"] and row in tried]
+        lines.append(
+            f"- The paper's AUC of {known['auc']:.3f} on {data} is reached by: {'; '.join(reached) or 'none'}."
+        )
+        source = [row for row in here if row.name.startswith("source only")]
+        own = "; ".join(f"with {row.name.removeprefix('source only, ')} {row.auc:.3f}" for row in source)
+        lines.append(f"- Source only on {data}: {own}; in the paper {alone[data]['auc']:.3f}.")
+    counts = sorted({row.seeds for row in rows})
+    return "\n".join([*lines, "", f"Seeds: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}."])
+
+
 def _named(rows: list[Difference]) -> str:
     named = ", ".join(f"{row.other.removeprefix('SMMD, ').removesuffix(', encrypted')} {row}" for row in rows)
     return f" ({named})" if named else ""

@@ -40,8 +40,8 @@ def write(raw_tables: Path) -> None:
     blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
         text = put(text, name, block)
-    if summary := prose.summary(text):
-        text = put(text, "summary", summary)
+    for name, made in (("summary", prose.summary(text)), ("gap prose", prose.gap(text))):
+        text = put(text, name, made) if made else text
     page.write_text(text, "utf-8")
 
 
