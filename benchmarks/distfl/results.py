@@ -122,7 +122,7 @@ def per_client(lines: Sequence[Line], part: str) -> str:
 
 def attacks(lines: Sequence[Line], part: str) -> str:
     """Table: accuracy and attack success on the common test set, by share of attackers."""
-    cases = by_case(lines, part)
+    cases = dict(sorted(by_case(lines, part).items(), key=lambda case: [int(n) for n in re.findall(r"\d+", case[0])]))
     methods = list(dict.fromkeys(method for found in cases.values() for method in found))
     rows = []
     for method in methods:

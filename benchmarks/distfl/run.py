@@ -23,6 +23,8 @@ from settings import (
     EPSILONS,
     LOCAL,
     NOISES,
+    NOISY,
+    NOISY_STEP,
     PARTS,
     SCALES,
     TRAINING,
@@ -39,6 +41,7 @@ from piebald import recipes
 from piebald.attacks.success import AttackSuccess
 from piebald.metrics import accuracy
 from piebald.recipe import Recipe
+from piebald.server.result_checks import LONGEST_STEP
 
 
 def distfl(training: Training = TRAINING, **clustering: Any) -> Recipe:
@@ -163,7 +166,7 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
                 yield case, method, recipe, attack, 12
             for method in ("median", "multi-Krum", "FLTrust", "IRLS", "GRA", "Credit"):
                 yield case, method, fedavg(DEFENCES[method]), attack, 12
-    if part in ("privacy", "mixed", "environment_privacy"):
+    if part in NOISY:
         yield from private_jobs(part, seed)
     if part == "rows":
         for noise in (0.0, 0.6, 1.0, 2.0, 4.0):
@@ -213,7 +216,7 @@ def run_job(
     began = time.perf_counter()
     run = piebald.run(
         recipe, clients, model, rounds=rounds, seed=seed, metrics=metrics, evaluate_every=rounds,
-        runtime=piebald.Simulator(workers=0),
+        longest_step=NOISY_STEP if part in NOISY else LONGEST_STEP, runtime=piebald.Simulator(workers=0),
     )  # fmt: skip
     seconds = time.perf_counter() - began
     main = run.main

@@ -65,14 +65,17 @@ def digit_jobs(scale: Scale, part: str, model: str, where: Sequence[str], seeds:
 
 def paper_jobs(scale: Scale) -> Iterator[Job]:
     """Yield the jobs of tables 3 and 4 and Fig. 3 in the paper's own settings."""
-    many, few = settings.paper_plans(scale.paper_rounds, characters.letters_here())
-    alone = settings.Plan(scale.paper_rounds, scale.paper_rounds, scale.paper_rounds)
+    letters = characters.letters_here()
+    many, few = settings.paper_plans(scale.paper_rounds, letters, scale.paper_every)
+    rows, rate = None if letters else scale.paper_rows, settings.LEARNING_RATE
+    epochs = scale.paper_alone or scale.paper_rounds
+    alone = settings.Plan(epochs, epochs, epochs)
     for seed in scale.paper_seeds:
         for setting, plans in {"iid": many, "writer": many, "disjoint": few}.items():
             for cohort, plan in plans.items():
                 for label in settings.LABELS[1:]:
-                    yield Job("paper", "small_cnn", setting, cohort, label, seed, plan, None, settings.LEARNING_RATE)
-            yield Job("paper", "small_cnn", setting, settings.ALONE, "Local", seed, alone, None, settings.LEARNING_RATE)
+                    yield Job("paper", "small_cnn", setting, cohort, label, seed, plan, rows, rate)
+            yield Job("paper", "small_cnn", setting, settings.ALONE, "Local", seed, alone, rows, rate)
 
 
 def tuning_jobs(scale: Scale) -> Iterator[Job]:
@@ -129,6 +132,10 @@ def _priority(scale: Scale, job: Job) -> float:
     if job.part == "tuning":
         return -1.0
     own = {"traffic": 0.65, "leaf": 0.7, "why": 1.0, "paper": 0.6}.get(job.part)
+    if job.part == "paper":  # the smallest cohorts of all seeds first, and what the paper compares before the rest
+        cohorts = [10, 2, settings.ALONE, 20, 3, 50, 31, 5]
+        rest = job.label not in ("FedAvg", "HDAFL")
+        return own + cohorts.index(job.cohort) + 0.5 * rest + 0.1 * job.seed
     if job.part == "traffic":
         own += 0.5 * list(scale.traffic_models).index(job.model)
     elif own is None:
@@ -164,7 +171,7 @@ def run_job(job: Job, out: Path) -> str:
         rounds=job.plan.rounds,
         evaluate_every=job.plan.fine if job.label in settings.FINE else job.plan.coarse,
         checkpoint_every=job.plan.rounds if job.part == "leaf" else 10,
-        runtime=piebald.Simulator(engine="sequential", workers=0),
+        runtime=piebald.Simulator(engine="batched" if job.part == "paper" else "sequential", workers=0),
     )
     final = comparison.runs[0].final
     comparison.runs[0].close()

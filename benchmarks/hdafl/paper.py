@@ -45,9 +45,11 @@ def printed(scale: Scale, here: bool) -> str:
     """
     plans = settings.paper_plans(scale.paper_rounds, here)
     every, few = ([str(cohort) for cohort in group] for group in plans)
+    digits = "MNIST's 70,000 digits, 836 writers"
+    digits = digits if scale.paper_rows is None else f"{scale.paper_rows:,} of {digits}"
     rows = [
         ("Tables 3 and 4, Fig. 3: --only paper", "", ""),
-        ("data", "FEMNIST, 2000 writers", "FEMNIST, 2000 writers" if here else "MNIST's 70,000 digits, 836 writers"),
+        ("data", "FEMNIST, 2000 writers", "FEMNIST, 2000 writers" if here else digits),
         ("classes", "62", "62" if here else "10"),
         ("clients", "100; disjoint 31", f"100; disjoint {31 if here else 5}"),
         ("classes each, disjoint", "2", "2"),

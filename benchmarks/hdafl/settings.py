@@ -85,7 +85,9 @@ class Scale:
         traffic_models: keys of `TRAFFIC_MODELS`.
         traffic_seeds: each redraws the split by trace, the apps that are removed, and the first model.
         paper_rounds: rounds of the part "paper".
-        paper_rows: its rows, None for all.
+        paper_rows: its digits, None for all; FEMNIST is never cut.
+        paper_every: its rounds between evaluations of FedAvg and HDAFL.
+        paper_alone: its epochs of Local; None means as many as rounds.
         paper_seeds: its seeds.
     """
 
@@ -104,6 +106,8 @@ class Scale:
     traffic_seeds: Sequence[int]
     paper_rounds: int = 400
     paper_rows: int | None = None
+    paper_every: int = 1
+    paper_alone: int | None = None
     paper_seeds: Sequence[int] = range(6)
 
 
@@ -122,6 +126,10 @@ SCALES = {
         traffic_rows=None,
         traffic_models=("cnn_1d_small", "cnn_1d_tiny"),
         traffic_seeds=(0, 1, 2),
+        paper_rows=7500,
+        paper_every=10,
+        paper_alone=40,  # what a client of 100 trains in 400 rounds of 10
+        paper_seeds=(0, 1, 2),
     ),
     "full": Scale(
         rows=None,
@@ -144,11 +152,11 @@ SCALES = {
 NEAREST = {2: 10, 3: 20, 5: 31}  # disjoint clients per round of 5 that stand for the paper's of 31
 
 
-def paper_plans(rounds: int, letters: bool) -> tuple[dict[int, Plan], dict[int, Plan]]:
+def paper_plans(rounds: int, letters: bool, every: int = 1) -> tuple[dict[int, Plan], dict[int, Plan]]:
     """Return the plans of table 3 by clients per round: for 100 clients, and for the disjoint ones.
 
     Without letters there are ten classes, so 5 disjoint clients instead of 31."""
-    plan = Plan(rounds, 1, max(1, rounds // 20))
+    plan = Plan(rounds, every, max(1, rounds // 20))
     return dict.fromkeys((10, 20, 50), plan), dict.fromkeys((10, 20, 31) if letters else NEAREST, plan)
 
 

@@ -79,5 +79,8 @@ made = list(jobs.paper_jobs(full))
 assert {job.plan.rounds for job in made} == {400}
 assert {job.seed for job in made} == set(range(6))
 assert {job.label for job in made} == set(settings.LABELS)
+small = list(jobs.paper_jobs(settings.SCALES["small"]))
+assert {job.plan.rounds for job in small if job.label != "Local"} == {400}
+assert {(job.rows, job.seed) for job in small} == {(7500, seed) for seed in range(3)}
 """
     run("-c", program)
