@@ -11,6 +11,7 @@ from typing import Any
 
 import jobs
 import pictures
+import prose
 import settings
 import xor
 import xor_picture
@@ -327,7 +328,7 @@ def write(out: Path, folder: Path) -> Path:
             continue
         marker = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         text = marker.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
-    path.write_text(text, "utf-8")
+    path.write_text(prose.fill(text), "utf-8")
     if (out / "xor.json").exists():
         xor_picture.draw(out, folder / "xor.png")
     if (out / "images").exists():

@@ -190,18 +190,20 @@ def private_jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Calla
     is Fig. 4 with the smaller ones only.  K-Cluster is not among them: its clients tell which model fits their rows,
     which no noise hides, so it is refused beside noise.
     """
-    federation = fed.domains if part == "environment_privacy" else lambda s: fed.planted([5] * 5, seed=s)
+    domains = part == "environment_privacy"
+    federation = fed.domains if domains else lambda s: fed.planted([5] * 5, seed=s)
+    rounds, probes = (8, 100) if domains else (6, 50)  # types are as in the part "category"
     levels = [(f"noise {noise:g}", noise) for noise in NOISES]
     if part != "privacy":
         levels += [(f"epsilon {epsilon:g}", noise_of(epsilon)) for epsilon in EPSILONS]
     for case, noise in levels:
         gaussian = [{"kind": "gaussian", "clip": CLIP, "noise": noise, "where": "client"}]
-        methods = {"DistFL": distfl(probes=100), "FedAvg": fedavg()}
+        methods = {"DistFL": distfl(probes=probes), "FedAvg": fedavg()}
         for method, recipe in methods.items():
-            yield case, method, recipe.with_(transforms=gaussian), lambda: federation(seed), 8
+            yield case, method, recipe.with_(transforms=gaussian), lambda: federation(seed), rounds
     for method, recipe in baselines(TRAINING).items():
         if method != "FedAvg":  # which is among the above
-            yield "noise 0", method, recipe, lambda: federation(seed), 8
+            yield "noise 0", method, recipe, lambda: federation(seed), rounds
 
 
 def run_job(

@@ -95,6 +95,24 @@ print(run.of_honest([*last, row(None, "accuracy", 0.3)], [-1, 0, 0], {"accuracy"
     assert run(program).strip() == "{'accuracy': 0.7}"
 
 
+def test_mixed_is_types_and_noise_only() -> None:
+    """Before, labels were swapped as well, and the epsilons were 48 to 484 instead of the paper's 0.1 to 0.3."""
+    program = """
+import numpy as np, torch
+import federations, run, settings
+from piebald.data import DataSet
+y = np.arange(4000) % 10
+federations.data = lambda name: DataSet(name, x=torch.zeros(4000, 1), y=torch.from_numpy(y), classes=tuple("0123456789"))
+found = {case: (recipe, made) for case, _, recipe, made, _ in run.jobs("mixed", 0)}
+clients, truth = found["epsilon 0.2"][1]()
+held = [sorted(set(clients.rows(client, "train").y.tolist())) for client in range(len(clients))]
+print(held == [list(federations.TYPES[kind]) for kind in truth], sorted(set(truth.tolist())))
+print([one.kind for one in found["epsilon 0.2"][0].transforms])
+print([round(settings.noise_of(epsilon), 1) for epsilon in settings.EPSILONS], settings.NOISY_STEP > 1e6)
+"""
+    assert run(program).splitlines() == ["True [0, 1, 2, 3, 4]", "['gaussian']", "[48.4, 24.2, 16.1] True"]
+
+
 @pytest.mark.full
 def test_every_job_of_every_part_can_be_made() -> None:
     """Before, the parts of figures 3 and 4 asked for K-Cluster beside noise, which is refused, and ran nothing."""

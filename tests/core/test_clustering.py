@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 
 from piebald import data, recipes
+from piebald.aggregation.linear import EqualWeighted
 from piebald.clustering import Cfl, Distfl, Ifca
 from piebald.clustering.voting import ballot
 from piebald.contracts import Update
@@ -295,6 +296,7 @@ def test_ifca_clients_choose_by_their_own_loss() -> None:
     found = clusters_at(run, 3)
     models = {one: run.work.layout.flatten(run.model(found.index(one))) for one in set(found)}
     assert len(models) == 3
+    assert recipes.ifca(k=3).aggregation == EqualWeighted()  # before, by examples, unlike the paper and FedLab
     with pytest.raises(SettingError, match="lowest_loss"):
         trained(recipes.fedavg(**TRAINING).with_(clustering=Ifca(k=2)), planted())
 
