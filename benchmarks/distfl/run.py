@@ -84,9 +84,9 @@ def jobs(part: str, seed: int) -> Iterator[tuple[str, str, Recipe, Callable[[], 
         for case, federation in cases.items():
             yield case, "DistFL", distfl(), federation, 12
     if part == "control":  # one distribution: every split is a false one
-        for name, each in (("digits", 25), ("cifar10", 40)):
-            case = f"{name}, 50 IID clients"
-            yield case, "DistFL", distfl(), lambda n=name, e=each: fed.attacked(n, 50, 0, each=e, seed=seed), 12  # type: ignore[misc]
+        for name, count, each in (("digits", 50, 25), ("digits", 20, 25), ("cifar10", 50, 40)):
+            alike = lambda n=name, c=count, e=each: fed.attacked(n, c, 0, each=e, seed=seed)  # noqa: E731
+            yield f"{name}, {count} IID clients", "DistFL", distfl(), alike, 12
     if part == "scales":
         bound = lambda: fed.honest("digits", 30, 1, each=30, seed=seed, server=60)  # noqa: E731
         yield "honest clients only", "FedAvg", fedavg(), bound, 8

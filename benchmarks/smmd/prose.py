@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+PHE_BEFORE = {"encrypt": 7.46, "decrypt": 2.11}  # milliseconds of `phe` on the day of the prototype
 GAUSSIAN = "SMMD, Gaussian, sigma 1, encrypted"
 COSTS = 0.01  # AUC that encryption may cost
 
@@ -164,6 +165,33 @@ def gap(text: str) -> str:
         lines.append(f"- Source only on {data}: {own}; in the paper {alone[data]['auc']:.3f}.")
     counts = sorted({row.seeds for row in rows})
     return "\n".join([*lines, "", f"Seeds: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}."])
+
+
+def speed(text: str) -> str:
+    """Return how long products and steps take, beside the prototype, or nothing where they were not measured."""
+    timed = [[cell.strip() for cell in line.strip("|").split("|")] for line in block(text, "speed").splitlines()[2:]]
+    both = [cells for cells in timed if cells[10] != "-"]
+    steps = [[cell.strip() for cell in line.strip("|").split("|")] for line in block(text, "verify").splitlines()[2:]]
+    if not both or not steps:
+        return ""
+    ratios = [float(cells[8]) / float(cells[10]) for cells in both]
+    lines = [
+        "| speed | found |",
+        "| --- | --- |",
+        f"| one direction at 128 rows beside the prototype, processor seconds | faster in {sum(r < 1 for r in ratios)} "
+        f"of {len(ratios)}: "
+        + "; ".join(f"{cells[0]}, {cells[1]} {cells[8]} against {cells[10]}" for cells in both)
+        + " |",
+        "| a whole step of two processes at 128 rows, seconds | "
+        + "; ".join(f"{cells[0]}, {cells[1]} {cells[5]}" for cells in steps if cells[2] == "128")
+        + " |",
+    ]
+    now = dict(re.findall(r"(encrypt|decrypt) ([\d.]+) ms", block(text, "phe")))
+    for name, before in PHE_BEFORE.items():
+        if name in now:
+            ratio = float(now[name]) / before
+            lines.append(f"| `phe`, {name}, on this machine beside the prototype's day | {ratio:.2f} times as long |")
+    return "\n".join(lines)
 
 
 def _named(rows: list[Difference]) -> str:

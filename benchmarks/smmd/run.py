@@ -40,7 +40,8 @@ def write(raw_tables: Path) -> None:
     blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
         text = put(text, name, block)
-    for name, made in (("summary", prose.summary(text)), ("gap prose", prose.gap(text))):
+    for name, make in (("summary", prose.summary), ("gap prose", prose.gap), ("speed prose", prose.speed)):
+        made = make(text)
         text = put(text, name, made) if made else text
     page.write_text(text, "utf-8")
 
