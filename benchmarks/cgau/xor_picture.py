@@ -33,8 +33,8 @@ def draw(out: Path, path: Path) -> None:
         ("(d) gate, conditioning off", lambda: _halves(module, none)[1], False),
         ("(e) filter, conditioned", lambda: _halves(*gated)[0], False),
         ("(f) gate, conditioned", lambda: _halves(*gated)[1], False),
-        ("(g) CGAU without modulation", lambda: torch.sigmoid(_plane(module, xor.without(numbers, "filter"))), True),
-        ("(h) CGAU without expression", lambda: torch.sigmoid(_plane(module, xor.without(numbers, "gate"))), True),
+        ("(g) without modulation", lambda: torch.sigmoid(_plane(module, xor.without(numbers, "filter"))), True),
+        ("(h) without expression", lambda: torch.sigmoid(_plane(module, xor.without(numbers, "gate"))), True),
     ]
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     for panel, (title, make, boundary) in zip(figure.subplots(2, 4).ravel(), panels, strict=True):
