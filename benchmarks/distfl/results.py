@@ -264,7 +264,6 @@ def rounds(lines: Sequence[Line]) -> str:
             " ".join(f"{one['ari']:.2f}" for one in scores),
             " ".join(str(one["clusters"]) for one in scores),
             " ".join(f"{one['best']:.2f}" for one in scores),
-            " ".join(f"{one['halves']:.2f}" for one in scores),
             " ".join(f"{one['gap']:.2f}" for one in scores),
         ])  # fmt: skip
     head = [
@@ -274,7 +273,6 @@ def rounds(lines: Sequence[Line]) -> str:
         "ARI by round",
         "clusters",
         "ARI of the best cut",
-        "halves agree",
         "ARI of the gap",
     ]
     return table(head, rows)

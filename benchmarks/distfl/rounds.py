@@ -1,7 +1,7 @@
 """Clusters that each way of comparing finds in the same uploads: python benchmarks/distfl/rounds.py --out runs/distfl
 
-Fifty clients with forty images of CIFAR-10 each train as one cluster (FedAvg).  In every round their uploads are
-compared on synthesised inputs and on plain noise, with batch norms that use the statistics of the probes or running
+Fifty clients, or 25, with forty images of CIFAR-10 each train as one cluster (FedAvg).  In every round their uploads
+are compared on synthesised inputs and on plain noise, with batch norms that use the statistics of the probes or running
 statistics, and clustered from all rounds so far.  The clusters are not used in training, so all ways of comparing see
 the same models.
 """
@@ -12,6 +12,7 @@ import argparse
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import federations as fed
@@ -24,7 +25,7 @@ import piebald
 from piebald import recipes
 from piebald.clustering import Distfl
 from piebald.clustering.distribution_knowledge import batch_norm_targets, synthesise
-from piebald.clustering.partitioning import agree, by_gap, by_silhouette
+from piebald.clustering.partitioning import ClusterSearch, by_gap, by_silhouette
 from piebald.clustering.response_divergence import divergences, responses, unlikeness
 
 CASES = {
@@ -32,6 +33,7 @@ CASES = {
     "80 % attack": lambda seed: fed.attacked("cifar10", 50, 40, seed=seed),
     "one cluster": lambda seed: fed.attacked("cifar10", 50, 0, seed=seed),
     "20 % attack": lambda seed: fed.attacked("cifar10", 50, 10, seed=seed),
+    "25 clients, 5 types": lambda seed: fed.planted([5] * 5, seed=seed),  # as in Fig. 6
     "5 equal clusters": lambda seed: fed.planted([10] * 5, seed=seed),
     "5 unequal clusters": lambda seed: fed.planted([20, 12, 9, 6, 3], seed=seed),
 }
@@ -56,27 +58,24 @@ class Watch(Distfl):
         for way, (knowledge, afresh) in WAYS.items():
             x = made.x if knowledge else noise
             answers = responses(copy.deepcopy(module), spec.layout, self._uploads(cohort, rows, spec), x, afresh)
-            SEEN.setdefault(way, []).append(divergences(answers))
+            matrix, state = divergences(answers), STATES.setdefault(way, {})
+            own: Any = SimpleNamespace(spec=spec, state=state)
+            found = self._found(matrix.numpy(), cohort.clients, cohort.version, own)
+            SEEN.setdefault(way, []).append((matrix, found))
         return [0] * len(rows)
 
 
-SEEN: dict[str, list[torch.Tensor]] = {}
+SEEN: dict[str, list[tuple[torch.Tensor, ClusterSearch]]] = {}
+STATES: dict[str, dict[str, Any]] = {}  # what each way of comparing remembers
 
 
-def scores(seen: list[torch.Tensor], truth: Any) -> list[dict[str, Any]]:
-    """Score, by round, the clusters found from all rounds so far, and those of the single-round gap."""
-    unlike, lines = [unlikeness(one).numpy() for one in seen], []
-    for count in range(1, len(seen) + 1):
-        mean = np.mean(unlike[:count], axis=0)
-        accepted, best = by_silhouette(mean, 0.35), by_silhouette(mean, -1.0)
-        halves = 0.0
-        if count > 1:
-            sides = [by_silhouette(np.mean(unlike[side:count:2], axis=0), -1.0).labels for side in (0, 1)]
-            halves = agree(*sides)
-        found = accepted if accepted.labels.any() else best if halves >= 0.5 else accepted
-        gap = by_gap(seen[count - 1].numpy())
+def scores(seen: list[tuple[torch.Tensor, ClusterSearch]], truth: Any) -> list[dict[str, Any]]:
+    """Score, by round, the clusters that DistFL finds, the best cut of the mean so far, and the single-round gap."""
+    unlike, lines = [unlikeness(one).numpy() for one, _ in seen], []
+    for count, (matrix, found) in enumerate(seen, 1):
+        best, gap = by_silhouette(np.mean(unlike[:count], axis=0), -1.0), by_gap(matrix.numpy())
         lines.append({
-            "best": adjusted_rand_score(truth, best.labels), "score": best.score, "halves": halves,
+            "best": adjusted_rand_score(truth, best.labels), "score": best.score,
             "ari": adjusted_rand_score(truth, found.labels), "clusters": int(found.labels.max()) + 1,
             "gap": adjusted_rand_score(truth, gap.labels), "gap_clusters": int(gap.labels.max()) + 1,
         })  # fmt: skip
@@ -98,6 +97,7 @@ def main() -> None:
         for case in options.cases:
             clients, truth = CASES[case](seed)
             SEEN.clear()
+            STATES.clear()
             recipe = recipes.fedavg(**TRAINING).with_(clustering=Watch())
             model = small_network(tuple(clients.rows(0, "train").x.shape[1:]))
             runtime = piebald.Simulator(workers=0)
