@@ -61,6 +61,9 @@ def test_every_table_and_figure_has_a_row_with_a_verdict(paper: str) -> None:
         assert row[2] not in ("", "-"), row
         assert row[3], row
         assert row[3] != "-" or re.search("cannot|not made|not run|nothing to", row[-1]), row
+        if row[3] == "-" and "nothing to" not in row[-1]:  # and what it would take
+            assert re.search("needs|without|core|GPU|published", row[-1]), row
+        assert "open" not in row[-1].split(), row
     for kind in ("Table", "Fig."):
         numbers = [int(seen[1]) for row in found if (seen := re.match(rf"{re.escape(kind)} (\d)", row[0]))]
         assert numbers == sorted(numbers)
