@@ -102,7 +102,8 @@ import numpy as np, torch
 import federations, run, settings
 from piebald.data import DataSet
 y = np.arange(4000) % 10
-federations.data = lambda name: DataSet(name, x=torch.zeros(4000, 1), y=torch.from_numpy(y), classes=tuple("0123456789"))
+rows = {"x": torch.zeros(4000, 1), "y": torch.from_numpy(y), "classes": tuple("0123456789")}
+federations.data = lambda name: DataSet(name, **rows)
 found = {case: (recipe, made) for case, _, recipe, made, _ in run.jobs("mixed", 0)}
 clients, truth = found["epsilon 0.2"][1]()
 held = [sorted(set(clients.rows(client, "train").y.tolist())) for client in range(len(clients))]
