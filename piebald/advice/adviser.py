@@ -13,6 +13,7 @@ import numpy as np
 
 from piebald.advice.answer import Advice
 from piebald.advice.check import check
+from piebald.advice.client_gains import client_gains
 from piebald.advice.evidence import losers, whether_it_pays, worse_off
 from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
 from piebald.advice.look import look as look_at
@@ -109,7 +110,8 @@ def advise(
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         claim(folder, describe)
         say = lines_to_stderr(progress)
-        seen = look_at(runs.choosing.opened(), model, fleet=_fleet(runs)).text() if look else None
+        judged = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
+        seen = look_at(runs.choosing.opened(), model, fleet=_fleet(runs), **judged).text() if look else None
         for line in (seen or "").splitlines():
             say(line)
         if runs.choosing.held_out:
@@ -194,6 +196,7 @@ def _answer(
         cost=chosen.run or Cost(),
         spent=spent,
         tested=tested,
+        clients=client_gains(tested, chosen.label, None if alone is None else alone.label, runs),
         unusable=unusable,
         rounds=runs.rungs[-1],
         seeds=list(seeds),

@@ -16,11 +16,14 @@ import numpy as np
 from piebald import recipes
 from piebald.advice.answer_page import page
 from piebald.advice.check import Checked
+from piebald.advice.client_gains import ClientGain, table
+from piebald.advice.client_gains import sentences as client_sentences
 from piebald.advice.evidence import Evidence, Loser, Pays
 from piebald.advice.more_data import More, sentences
 from piebald.advice.nearness import SHARES, nearness
 from piebald.plain_text import printable
 from piebald.recipe import Recipe
+from piebald.report.headline import cheapest
 from piebald.report.notebook import html_table, written
 from piebald.report.paired import Difference, difference
 from piebald.toml_document import dumps
@@ -68,6 +71,7 @@ class Advice:
         cost: of a run of the recommendation.
         spent: by the whole search.
         tested: scores on test rows, of the recommendation, Local and FedAvg only; empty where there are none.
+        clients: what each client gains on test rows, see `client_gains`; empty where there are none.
         unusable: why methods could not be tried, by label.
         rounds, seeds: of the runs.
         folder: of the search, None where it was removed again.
@@ -95,6 +99,7 @@ class Advice:
     cost: Cost
     spent: Cost
     tested: Sequence[Checked]
+    clients: Sequence[ClientGain]
     unusable: Mapping[str, str]
     rounds: int
     seeds: Sequence[int]
@@ -128,7 +133,7 @@ class Advice:
         """The answer, a sentence or two in each line."""
         lines = [self.headline(), *self._evidence_lines(), ""]
         if len(self.alike) > 1:
-            lines.append(f"{_listed(self.alike)} cannot be told apart on these rows.")
+            lines.append(f"{_listed(self.alike)} cannot be told apart on these rows{self._cheapest()}.")
         if self.recommended != self.best:
             lines.append(
                 f"{self.best} has the best mean; {self.recommended} is within one standard error and one {self._unit} "
@@ -187,6 +192,7 @@ class Advice:
                 one.label: {"mean": _mean(one), "clients": dict(zip(one.scores.clients, _by_client(one), strict=True))}
                 for one in self.tested
             },
+            "clients": [_plain(one) for one in self.clients],
             "unusable": dict(self.unusable),
             "look": self.look,
             "rounds": self.rounds,
@@ -221,7 +227,10 @@ class Advice:
     def page(self) -> str:
         """The answer as a page of HTML."""
         lines = [line for line in self.paragraphs()[1:] if line]
-        return page(self.headline(), lines, self.curves(), html_table(self.columns, self.rows()), self.look or "")
+        tables = {"What was tried": html_table(self.columns, self.rows())}
+        if self.clients:
+            tables = {"Each client, on test rows": html_table(*table(self.clients))} | tables
+        return page(self.headline(), lines, self.curves(), tables, self.look or "")
 
     def curves(self) -> dict[str, dict[str, float]]:
         """The learning curves of the recommendation on validation rows: over rounds, rows and clients."""
@@ -315,7 +324,15 @@ class Advice:
             gain = self.tested_gain(one.label)
             against = "" if gain is None else f"; {self.recommended} against it: {self.amount(gain)}"
             lines.append(f"  {one.label}: {self.metric} {_mean(one):.4g}{against}")
-        return lines
+        return [*lines, *client_sentences(self.clients, self.recommended, self._points)]
+
+    def _cheapest(self) -> str:
+        """Which of the methods that cannot be told apart sends clearly less than the others."""
+        sent = {row["method"]: row["megabytes"] for row in self.table}
+        found = cheapest(self.alike, sent)
+        if found is None:
+            return ""
+        return f"; {found} sends {f'least, {sent[found]:,.3g} MB' if sent[found] else 'nothing'}"
 
 
 def _listed(labels: Sequence[str]) -> str:

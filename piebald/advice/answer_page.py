@@ -23,7 +23,11 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300, 170, 52, 14, 12, 26
 
 
 def page(
-    title: str, paragraphs: Sequence[str], curves: Mapping[str, Mapping[str, float]], table: str, look: str
+    title: str,
+    paragraphs: Sequence[str],
+    curves: Mapping[str, Mapping[str, float]],
+    tables: Mapping[str, str],
+    look: str,
 ) -> str:
     """The whole page.
 
@@ -31,12 +35,13 @@ def page(
         title: the answer in one sentence.
         paragraphs: what else is said.
         curves: for each learning curve its values by what was trained with, the least first.
-        table: of the methods, in HTML.
+        tables: in HTML, by heading.
         look: what was said before training, empty where nothing was.
     """
     said = "".join(f"<p>{html.escape(one)}</p>" for one in paragraphs)
     drawn = "".join(curve(name, points) for name, points in curves.items() if len(points) > 1)
     shown = f'<h2>What more rounds, rows or clients would change</h2><div class="curves">{drawn}</div>' if drawn else ""
+    listed = "".join(f'<h2>{html.escape(head)}</h2><div class="wide">{one}</div>' for head, one in tables.items())
     before = f"<details><summary>Before training</summary><pre>{html.escape(look)}</pre></details>" if look else ""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -44,7 +49,7 @@ def page(
     )
     return (
         f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{html.escape(title)}</h1>{said}{shown}'
-        f'<h2>What was tried</h2><div class="wide">{table}</div>{before}</body></html>\n'
+        f"{listed}{before}</body></html>\n"
     )
 
 

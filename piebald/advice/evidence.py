@@ -93,7 +93,7 @@ def whether_it_pays(
 
 def _compared(ours: Scores, alone: Scores, rows: Split, runs: TrialRuns) -> Evidence:
     sign = 1 if runs.higher_is_better else -1
-    counts = _rows(runs, rows)
+    counts = rows_of(runs, rows)
     if runs.metric == COUNTED and counts:
         if (of_rows := row_difference(ours, alone, counts)) is None:
             return Evidence("cannot be told", rows)
@@ -108,7 +108,7 @@ def _said(rows: Split, gain: float, error: float | None, noise: Literal["rows", 
     return Evidence(pays, rows, gain, error, noise, p)
 
 
-def _rows(runs: TrialRuns, split: Split) -> Mapping[str, int]:
+def rows_of(runs: TrialRuns, split: Split) -> Mapping[str, int]:
     """How many rows each client has, by name; empty where that is not known."""
     clients = runs.clients if split == "test" else runs.choosing
     sizes = {name: clients.size(number, split) for number, name in enumerate(runs.names)}

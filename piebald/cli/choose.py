@@ -134,8 +134,6 @@ def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: b
     from piebald.experiment_sections import AdviseSection
 
     section, first, plan = settings.advise or AdviseSection(), settings.first_seed, settings.plan()
-    if not as_json and not quiet:
-        print(_look(settings, plan))
     with guarded(folder, f"piebald resume {folder}", settings):
         return advice.advise(
             plan.clients,
@@ -152,19 +150,6 @@ def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: b
             progress=not as_json and not quiet,
             **search_options(settings, plan),
         )
-
-
-def _look(settings: ExperimentSettings, plan: Plan) -> str:
-    """What can be said before any training."""
-    from piebald.advice import look
-    from piebald.runtimes.base import SimulatesDevices
-
-    options = search_options(settings, plan)
-    runtime = options.get("runtime")
-    fleet = runtime.fleet if isinstance(runtime, SimulatesDevices) else None
-    asked = {name: options[name] for name in ("loss", "metrics") if name in options}
-    clients = plan.clients(settings.first_seed) if callable(plan.clients) else plan.clients
-    return look(clients, plan.model, fleet=fleet, seed=settings.first_seed, **asked).text()
 
 
 def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:

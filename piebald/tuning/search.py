@@ -272,6 +272,7 @@ def lines_to_stderr(wanted: bool) -> Callable[[str], None]:
 
     def say(line: str) -> None:
         if wanted:
-            print(printable(line), file=sys.stderr, flush=True)
+            indent = " " * (len(line) - len(line.lstrip(" ")))
+            print(f"{indent}{printable(line)}", file=sys.stderr, flush=True)
 
     return say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -18,6 +19,8 @@ import piebald
 from piebald import models, partition, recipes
 from piebald.advice import Advice, advise
 from piebald.advice.answer_page import curve
+from piebald.advice.client_gains import ClientGain
+from piebald.advice.client_gains import sentences as told
 from piebald.advice.families import FAMILIES, entrants
 from piebald.advice.more_data import PartOfRows, PooledPartOfRows, outlook
 from piebald.cli import main
@@ -82,7 +85,9 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[st
     """The folder of an advice from a file, and what the command has said."""
     place = tmp_path_factory.mktemp("advice")
     (place / "experiment.toml").write_text(FILE)
-    assert main(["advise", str(place / "experiment.toml"), "--out", str(place / "answer"), "--quiet"]) == 0
+    with (place / "out.txt").open("w") as out, (place / "err.txt").open("w") as err:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            assert main(["advise", str(place / "experiment.toml"), "--out", str(place / "answer")]) == 0
     return place / "answer", json.loads((place / "answer" / "answer.json").read_text())
 
 
@@ -126,6 +131,46 @@ def test_the_answer_says_what_was_measured(answered: tuple[Path, Mapping[str, An
     assert said.count("<svg") == len(drawn) >= 2
     assert "http" not in said
     assert "<script" not in said
+
+
+@pytest.mark.full
+def test_the_look_comes_first_and_once_and_each_client_is_told_what_it_gains(
+    answered: tuple[Path, Mapping[str, Any]],
+) -> None:
+    folder, answer = answered
+    err, out = ((folder.parent / name).read_text() for name in ("err.txt", "out.txt"))
+    assert err.startswith(answer["look"])  # with its indentation
+    assert err.count("What can be seen at all") == 1
+    assert "What can be seen at all" not in out
+    tested = answer["tested"]
+    for one in answer["clients"]:
+        own = {label: found["clients"][one["client"]] for label, found in tested.items()}
+        assert one["scores"] == own
+        if answer["recommended"] != "local":
+            assert one["gain"] == own[answer["recommended"]] - own["local"]
+    assert len(answer["clients"]) == 5
+    assert "<h2>Each client, on test rows</h2>" in (folder / "answer.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        (3, "Beyond two standard errors gains: c0."),
+        (14, "  7 do better, 7 do worse."),
+        (30, "Beyond two standard errors gain: c0, c2, c4, c6, c8, c10, c12, c14, c16, c18, c20, c22 and 3 more."),
+    ],
+)
+def test_gains_are_told_by_name_and_of_many_clients_only_what_is_beyond_noise(clients: int, said: str) -> None:
+    """Every second client gains, and the gain of the others is a loss within noise."""
+    gains = [
+        ClientGain(f"c{n}", 50, {}, 0.2 if n % 2 == 0 else -0.01, 0.05 if clients != 3 or n == 0 else 0.3)
+        for n in range(clients)
+    ]
+    lines = told(gains, "fedavg", lambda value, signed: f"{value:g}")
+    assert said in lines or f"  {said}" in lines
+    assert "  Nobody loses beyond two standard errors." in lines
+    assert len(lines) == (clients if clients <= 12 else 1) + 3
+    assert told([ClientGain("c0", 50, {}, None, None)], "local", lambda value, signed: "") == []
 
 
 def curves_of(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,6 +261,7 @@ def test_test_rows_do_not_change_the_choice() -> None:
     one, two = advise(clients, network, **options), advise(changed(clients, y, x), network, **options)
     ours, theirs = timeless(one), timeless(two)
     assert ours.pop("tested") != theirs.pop("tested")
+    assert ours.pop("clients") != theirs.pop("clients")
     for answer in (ours, theirs):  # whether it pays is said after the choice, by the test rows that were opened
         rest = {name: answer.pop(name) for name in ("pays", "evidence", "headline")}
         assert rest["evidence"]["rows"] == ("validation" if answer["recommended"] == "local" else "test")
