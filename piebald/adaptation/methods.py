@@ -190,7 +190,8 @@ class _Trial:
             self.engine.row_losses([self.client], one.vector.unsqueeze(0), "validation")[0] for one in found.values()
         ]
         losses = torch.cat(rows)
-        verdict, names = judge(losses, shared), list(found)
+        names = list(found)
+        verdict = judge(losses, shared, alone=names.index("local"))
         best = found[names[verdict.chosen]]
         module = copy.deepcopy(self.finished.work.model)
         self.finished.work.layout.load(module, best.vector)

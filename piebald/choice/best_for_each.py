@@ -21,7 +21,7 @@ class BestForEach(OwnChoice):
 
     Attributes:
         split, tasks, passes: see `OwnChoice`; without tasks a client has no local model.
-        errors: how many standard errors worse than the best one a shared model may be.
+        errors: how many standard errors worse than the best one a shared model, or the local one, may be.
     """
 
     errors: float = Field(default=1.0, ge=0)
@@ -43,7 +43,9 @@ class BestForEach(OwnChoice):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         offer = Candidates(inputs, context, trainer, self.tasks, self.passes)
         names, count = list(offer.models), len(inputs.versions)
-        verdicts = [judge(one, offer.shared, self.errors) for one in _losses(offer.models, context, "validation")]
+        alone = names.index("local") if "local" in names else None
+        losses = _losses(offer.models, context, "validation")
+        verdicts = [judge(one, offer.shared, self.errors, alone) for one in losses]
         chosen = torch.stack([offer.models[names[one.chosen]][row] for row, one in enumerate(verdicts)])
         told = {
             "chosen": [float(CANDIDATES.index(names[one.chosen])) for one in verdicts],

@@ -3,7 +3,8 @@
 A client compares models on the same validation rows, so the loss of one row is compared with the loss of the same row
 under another model: whatever makes a row hard for both cancels out.  The rule (Breiman et al. 1984, section 3.4.3)
 takes the simplest model that is at most one standard error worse than the best one; simpler is here what more clients
-share.
+share, and of models that nobody shares the one that the client would have without the others: it is left only for what
+is better beyond one standard error, so that nobody loses by joining where luck decides.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Verdict:
     error: float = math.nan
 
 
-def judge(losses: Tensor, shared: int, errors: float = 1.0) -> Verdict:
+def judge(losses: Tensor, shared: int, errors: float = 1.0, alone: int | None = None) -> Verdict:
     """Choose among models by their losses on the same rows.
 
     Args:
@@ -44,6 +45,8 @@ def judge(losses: Tensor, shared: int, errors: float = 1.0) -> Verdict:
         errors: how many standard errors a shared model may be worse than the best one and still be chosen.  Of two
             equally good models, luck passes by one standard error once in six times (a normal variable above 1), in
             which case nothing is lost.
+        alone: the number of the model that the client would have trained alone, if it is among them.  Where no shared
+            model is chosen, it is, unless another one is better by more than `errors` standard errors.
     """
     fallback, rows = max(shared - 1, 0), losses.shape[1]
     means = losses.double().mean(1).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf)
@@ -52,7 +55,9 @@ def judge(losses: Tensor, shared: int, errors: float = 1.0) -> Verdict:
         return Verdict(fallback, fallback)
     best = int(means.argmin())
     gaps = {number: paired(losses[number], losses[best]) for number in range(max(shared, 1))}
-    chosen = next((n for n in range(shared) if _finite(gaps[n]) and gaps[n][0] <= errors * gaps[n][1]), best)
+    preferred = range(shared) if alone is None else [*range(shared), alone]
+    near = (n for n in preferred if _within(gaps.get(n) or paired(losses[n], losses[best]), errors))
+    chosen = next(near, best)
     return Verdict(chosen, best, *gaps[fallback])
 
 
@@ -64,5 +69,5 @@ def paired(losses: Tensor, others: Tensor) -> tuple[float, float]:
     return float(differences.mean()), float(differences.std()) / math.sqrt(len(differences))
 
 
-def _finite(gap: tuple[float, float]) -> bool:
-    return math.isfinite(gap[0]) and math.isfinite(gap[1])
+def _within(gap: tuple[float, float], errors: float) -> bool:
+    return math.isfinite(gap[0]) and math.isfinite(gap[1]) and gap[0] <= errors * gap[1]

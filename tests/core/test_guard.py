@@ -58,6 +58,29 @@ def test_ties_go_to_the_most_widely_shared_of_the_shared() -> None:
     assert judge(torch.stack([rows + 1.0, rows + 1.0, rows]), 2).chosen == 2  # the same for each row: no luck
 
 
+def test_luck_does_not_take_a_client_from_the_model_that_it_has_alone() -> None:
+    """Where no shared model is good, one of several equally good models of its own is left as rarely as a shared one,
+    and a model that is better beyond luck is taken.
+    """
+    losses = federation(0.0, kinds=3) + torch.tensor([2.0, 0.0, 0.0])[None, :, None]  # the first one is shared, and bad
+    share = float(np.mean([judge(one, 1, alone=2).chosen != 2 for one in losses]))
+    assert share == pytest.approx(0.5 * math.erfc(1 / math.sqrt(2)), abs=0.03)
+    assert float(np.mean([judge(one, 1).chosen != 2 for one in losses])) == pytest.approx(0.5, abs=0.03)
+    clear = losses - torch.tensor([0.0, 0.8, 0.0])[None, :, None]
+    assert {judge(one, 1, alone=2).chosen for one in clear} == {1}
+    shared = (
+        losses - torch.tensor([2.5, 0.0, 0.0])[None, :, None]
+    )  # the model that most share is still the first choice
+    assert {judge(one, 1, alone=2).chosen for one in shared} == {0}
+
+
+def test_a_model_alone_that_diverged_is_not_kept() -> None:
+    losses = torch.ones(3, 20) + torch.rand(3, 20)
+    losses[0] += 5.0
+    losses[2, 3] = math.nan
+    assert judge(losses, 1, alone=2).chosen == 1
+
+
 def test_few_rows_fall_back_to_the_shared_model_that_fits_best() -> None:
     few = torch.stack([torch.full((FEWEST_ROWS - 1,), 9.0), torch.full((FEWEST_ROWS - 1,), 5.0), torch.zeros(9)])
     for losses in (few, few[:, :1], few[:, :0]):
