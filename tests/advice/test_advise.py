@@ -85,9 +85,10 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[st
     """The folder of an advice from a file, and what the command has said."""
     place = tmp_path_factory.mktemp("advice")
     (place / "experiment.toml").write_text(FILE)
-    with (place / "out.txt").open("w") as out, (place / "err.txt").open("w") as err:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            assert main(["advise", str(place / "experiment.toml"), "--out", str(place / "answer")]) == 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context((place / "out.txt").open("w"))))
+        stack.enter_context(contextlib.redirect_stderr(stack.enter_context((place / "err.txt").open("w"))))
+        assert main(["advise", str(place / "experiment.toml"), "--out", str(place / "answer")]) == 0
     return place / "answer", json.loads((place / "answer" / "answer.json").read_text())
 
 
