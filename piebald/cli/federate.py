@@ -91,6 +91,7 @@ def server(
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.deploy.logs import start_log
     from piebald.deploy.machine_checks import check_space, refuse_crosses, server_machine, server_run
+    from piebald.runtimes.federation.heartbeat import at_work
     from piebald.runtimes.federation.provisioning import read
 
     own, page = read(credentials), page_address(status_host, status_port)
@@ -108,7 +109,7 @@ def server(
         raise SettingError("--turns is about the queue: leave out the file, and give it to piebald queue add")
     flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
-        with locked(credentials):
+        with locked(credentials), at_work("reading the experiment", tell=_to_terminal):
             checks = [*server_machine(own), *server_run(own, file, flags, out), check_space(Path(out or "runs"))]
             raise typer.Exit(_print_checks(checks))
     settings = load_settings(file, flags, out)
@@ -146,17 +147,22 @@ def client(
     from piebald.deploy.machine_checks import refuse_crosses
     from piebald.deploy.site_check import check_site, site_machine
     from piebald.deploy.site_process import join, site_work
+    from piebald.runtimes.federation.heartbeat import at_work
 
     work = site_work(credentials, data, target, local=with_parent is not None, client=client)
     for place in search or ():
         plugins.search(place)
     start_log("error" if check else log_level, log_json, log_file)
     with locked(credentials):
+        reading = f"reading the rows {work.source}"
         if check:
-            code = _print_checks(check_site(work))
+            with at_work(reading, tell=_to_terminal):
+                found = check_site(work)
+            code = _print_checks(found)
             sys.stdout.flush()
             os._exit(code)
-        refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
+        with at_work(reading):
+            refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
         print(printable(join(work, stay, with_parent)))
     sys.stdout.flush()
     os._exit(0)  # the messaging layer keeps threads that nothing ends
@@ -235,6 +241,10 @@ def stop(
             raise SettingError(f"process {pid} has not ended within {wait:g} seconds: inspect it, or wait longer")
         time.sleep(0.1)
     print(f"stopped process {pid}")
+
+
+def _to_terminal(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _print_checks(checks: Sequence[Check]) -> int:

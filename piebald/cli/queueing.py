@@ -226,6 +226,7 @@ def _part(
     """
     from piebald.deploy.turns import Turn
     from piebald.report.run_folder import refuse_occupied
+    from piebald.runtimes.federation.heartbeat import at_work
 
     document = _document(entry)
     takes_any = bool(sites_flags(document, own.sites()))
@@ -237,7 +238,7 @@ def _part(
     turn = Turn(own.folder, waiting, entry, turns)
     watch = Watch(lambda: waiting.stop_wanted(entry) or (grows and len(own.sites()) > len(entry.sites)) or turn.over())
     try:
-        with watch:
+        with watch, at_work(f"preparing experiment {entry.number}"):
             _carry_out(own, entry, printing)
     except (KeyboardInterrupt, Interrupted):
         if not watch.came:

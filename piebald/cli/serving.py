@@ -94,10 +94,12 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
     """
     from piebald.deploy.page_server import serving_page
     from piebald.deploy.step_log import StepLog
+    from piebald.runtimes.federation.heartbeat import at_work
 
     with locked(credentials):
         name_run(credentials, run)
-        with nullcontext() if page is None else serving_page(page, credentials):
+        shown = nullcontext() if page is None else serving_page(page, credentials)
+        with shown, at_work("preparing the run"):
             yield [StepLog()]
 
 

@@ -130,7 +130,7 @@ class SiteWork:
                 "the rows %(source)s cannot be used (%(kind)s): piebald client %(folder)s --check says why",
                 {
                     "event": "rows",
-                    "source": self._source(),
+                    "source": self.source,
                     "kind": type(error).__name__,
                     "folder": self.credentials.folder,
                 },
@@ -149,7 +149,8 @@ class SiteWork:
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 
-    def _source(self) -> str:
+    @property
+    def source(self) -> str:
         """Where the rows come from, in words."""
         return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.where}"
 

@@ -87,9 +87,14 @@ def status_values(folder: Path) -> dict[str, Any]:
         SettingError: there is no status.
     """
     credentials = credentials_folder(folder)
-    run = folder if (folder / "run.db").exists() else _run_of(credentials)
-    found = _written(credentials)
-    process = running_process(credentials) or (None if run is None else running_process(run))
+    served = _run_of(credentials)
+    run = folder if (folder / "run.db").exists() else served
+    found, process = _written(credentials), None
+    if run is None or served is None or run.resolve() == served.resolve():
+        process = running_process(credentials)
+    else:  # the server's process has gone on to another run, or this folder is a restored one
+        found = {}
+    process = process or (None if run is None else running_process(run))
     if found is None and process is None:
         raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it")
     found = {"party": credentials.name, **(found or {})}

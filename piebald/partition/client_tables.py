@@ -208,8 +208,8 @@ def from_frame(
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
             raise SettingError(
-                f"column {column!r} must hold numbers, got {series.dtype} like {series.iloc[0]!r}: encode it first, "
-                f"e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
+                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
+                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
             )
     x = inputs(frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64), "the table", tokens)
     goal = frame[target]
@@ -217,6 +217,19 @@ def from_frame(
         goal = goal.astype(str)
     codes, names = owners(_plain(frame[whose])) if whose == client else _nobody(len(frame))
     return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
+
+
+def _no_number(series: Any) -> Any:
+    """A value of a column that makes it one of no numbers: one word among numbers is enough for that."""
+    return next((value for value in series if not _is_number(value)), series.iloc[0])
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _nobody(rows: int) -> tuple[Ints, list[str]]:

@@ -80,3 +80,21 @@ def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp
             server.kill()
             server.communicate()
             site.stop()
+
+
+def test_a_server_that_ends_connections_unanswered_is_told_from_one_that_went_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = provisioning.read(provisioned(tmp_path / "credentials", ["site-1"]) / "site-1")
+    address = (credentials.host, credentials.port)
+    site = Link(credentials.party, address, credentials.folder, SERVER.__eq__, lambda sentence: None)
+    certificate = {"subject": ((("commonName", SERVER),),), "notAfter": "Nov 23 00:00:00 2027 GMT"}
+    site._on_lost()
+    site._on_connected("127.0.0.1", certificate)
+    site._on_lost()  # as where the site's certificate was revoked: TLS itself tells a site nothing
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "ended the connection;" in first
+    assert "ended the connection before it answered: its log says whether this site is shut out;" in second
+    site._on_failed(TimeoutError("_ssl.c:989: The handshake operation timed out"))
+    assert "takes connections and does not answer" in caplog.text
+    assert "_ssl" not in caplog.text

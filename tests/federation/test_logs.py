@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
+import re
 import sys
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from piebald.deploy.page_server import token_of
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.runtimes.federation.client_session import ClientSession
-from piebald.runtimes.federation.heartbeat import EVERY, Heartbeat
+from piebald.runtimes.federation.heartbeat import EVERY, Heartbeat, at_work
 from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.member_list import OpenTask
 from piebald.runtimes.federation.server_state import FederationState
@@ -66,6 +68,21 @@ def test_a_log_is_never_silent_for_30_seconds(caplog: pytest.LogCaptureFixture) 
         heartbeat.beat()
         assert len(caplog.records) == count  # nothing is expected, so nothing is said
     heartbeat.stop()
+
+
+def test_long_work_before_a_connection_is_told_until_others_speak(caplog: pytest.LogCaptureFixture) -> None:
+    told, spoken = queue.SimpleQueue[str](), Heartbeat(lambda: "waiting for east", every=0.0)
+    with at_work("reading rows.csv", tell=told.put, every=0.0):
+        assert re.fullmatch(r"reading rows\.csv for \d+ s", told.get(timeout=60))
+    with at_work("preparing the run", every=0.0), caplog.at_level(logging.INFO, "piebald.federation"):
+        (before,) = [one for one in FEDERATION.filters if isinstance(one, Heartbeat)]
+        before.beat()
+        assert "preparing the run for 0 s" in caplog.text
+        FEDERATION.addFilter(spoken)
+        before.beat()
+        assert FEDERATION.filters[-1:] == [spoken]
+        assert before not in FEDERATION.filters
+    spoken.stop()
 
 
 def test_the_server_names_whom_it_waits_for() -> None:

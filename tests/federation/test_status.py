@@ -86,6 +86,18 @@ def test_the_lock_and_the_record_say_how_a_server_is(places: tuple[Path, Path], 
     lock.release()
 
 
+def test_a_run_that_the_server_has_left_or_a_restored_one_is_not_said_to_run(places: tuple[Path, Path]) -> None:
+    credentials, run = places
+    with RunStore.open(run) as store:
+        store.set_meta(status="running")
+    again = run.with_name("again")
+    shutil.copytree(run, again)
+    lock = RunLock(credentials)  # a server serves, and its credentials name the first of the two
+    assert [read_status(folder)["state"] for folder in (run, again)] == ["running", "killed"]
+    assert "sites" not in read_status(again)
+    lock.release()
+
+
 @pytest.mark.parametrize("recorded", ["running", "stopped", "finished"])
 def test_a_killed_site_is_no_stopped_one(tmp_path: Path, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = provisioned(tmp_path) / "site-1"

@@ -169,6 +169,7 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
             {"client": "hospital", "target": "ill"},
             r"column 'job' must hold numbers, got .* like 'x': encode it first, e.g. with pandas.get_dummies",
         ),
+        ({"age": ["1", "2", "old", "4", "5", "6"]}, {}, "column 'age' must hold numbers, got .* like 'old'"),
         ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows: fill them in or drop"),
         ({"hospital": ["a", None] * 3}, {}, "column 'hospital' has no value in 3 of 6 rows"),
         ({"age": [1, np.inf, 3, 4, 5, 6]}, {}, "must be finite float32 numbers"),

@@ -90,6 +90,7 @@ class Link:
         self.peers: dict[str, Peer] = {}
         self.trouble = ""
         self._troubles: set[str] = set()  # those that were logged since the server answered last
+        self._answered = True  # whether there was an answer over this connection
         self._address, self._stopping = f"{address[0]}:{address[1]}", False
         self.shut: dict[str, str] = {}
         self._report, self._reported, self._lock = report, set[str](), threading.Lock()
@@ -176,6 +177,7 @@ class Link:
         fine = reply is not None and reply.get_header(_key("return_code")) in (None, "ok")
         if not fine or not isinstance(answer, bytes | bytearray | memoryview):
             return None
+        self._answered = True
         if self._troubles or self.trouble:
             with self._lock:
                 self.trouble = ""
@@ -225,6 +227,7 @@ class Link:
         names = [value for entry in certificate.get("subject", ()) for key, value in entry if key == "commonName"]
         seconds = ssl.cert_time_to_seconds(str(certificate.get("notAfter")))
         name = printable(names[0] if names else "", 64)
+        self._answered = False
         if self.knows(name):
             self._connections[name] += 1
             self.peers[name] = Peer(name, address, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}")
@@ -235,6 +238,8 @@ class Link:
             self.trouble = f"the other end is not this federation's: {error.reason or 'it broke off'}"
             return
         why = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
+        if "handshake operation timed out" in why:  # OpenSSL's words, behind a line of its source
+            why = "it takes connections and does not answer as a federation's server does"
         self._log_trouble(why or type(error).__name__)
 
     def _log_trouble(self, why: str) -> None:
@@ -251,7 +256,8 @@ class Link:
 
     def _on_lost(self) -> None:
         """Stop waiting for replies over a connection that has ended."""
-        self._log_trouble("the server ended the connection")
+        unanswered = "" if self._answered else " before it answered: its log says whether this site is shut out"
+        self._log_trouble(f"the server ended the connection{unanswered}")
         for waiter in list(self._cell.waiters.values()):
             waiter.set()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 EVERY = 20.0  # seconds; a line may come later by what blocks the thread, and no 30 pass without one
 _TICK = 1.0  # seconds between two looks at the clock
@@ -23,13 +24,21 @@ class Heartbeat(logging.Filter):
         waits_for: says what is waited for, "" for nothing; called in a thread of its own.
         every: seconds of silence before a line.
         clock: the clock, in seconds.
+        tell: takes a line, in place of the log.
+        yields: whether it ends when another one begins to watch the log.
     """
 
     def __init__(
-        self, waits_for: Callable[[], str], every: float = EVERY, clock: Callable[[], float] = time.monotonic
+        self,
+        waits_for: Callable[[], str],
+        every: float = EVERY,
+        clock: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], None] | None = None,
+        yields: bool = False,
     ) -> None:
         super().__init__()
         self._waits_for, self._every, self._clock = waits_for, every, clock
+        self._tell, self._yields = tell or _log_waiting, yields
         self._last = clock()
         self._over = threading.Event()
 
@@ -42,8 +51,10 @@ class Heartbeat(logging.Filter):
         """Log what is waited for, if nothing was logged for long enough."""
         if self._clock() - self._last < self._every:
             return
+        if self._yields and any(isinstance(one, Heartbeat) and one is not self for one in log.filters):
+            return self.stop()
         if what := self._waits_for():
-            log.info("%(waits)s", {"event": "waiting", "waits": what})
+            self._tell(what)
         self._last = self._clock()
 
     def start(self) -> None:
@@ -62,3 +73,25 @@ class Heartbeat(logging.Filter):
                 self.beat()
             except Exception:  # what cannot be described stops nothing
                 log.debug("the heartbeat failed", exc_info=True)
+
+
+@contextmanager
+def at_work(doing: str, tell: Callable[[str], None] | None = None, every: float = EVERY) -> Iterator[None]:
+    """Say what this process is doing while the block takes long, until what it does watches the log by itself.
+
+    Args:
+        doing: what it does, in words.
+        tell: takes a line, in place of the log.
+        every: seconds without a line before one.
+    """
+    began = time.monotonic()
+    beats = Heartbeat(lambda: f"{doing} for {time.monotonic() - began:.0f} s", every, tell=tell, yields=True)
+    beats.start()
+    try:
+        yield
+    finally:
+        beats.stop()
+
+
+def _log_waiting(what: str) -> None:
+    log.info("%(waits)s", {"event": "waiting", "waits": what})

@@ -99,11 +99,14 @@ class ServerMessages:
                 self.audit.write("does not take part", site=origin, reason=refused)
             if hello.pending and not (member.hello and member.hello.pending):
                 log.warning("%s waits until somebody there approves the experiment", origin)
-            before, here = member.hello, member.rows is not None
+            before, here, doubled = member.hello, member.rows is not None, member.doubled
+            known = hello.incarnation in member.replaced
             welcome = self._state.take_hello(member, hello, refused)
             if member.rows is not None and not here:
                 self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
-        if before is None or before.incarnation != hello.incarnation:
+        if member.doubled and not doubled:
+            self._report_doubled(origin)
+        if before is None or (before.incarnation != hello.incarnation and not known):
             self._log_connected(origin)
         if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
             place = {"client": self._state.number[origin] + 1, "clients": len(self._state.members)}
@@ -111,6 +114,12 @@ class ServerMessages:
                 "%(site)s joined as client %(client)d of %(clients)d", {"event": "joined", "site": origin, **place}
             )
         return encode(welcome)
+
+    def _report_doubled(self, origin: str) -> None:
+        """Two processes of a site are heard in turns, of which each gets a part of its tasks."""
+        about = {"event": "doubled", "site": origin}
+        log.warning("two processes use the credentials of %(site)s at the same time: end one of them", about)
+        self.audit.write("doubled", site=origin)
 
     def _log_connected(self, origin: str) -> None:
         """A process of a site is heard for the first time."""

@@ -133,6 +133,7 @@ class FederationState:
             last_id=self._last_id,
             unsaved=self._unsaved(member),
             over=self.dismissed,
+            doubled=member.doubled,
         )
 
     def _unsaved(self, member: Member) -> list[int]:
