@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from piebald.errors import SettingError
+from piebald.kept_form import KeptForm
 
 FOLDER = "queue"
-FORMAT = 1
+FORMAT = KeptForm[dict[str, Any]](first=1)  # of the two files of an experiment, each by itself
 State = Literal["waiting", "running", "paused", "finished", "failed", "stopped"]
 _OVER: tuple[State, ...] = ("finished", "failed", "stopped")
 _ENTRY = re.compile(r"\d{4,}\.json")
@@ -127,7 +128,7 @@ class ExperimentQueue:
         values = asdict(entry)
         made = {name: values[name] for name in _ADDED}
         temporary = self.folder / f".new-{os.getpid()}"
-        _write(temporary, json.dumps({"format": FORMAT, **made}, indent=2) + "\n")
+        _write(temporary, json.dumps({"format": FORMAT.number, **made}, indent=2) + "\n")
         try:
             os.link(temporary, self._path(entry.number, ".json"))  # fails where there is one, and is whole at once
         except FileExistsError:
@@ -213,7 +214,8 @@ class ExperimentQueue:
         paused = _now("milliseconds") if values.get("state") == "paused" else entry.paused
         made = replace(entry, **values, ended=ended, paused=paused)
         about = {name: value for name, value in asdict(made).items() if name in _CHANGES}
-        _write(self._path(entry.number, ".state.json"), json.dumps(about, indent=2) + "\n")
+        text = json.dumps({"format": FORMAT.number, **about}, indent=2)
+        _write(self._path(entry.number, ".state.json"), text + "\n")
         return made
 
     # -- private
@@ -223,13 +225,9 @@ class ExperimentQueue:
 
     def _read(self, path: Path) -> Queued:
         number = int(path.name.removesuffix(".json"))
-        values = _table(path)
-        if (version := values.pop("format", None)) != FORMAT:
-            raise SettingError(
-                f"{path} has format {version!r}, this Piebald reads {FORMAT}: install the one that wrote it"
-            )
+        values = _present(path)
         with contextlib.suppress(FileNotFoundError):
-            values |= _table(self._path(number, ".state.json"))
+            values |= _present(self._path(number, ".state.json"), absent=1)  # which had none at first
         try:
             lists = {name: tuple(values.get(name, ())) for name in ("sites", "parts")}
             entry = Queued(**{"number": number, **values, **lists})
@@ -239,6 +237,17 @@ class ExperimentQueue:
             raise SettingError(f"{path} is no experiment of a queue: remove it")
         stopped = entry.state in ("waiting", "paused") and self.stop_wanted(entry)
         return replace(entry, state="stopped") if stopped else entry
+
+
+def _present(path: Path, absent: int | None = None) -> dict[str, Any]:
+    """What a file holds, in the present format; `absent` is the number of one that has none."""
+    values = _table(path)
+    if not FORMAT.reads(found := values.pop("format", absent)):
+        raise SettingError(
+            f"{path} has format {found!r}, this Piebald reads up to {FORMAT.number}: install the one that wrote it"
+        )
+    FORMAT.upgrade(values, found)
+    return values
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import IO, Any
 
 from piebald.arguments import PathLike, checked
 from piebald.errors import RunFolderError
+from piebald.kept_form import KeptForm
 from piebald.report import schema
 from piebald.report.lock import NO_LINK
 from piebald.report.run_folder import START, existing
@@ -37,7 +38,7 @@ from piebald.report.schema import DATABASE, explained
 from piebald.report.store import RunStore
 from piebald.version import __version__
 
-FORMAT = 1
+FORMAT = KeptForm[dict[str, Any]](first=1)  # of the list of files
 _MANIFEST = "backup.json"
 _LONGEST = 64 << 20  # bytes of the manifest
 _NAME = re.compile(rf"{re.escape(DATABASE)}|{re.escape(START)}|(vectors|client-state|chosen)-\d{{1,15}}\.safetensors")
@@ -170,7 +171,7 @@ def _write(folder: Path, target: Path, found: Mapping[str, _Source], version: in
         if recorded is not None and digest != recorded:
             raise RunFolderError(f"{folder / name} is damaged: its SHA-256 is not the one recorded")
         about[name] = {"bytes": file.tell(), "sha256": digest}
-    manifest = json.dumps({"format": FORMAT, "piebald": __version__, "step": version, "files": about}).encode()
+    manifest = json.dumps({"format": FORMAT.number, "piebald": __version__, "step": version, "files": about}).encode()
     target.unlink(missing_ok=True)
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
     with os.fdopen(handle, "wb") as tar:
@@ -239,16 +240,22 @@ def _head(source: Path, tar: IO[bytes]) -> tuple[str, int]:
 
 def _manifest(source: Path, text: bytes) -> dict[str, tuple[int, str]]:
     """The files that a backup lists: bytes and SHA-256."""
+    unreadable = RunFolderError(f"{source} is no backup of a run: its list of files cannot be read")
     try:
         about = json.loads(text)
         found = about["format"]
-        files = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in about["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RunFolderError(f"{source} is no backup of a run: its list of files cannot be read") from None
-    if found != FORMAT:
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise unreadable from None
+    if not FORMAT.reads(found):
         raise RunFolderError(
-            f"{source} has format {str(found)[:20]}, this Piebald reads {FORMAT}: install the Piebald that wrote it"
+            f"{source} has format {str(found)[:20]}, this Piebald reads up to {FORMAT.number}: install the Piebald "
+            "that wrote it"
         )
+    try:
+        FORMAT.upgrade(about, found)
+        files = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in about["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise unreadable from None
     for name, (size, _) in files.items():
         if not _NAME.fullmatch(name) or size < 0:
             raise RunFolderError(f"{source} lists the file {name[:80]!r}, which no run has")

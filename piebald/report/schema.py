@@ -16,15 +16,16 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from piebald.errors import RunFolderError, unknown
+from piebald.kept_form import KeptForm
 
-SCHEMA = 1
+SCHEMA = KeptForm[sqlite3.Connection](first=1)
 APPLICATION = 0x50424C44  # "PBLD", which distinguishes a run from any other SQLite file
 DATABASE = "run.db"
 
@@ -58,14 +59,14 @@ _INDEXES = (
 
 
 def make(db: sqlite3.Connection) -> None:
-    """Create the tables of schema `SCHEMA` in an empty database."""
+    """Create the tables of the present schema in an empty database."""
     with transaction(db):
         for name, columns in TABLES.items():
             db.execute(f"CREATE TABLE {name} ({columns})")
         for index in _INDEXES:
             db.execute(index)
         db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {SCHEMA}")
+        db.execute(f"PRAGMA user_version = {SCHEMA.number}")
 
 
 def complete(db: sqlite3.Connection) -> None:
@@ -117,14 +118,56 @@ def _for_reading(path: Path) -> sqlite3.Connection:
 def check(db: sqlite3.Connection, folder: Path) -> None:
     """Refuse a database that is not a run, or that has a newer schema."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
-    schema = db.execute("PRAGMA user_version").fetchone()[0]
+    schema = _schema(db)
     if application != APPLICATION:
         raise RunFolderError(f"{folder} is not a run folder: its {DATABASE} was not written by Piebald")
-    if schema > SCHEMA:
+    if not SCHEMA.reads(schema):
         raise RunFolderError(
-            f"{folder} has schema {schema} but this Piebald reads up to schema {SCHEMA}: "
+            f"{folder} has schema {schema} but this Piebald reads up to schema {SCHEMA.number}: "
             f"upgrade Piebald to the one that wrote it"
         )
+
+
+def migrate(db: sqlite3.Connection, folder: Path) -> None:
+    """Bring a database of an earlier schema to the present one, as a whole, and keep a copy of it beside it.
+
+    Args:
+        db: the database, which `check` has accepted, and which nobody else writes.
+        folder: the run folder, in which the copy is `run.db.schema-N`.
+    """
+    if (found := _schema(db)) == SCHEMA.number:
+        return
+    copy, unfinished = folder / f"{DATABASE}.schema-{found}", folder / f".{DATABASE}.schema-{found}.part"
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(unfinished)) as target:
+        db.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the other has beside it
+    os.replace(unfinished, copy)
+    with transaction(db, durable=True):
+        _upgrade(db, found)
+
+
+def migrated_copy(db: sqlite3.Connection) -> sqlite3.Connection:
+    """The database itself, or, where its schema is an earlier one, a copy in memory with the present one."""
+    if (found := _schema(db)) == SCHEMA.number:
+        return db
+    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    copy.row_factory = sqlite3.Row
+    with closing(db):
+        db.backup(copy)
+    with transaction(copy):
+        _upgrade(copy, found)
+    return copy
+
+
+def _upgrade(db: sqlite3.Connection, found: int) -> None:
+    SCHEMA.upgrade(db, found)
+    db.execute(f"PRAGMA user_version = {SCHEMA.number}")
+
+
+def _schema(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def insert(db: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:

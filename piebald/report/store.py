@@ -397,10 +397,13 @@ class _Written:
 
 
 def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:
-    """Open a run's database; close it again if it is not a run."""
+    """Open a run's database, in the present schema; close it again if it is not a run."""
     db = schema.connect(folder / DATABASE, read_only=read_only)
     try:
         schema.check(db, folder)
+        if read_only:
+            return schema.migrated_copy(db)
+        schema.migrate(db, folder)
     except BaseException:
         db.close()
         raise

@@ -280,7 +280,7 @@ def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(
         assert main(["queue", arguments[0], str(server), arguments[1]]) == 2
         assert says in capsys.readouterr().err
     (queue.folder / "0002.json").write_text('{"format": 9}')
-    with pytest.raises(SettingError, match="has format 9, this Piebald reads 1"):
+    with pytest.raises(SettingError, match="has format 9, this Piebald reads up to 1"):
         queue.entries()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.errors import SettingError, shown, unknown
+from piebald.kept_form import KeptForm
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 from piebald.runtimes.federation.private_files import write_private
 from piebald.runtimes.federation.revocation import read_revoked, write_revoked
@@ -29,7 +30,7 @@ from piebald.toml_document import Document
 if TYPE_CHECKING:
     from piebald.runtimes.federation.certificates import Authority
 
-FORMAT = 1  # of credentials; those without a number are of the format before, which lacks nothing but the number
+FORMAT = KeptForm[dict[str, Any]](first=0, steps=(lambda about: None,))  # the first one lacked the number only
 _CREDENTIALS = "credentials.json"
 _SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -200,7 +201,7 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
     folder.mkdir(mode=0o700, exist_ok=True)
     revoked = read_revoked(out / SERVER).get(party)
     expires = authority.issue(folder, party, description.host, description.days, revoked)
-    about = {"format": FORMAT, "federation": description.name, "party": party, "host": description.host}
+    about = {"format": FORMAT.number, "federation": description.name, "party": party, "host": description.host}
     about |= {"port": description.port, "expires": expires.isoformat()}
     # written last: where this file exists, the credentials are complete
     write_private(folder / _CREDENTIALS, json.dumps(about) + "\n")
@@ -210,14 +211,14 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
 def _record(description: Description, out: Path) -> None:
     """Write down whom the server and the next call of this command know."""
     write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
-    write_private(out / "federation.json", json.dumps({"format": FORMAT, **description.model_dump()}) + "\n")
+    write_private(out / "federation.json", json.dumps({"format": FORMAT.number, **description.model_dump()}) + "\n")
 
 
 def _check_same(description: Description, out: Path) -> None:
     """Refuse to mix two federations, or to renumber clients."""
     try:
         before = json.loads((out / "federation.json").read_text())
-        _check_format(out, before)
+        _bring_up(out, before)
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):
             raise SettingError(f"{out} is not empty and holds no credentials: choose a new folder") from None
@@ -243,15 +244,19 @@ def read(folder: Path) -> Credentials:
         SettingError: there are none, they are from a later version, the certificate has expired, the key does not
             belong to it, or others can read the key.
     """
+    none = SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made")
     try:
-        about: dict[str, Any] = json.loads((folder / _CREDENTIALS).read_text())
+        about: dict[str, Any] = dict(json.loads((folder / _CREDENTIALS).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise none from None
+    _bring_up(folder, about)
+    try:
         credentials = Credentials(
             folder.resolve(), about["federation"], about["party"], about["host"], int(about["port"]),
             datetime.fromisoformat(about["expires"]),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made") from None
-    _check_format(folder, about)
+    except (ValueError, KeyError, TypeError):
+        raise none from None
     if credentials.expires < datetime.now(UTC):
         raise SettingError(
             f"the certificate of {credentials.party} in {folder} expired on {credentials.expires:%Y-%m-%d}: make a new "
@@ -264,14 +269,15 @@ def read(folder: Path) -> Credentials:
     return credentials
 
 
-def _check_format(folder: Path, about: Mapping[str, Any]) -> None:
-    """Refuse credentials of a later version; those before `FORMAT` 1 have no number and are read as they are."""
+def _bring_up(folder: Path, about: dict[str, Any]) -> None:
+    """Bring what credentials hold to the present format, in memory; those of a later version are refused."""
     found = about.get("format", 0)
-    if not isinstance(found, int) or found > FORMAT:
+    if not FORMAT.reads(found):
         raise SettingError(
-            f"the credentials in {folder} have format {shown(found)}, this Piebald reads up to {FORMAT}: install the "
-            "Piebald that made them"
+            f"the credentials in {folder} have format {shown(found)}, this Piebald reads up to {FORMAT.number}: "
+            "install the Piebald that made them"
         )
+    FORMAT.upgrade(about, found)
 
 
 def _check_pair(folder: Path) -> None:
