@@ -27,7 +27,7 @@ from piebald.runtimes.federation.member_list import OpenTask
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.timeouts import Timeouts
 from piebald.runtimes.federation.waiting import server_waits_for, site_waits_for
-from piebald.runtimes.federation.wire_messages import Welcome
+from piebald.runtimes.federation.wire_messages import Hello, Welcome
 
 from .conftest import Server, Sites, provisioned, until
 
@@ -90,6 +90,10 @@ def test_the_server_names_whom_it_waits_for() -> None:
     said = server_waits_for(state, gathered=False)
     assert said.startswith("waiting for north (not heard yet), east (not heard yet)")
     assert said.endswith("and 6 more")
+    state.members[0].hear(Hello(protocol=1, version="0", incarnation="ab", pending=True), "")
+    assert "north (waits until somebody there approves the experiment, last word 0 s ago)" in server_waits_for(
+        state, False
+    )
     task = Task(17, 1, 11, {})
     state.members[1].open[17] = OpenTask(task, state.clock())
     assert server_waits_for(state, gathered=True).startswith("waiting for east (task 17 of step 12 for 0 s, not heard")
@@ -113,6 +117,8 @@ def test_a_site_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.Monke
     assert (
         site_waits_for(session, "hub:8400", "", 998.0, {}) == "waiting for the server's next task (last word 2 s ago)"
     )
+    session.terms = "ef"
+    assert "an experiment waits for approval" in site_waits_for(session, "hub:8400", "", 998.0, {})
     session.refused = "classifier.bias must stay"
     assert "classifier.bias must stay" in site_waits_for(session, "hub:8400", "", 998.0, {})
 

@@ -57,6 +57,8 @@ def site_waits_for(
         waits = "connected: waiting for the server to begin a run"
     elif session.refused:
         waits = f"this site does not take part: {session.refused}"
+    elif session.terms == welcome.terms and session.runner is None:
+        waits = "an experiment waits for approval: piebald approve with the credentials of this site shows it"
     elif welcome.over:
         waits = "the run is over: waiting for another"
     else:
@@ -74,6 +76,8 @@ def _word(member: Member) -> str:
 
 def _presence(member: Member) -> str:
     """A site that is missing, and why."""
+    if member.hello is not None and member.hello.pending and not member.refused:
+        return f"{member.name} (waits until somebody there approves the experiment, {_word(member)})"
     return f"{member.name} ({f'refuses: {member.refused}' if member.refused else _word(member)})"
 
 
