@@ -190,6 +190,11 @@ class Sgd(Trainer):
         return self.optimizer.state_vectors(self.momentum)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        if self.optimizer_state == "averaged" and not spec.layout.shared:
+            return (
+                "optimizer_state = 'averaged' has no average where nothing is shared: choose 'kept', which a client "
+                "keeps to itself, or 'fresh'"
+            )
         groups, augmentation = unsupported(self.parameter_groups, spec), unfit(self.augmentation, spec)
         return groups or augmentation or unsupported_checkpointing(self.checkpointing, spec)
 

@@ -17,7 +17,7 @@ from piebald.runtimes.engines import outgoing
 from piebald.runtimes.engines.client_context import EngineContext
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.incoming import train_input
-from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.runtimes.factored.vectors import to_dense
 
 
@@ -32,7 +32,11 @@ def serve(
         sum_request: if given, updates that may count are added to `total` and not returned.
         total: the sum so far.
     """
-    engine = engine.of(engine.work.number_of(stack.clients[0], stack.versions[0], stack.query))
+    number = engine.work.number_of(stack.clients[0], stack.versions[0], stack.query)
+    if stack.query is not None and any(engine.work.number(client) != number for client in stack.clients):
+        own = {name: rows for name, rows in stack.state.items() if name == PRIVATE}
+        stack = dataclasses.replace(stack, state=own)  # the rest has the lengths of other models than this one
+    engine = engine.of(number)
     work, context = engine.work, EngineContext(engine, stack)
     inputs = train_input(engine, stack)
     if stack.query is not None:
