@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,8 +25,21 @@ from piebald.progress import Bar
 from piebald.report.store import RunStore
 from piebald.server import ServerLoop
 from piebald.server.best_version import ModelSnapshot
+from piebald.server.cluster_state import Keep
+from piebald.stored_vectors import mapped
 
 _log = logging.getLogger(__name__)
+
+
+def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
+    """The same run, whose first numbers lie in a file where they are long (`RuntimeSettings.map_above`)."""
+    return replace(plan, work=replace(plan.work, initial=_keep(plan, folder)(plan.work.initial)))
+
+
+def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
+    """Where the server's vectors lie: in memory, or in files in the run's folder."""
+    room = Path(tempfile.gettempdir()) if folder is None else folder
+    return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
 
 
 def execute(
@@ -48,6 +65,7 @@ def execute(
             check=plan.check,
             watch=bar.show,
             secret=not plan.runtime.simulates,
+            keep=_keep(plan, store.path),
         )
         last = store.last_checkpoint()
         for note in store.notes:

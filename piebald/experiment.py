@@ -19,7 +19,7 @@ from piebald.client_description import describe
 from piebald.component import Component
 from piebald.contracts import Clients, HoldsRows, Split
 from piebald.errors import RunFolderError, SettingError, check_names, unknown
-from piebald.execution import execute
+from piebald.execution import execute, with_mapped_start
 from piebald.finished_run import Run
 from piebald.lineage import FinishedRun, Inheritance, inherit
 from piebald.machine import differences
@@ -141,6 +141,7 @@ def run(
     except BaseException:
         store.close()
         raise
+    plan = with_mapped_start(plan, store.path)  # the other one has the only name of its numbers, and goes
     return execute(plan, store, progress, _listeners(plan, callbacks), started)
 
 
@@ -192,6 +193,7 @@ def resume(
     except BaseException:
         store.close()
         raise
+    plan = with_mapped_start(plan, store.path)
     return execute(plan, store, progress, () if finished else _listeners(plan, callbacks), started)
 
 

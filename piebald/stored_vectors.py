@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import tempfile
 import weakref
@@ -81,6 +82,29 @@ class StoredVectors(Mapping[str, Tensor]):
         return made
 
 
+def mapped(vector: Tensor, above: int, folder: Path) -> Tensor:
+    """A vector of more than so many bytes, moved to a nameless file in a folder and mapped from it; else as it is.
+
+    The numbers are the same.  The system reads a page of the file when it is needed and gives it up where memory is
+    short, so such a vector costs room on the disk.  The file is gone when the last tensor of it is, however the process
+    ends.  The result must not be written to.
+
+    Raises:
+        RuntimeFault: the file cannot be made or does not fit.
+    """
+    if vector.nbytes <= max(above, 0):
+        return vector
+    try:
+        file = NamelessFile(folder)
+        file.write(raw(vector))
+        return file.mapped(vector.dtype).view(vector.shape)
+    except OSError as error:
+        raise RuntimeFault(
+            f"a vector of {vector.nbytes:,} bytes cannot be kept in a file in {folder} ({error.strerror}): make room "
+            "there, or raise the runtime's map_above"
+        ) from error
+
+
 def part_of(vectors: Mapping[str, Tensor], name: str, span: slice) -> Tensor:
     """Some of the numbers of a vector, which counts as flat, wherever it lies."""
     return vectors.part(name, span) if isinstance(vectors, StoredVectors) else vectors[name].flatten()[span]
@@ -122,6 +146,14 @@ class NamelessFile:
         while len(rest):
             rest = rest[os.write(self._handle, rest) :]
         return len(data)
+
+    def mapped(self, dtype: torch.dtype) -> Tensor:
+        """All of it as a flat tensor, which reads the file when it is read.
+
+        Raises:
+            OSError: the file cannot be mapped.
+        """
+        return torch.frombuffer(mmap.mmap(self._handle, 0), dtype=dtype)
 
     def read_into(self, room: memoryview, start: int) -> None:
         """Fill some room with its bytes from an offset on.

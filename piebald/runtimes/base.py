@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
+from pydantic import Field
+
 from piebald.client_work import ClientWork
 from piebald.component import Component
 from piebald.contracts import Clients, Fleet, Runtime
@@ -16,11 +18,15 @@ class RuntimeSettings(Component):
     Attributes:
         simulates: False where clients' rows are not on this machine.
         repeats: False where results that were lost since the last checkpoint cannot be computed again.
+        map_above: bytes; global models, and vectors that the server keeps beside them, which are longer lie in a file
+            and are mapped from it.  The file is in the run folder, or else in the system's folder for temporary files.
     """
 
     axis = "runtime"
     simulates: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
+
+    map_above: int = Field(default=4 << 30, ge=0)
 
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> RuntimeSettings:
         """These settings with every choice made, so that a resumed run makes the same choices.

@@ -20,7 +20,7 @@ from piebald.randomness import key
 from piebald.recipe import Recipe
 from piebald.scheduling.base import round_kind
 from piebald.server.best_version import ModelSnapshot
-from piebald.server.cluster_state import STEPS, ClusterModel, Counted, norm_of
+from piebald.server.cluster_state import STEPS, ClusterModel, Counted, Keep, norm_of, where_it_is
 from piebald.server.model_cache import ModelCache
 from piebald.server.weight_caps import with_capped_examples, with_capped_shares
 from piebald.server_optimizer.base import KeepsServerState
@@ -61,6 +61,7 @@ class ClusterModels:
         kept: the state of components, by axis and cluster: tensors and JSON values.
         last: the last model of each client, where a cached step needs them.
         secret: noise on means is drawn from the operating system and not from the run's seed, which sites know.
+        keep: what becomes of models, and of vectors beside them, before they are kept.
     """
 
     recipe: Recipe
@@ -71,6 +72,7 @@ class ClusterModels:
     cluster_of: dict[int, int] = field(default_factory=dict)
     kept: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     secret: bool = False
+    keep: Keep = where_it_is
     last: TensorStore = field(init=False)
     _in_rounds: bool = field(init=False)
     _main_of: ChoosesMainCluster | None = field(init=False)
@@ -138,7 +140,8 @@ class ClusterModels:
             optimizer, trainer = recipe.server_optimizer, recipe.training
             state = optimizer.initial_state(model) if isinstance(optimizer, KeepsServerState) else {}
             vectors = trainer.server_vectors(len(model)) if isinstance(trainer, KeepsServerVectors) else {}
-            made = ClusterModel(model, state, vectors, norm_of(model))
+            made = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
+            made.optimizer_state, made.server_vectors = made.kept(state, {}), made.kept(vectors, {})
             made.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
             self.clusters[number] = made
         return self.clusters[number]
@@ -238,7 +241,8 @@ class ClusterModels:
                 members.updates, [name for name in cluster.server_vectors if name in self.recipe.training.uploads()]
             )
             arrived = StepContext(len(members.updates), context.known, members.version, shares)
-            cluster.server_vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)
+            vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)
+            cluster.server_vectors = cluster.kept(vectors, cluster.server_vectors)
         return [Counted(label, *one) for one in zip(shares, weights, members.staleness, strict=True)]
 
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
@@ -270,7 +274,8 @@ class ClusterModels:
         for place, transform in reversed(list(enumerate(recipe.transforms))):
             rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
             average = transform.on_server(average, dataclasses.replace(told, rng_key=rng_key, state={}))
-        model, cluster.optimizer_state = recipe.server_optimizer.step(cluster.model, average, told)
+        model, state = recipe.server_optimizer.step(cluster.model, average, told)
+        cluster.optimizer_state = cluster.kept(state, cluster.optimizer_state)
         for variance in self.variances:
             model[variance].clamp_(min=0.0)
         cluster.settle(model)
@@ -340,7 +345,7 @@ class ClusterModels:
                 if what == "model":
                     cluster.settle(tensor)
                 elif what != "cache":
-                    getattr(cluster, what)[own[0]] = tensor
+                    getattr(cluster, what)[own[0]] = cluster.keep(tensor)
             elif kind == "kept":
                 axis, number, own_name = rest.split("/", 2)
                 self.kept[axis, int(number)][own_name] = tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +12,13 @@ from torch import Tensor
 
 from piebald.server.model_cache import ModelCache
 
+Keep = Callable[[Tensor], Tensor]  # a vector that is kept, and perhaps moved to where there is more room
 STEPS = 4096  # steps of a cluster that are remembered: older updates have missed all of these, and at most the rest
+
+
+def where_it_is(vector: Tensor) -> Tensor:
+    """Keep a vector in memory."""
+    return vector
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +34,7 @@ class ClusterModel:
         steps: versions from which its own server steps were made, in order.
         cache: where the step keeps the sums over all clients' last models, else None.
         own_buffers: the buffers of clients' own models, by their number as text, where clients were asked for them.
+        keep: what becomes of its model and vectors before they are kept.
     """
 
     model: Tensor
@@ -37,6 +45,7 @@ class ClusterModel:
     steps: list[int] = field(default_factory=list)
     cache: ModelCache | None = None
     own_buffers: dict[str, Tensor] = field(default_factory=dict)
+    keep: Keep = where_it_is
 
     def missed(self, sent: int) -> int:
         """How many of its own steps an update missed whose model was sent at this version."""
@@ -45,7 +54,12 @@ class ClusterModel:
 
     def settle(self, model: Tensor) -> None:
         """Let it have this model."""
-        self.model, self.norm = model, norm_of(model)
+        self.norm = norm_of(model)
+        self.model = self.keep(model)
+
+    def kept(self, vectors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Vectors to keep in the place of others; what is the same tensor as before is kept already."""
+        return {name: one if one is before.get(name) else self.keep(one) for name, one in vectors.items()}
 
     def note_step(self, version: int) -> None:
         """Take note of a step from this version."""

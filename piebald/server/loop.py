@@ -37,6 +37,7 @@ from piebald.server.class_counts import confusion_rows
 from piebald.server.client_pool import ClientPool
 from piebald.server.client_queries import ClientQueries
 from piebald.server.cluster_models import ClusterModels, cohort_of
+from piebald.server.cluster_state import Keep, where_it_is
 from piebald.server.completed_models import CompletedModels
 from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
 from piebald.server.invitations import Invitations
@@ -66,7 +67,7 @@ class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
     The state is saved every `checkpoint_every` steps (see `StepWriter`).  With `secret`, what protects at the server is
-    drawn from the operating system, and not from the run's seed.
+    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie.
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class ServerLoop:
         check: ResultChecks | None = None,
         watch: Callable[[RoundProgress], None] | None = None,
         secret: bool = False,
+        keep: Keep = where_it_is,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
         first, variances = work.initial[: work.layout.shared], work.layout.variances
-        self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret)
+        self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret, keep=keep)
         self.client_pool = ClientPool()
         self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
         self.totals = RunTotals()

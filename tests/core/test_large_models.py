@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,28 +13,57 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
+from piebald.callbacks import Callback
 from piebald.cohort_matrix import divided, weighted_sum
+from piebald.errors import RuntimeFault
 from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.sgd_step import SgdRun
+from piebald.stored_vectors import mapped
 
 HERE = piebald.Simulator(engine="sequential", workers=0, onednn=False)
+MAPPED = HERE.model_copy(update={"map_above": 0})
+MAPS = Path("/proc/self/maps")
+
+
+def in_files(maps: str) -> list[range]:
+    """The addresses of nameless files that this process has mapped."""
+    spans = [line.split()[0].split("-") for line in maps.splitlines() if line.endswith("(deleted)")]
+    return [range(int(start, 16), int(stop, 16)) for start, stop in spans]
 
 
 def copies(numbers: int) -> float:
-    """Copies of a model of so many numbers that live tensors hold, each storage counted once, float64 as two."""
-    found = {}
+    """Copies of a model of so many numbers that live tensors hold in memory, each storage counted once, float64 as two.
+
+    Those in mapped files are left out: the system gives them up when it needs their memory.
+    """
+    found, files = {}, in_files(MAPS.read_text()) if MAPS.exists() else []
     for one in gc.get_objects():
         if type(one) in (Tensor, nn.Parameter):
             with suppress(NotImplementedError):  # a traceback of another test may hold vmap's, which have no storage
                 storage = one.untyped_storage()
                 if storage.nbytes() >= numbers:
                     found[storage.data_ptr()] = storage.nbytes()
-    return sum(found.values()) / (4 * numbers)
+    return sum(size for start, size in found.items() if not any(start in span for span in files)) / (4 * numbers)
 
 
 @pytest.mark.full
-def test_what_lies_in_memory_while_a_client_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's model, the run's module and first numbers, the engine's, the global model, and the sum (two)."""
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (HERE, [3, 5, 5, 4, 6, 6]),
+        pytest.param(
+            MAPPED, [2, 4, 4, 2, 4, 4], marks=pytest.mark.skipif(not MAPS.exists(), reason="needs /proc of Linux")
+        ),
+    ],
+    ids=["in memory", "mapped"],
+)
+def test_what_lies_in_memory_while_a_client_trains(
+    where: piebald.Simulator, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's model, the run's module and first numbers, the engine's, the global model, and the sum (two).
+
+    Where they are mapped from files, the first numbers and the global model take no memory.
+    """
     draw = torch.Generator().manual_seed(0)
     held = {who: (torch.randn(8, 300, generator=draw), torch.arange(8) % 4) for who in "abc"}
     model = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 300))
@@ -48,9 +78,64 @@ def test_what_lies_in_memory_while_a_client_trains(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(SequentialEngine, "run_sgd", counted)
     clients = piebald.clients_from(held, test=0, classes=[str(one) for one in range(300)])
-    piebald.run(recipes.fedavg(lr=0.1), clients, model, rounds=2, evaluate_every=0, runtime=HERE)
+    piebald.run(recipes.fedavg(lr=0.1), clients, model, rounds=2, evaluate_every=0, runtime=where)
     # the user's model was there before; the global model is the run's first numbers until the first step
-    assert [round(one) for one in seen] == [3, 5, 5, 4, 6, 6]
+    assert [round(one) for one in seen] == expected
+
+
+def numbers_of(run: piebald.Run) -> Tensor:
+    return run.work.layout.flatten(run.model())
+
+
+def small_clients() -> Any:
+    draw = torch.Generator().manual_seed(2)
+    held = {who: (torch.randn(6, 4, generator=draw), torch.arange(6) % 3) for who in "abc"}
+    return piebald.clients_from(held, test=0, validation=0.3)
+
+
+def small_network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def small_run(name: str, where: piebald.Simulator, **options: Any) -> piebald.Run:
+    more = {"optimizer": "adam", "optimizer_state": "averaged"} if name == "ifca" else {}
+    recipe = recipes.make(name, **more)
+    return piebald.run(recipe, small_clients(), small_network, rounds=3, runtime=where, **options)
+
+
+@pytest.mark.parametrize("name", ["fedadam", "ifca", "async_dvw", "hdafl"])
+def test_mapped_vectors_have_the_bits_of_those_in_memory(name: str) -> None:
+    """A server optimizer with state, averaged state of clients in two clusters, a cache, and private layers."""
+    runs = [small_run(name, where, keep="best") for where in (HERE, MAPPED)]
+    assert torch.equal(*map(numbers_of, runs))
+
+
+class Stops(Callback):
+    """Ends a run after its second step, as a user's Ctrl-C does."""
+
+    def on_server_step(self, step: Any) -> None:
+        if step["version"] == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="needs /proc of Linux")
+def test_an_interrupted_run_goes_on_from_mapped_vectors_and_leaves_no_file(tmp_path: Path) -> None:
+    gc.collect()
+    before = len(in_files(MAPS.read_text()))
+    whole = numbers_of(small_run("fedadam", HERE))
+    with pytest.raises(KeyboardInterrupt):
+        small_run("fedadam", MAPPED, out=tmp_path, checkpoint_every=1, callbacks=[Stops()])
+    assert torch.equal(numbers_of(piebald.resume(tmp_path, small_clients(), small_network)), whole)
+    gc.collect()
+    assert len(in_files(MAPS.read_text())) == before
+
+
+def test_a_folder_without_room_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeFault, match=r"cannot be kept in a file in .*missing.*raise the runtime's map_above"):
+        mapped(torch.zeros(3), 0, tmp_path / "missing")
+    short = torch.zeros(3)
+    assert mapped(short, 12, tmp_path / "missing") is short
 
 
 @pytest.mark.parametrize("rows", [1, 3])
