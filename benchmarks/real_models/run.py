@@ -1,0 +1,80 @@
+"""Real models beside published figures: python benchmarks/real_models/run.py
+
+Heart disease, survival with breast cancer, Shakespeare by role with an LSTM and a transformer, and CIFAR-10 with
+ResNet-18: Local, FedAvg and FedAvg with fine-tuning, three seeds.  A line is added to OUT/SCALE.jsonl when a run has
+ended, so that the same command goes on after an interruption; RESULTS.md is written from these lines.  All need the
+prepared data sets (PIEBALD_DATA).  `--scale full` is a day's work for a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import results
+import torch
+from jobs import NETWORKS, SEEDS, Job, jobs
+from studies import study
+
+import piebald
+
+HERE = Path(__file__).parent
+
+
+def measure(job: Job, scale: str, device: str) -> dict[str, Any]:
+    """Carry out a run, as the line that is kept: the score of each client on its own test rows, in per cent."""
+    chosen = study(job.study, scale)
+    recipe, rounds = chosen.plans[job.method]
+    began = time.perf_counter()
+    run = piebald.run(
+        recipe, chosen.clients, chosen.networks[job.network], rounds=rounds, seed=job.seed, evaluate_every=rounds,
+        measure="none", runtime=piebald.Simulator(workers=0, onednn=False, device=device), **chosen.options,
+    )  # fmt: skip
+    names, last = chosen.clients.names, max(row["version"] for row in run.scores)
+    scored = [row for row in run.scores if row["version"] == last and row["metric"] == chosen.metric]
+    own = [row for row in scored if row["client"] is not None and row["split"] == "test"]
+    model = "personal" if any(row["model"] == "personal" for row in own) else "global"
+    values = {names[row["client"]]: round(100 * row["value"], 2) for row in own if row["model"] == model}
+    rows = {names[client]: len(chosen.clients.indices(client, "test")) for client in range(len(names))}
+    common = [100 * row["value"] for row in scored if row["split"] == "common" and row["model"] == "global"]
+    return {
+        **job._asdict(), "title": chosen.title, "metric": chosen.metric, "rounds": rounds, "values": values,
+        "rows": {name: rows[name] for name in values}, "common": round(common[-1], 2) if common else None,
+        "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run what has not been run, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=("small", "full"), default="small")
+    parser.add_argument("--only", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be run, and run nothing")
+    options = parser.parse_args()
+    lines, began = results.read(options.out, options.scale), time.monotonic()
+    done = {tuple(line[name] for name in Job._fields) for line in lines}
+    missing = [job for job in jobs(options.only, options.seeds) if job not in done]
+    if options.dry_run:
+        print("\n".join(" ".join(map(str, job)) for job in missing))
+        return 0
+    torch.set_num_threads(1)
+    for job in missing:
+        if time.monotonic() - began > 60 * options.minutes:
+            break
+        line = measure(job, options.scale, options.device)
+        results.add(options.out, options.scale, line)
+        mean = sum(line["values"].values()) / len(line["values"])
+        print(f"[{time.monotonic() - began:.0f} s] {' '.join(map(str, job))}: {mean:.1f}", flush=True)
+    print(results.write(options.out, options.scale))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
