@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from piebald.client_work import ClientWork
 from piebald.contracts import Clients, DismissesSites, Runtime
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
-from piebald.model_spec import ModelSpec
 from piebald.prepare import Options, prepare
+from piebald.privacy import SecureAggregation
 from piebald.recipe import Recipe
 from piebald.recipes import fedavg
 
@@ -30,20 +31,22 @@ class Asked:
     Attributes:
         settings: of the file.
         runtime: where the clients are.
-        spec: the model that a task brings.
+        spec: the model that a task brings, and the masks of the run.
         clients: their names, and the form of their rows.
         recipes: those of the file, by which nobody trains here.
     """
 
     settings: AskedExperiment
     runtime: Runtime
-    spec: ModelSpec
+    spec: ClientWork
     clients: Clients
     recipes: tuple[Recipe, ...]
 
 
 @contextmanager
-def asked(file: Path, flags: Sequence[str], credentials: Path | None, what: str) -> Iterator[Asked]:
+def asked(
+    file: Path, flags: Sequence[str], credentials: Path | None, what: str, masks: Sequence[SecureAggregation] = ()
+) -> Iterator[Asked]:
     """Open the federation of an experiment, whose sites take part under its terms and their policies.
 
     Args:
@@ -51,6 +54,7 @@ def asked(file: Path, flags: Sequence[str], credentials: Path | None, what: str)
         flags: settings on top of it.
         credentials: the server's; None starts a federation of processes on this machine.
         what: what is asked about, for errors.
+        masks: the secure aggregation under which answers are to leave, if any.
 
     Raises:
         SettingError: a setting is wrong, or rows are changed by an extractor.
@@ -58,7 +62,7 @@ def asked(file: Path, flags: Sequence[str], credentials: Path | None, what: str)
     more = "" if credentials is None else f", credentials = {json.dumps(str(credentials.resolve()))}"
     chosen = [f'runtime={{ kind = "federation"{more} }}', *flags]
     settings = AskedExperiment.load(file, chosen)
-    recipe = fedavg()
+    recipe = fedavg().with_(transforms=tuple(masks))
     if settings.recipe is None and settings.recipes is None:  # sites check that there is one
         settings = AskedExperiment.load(file, [*chosen, "recipe.name=fedavg"])
     if settings.extractor is not None:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 from piebald.asked_experiment import asked
 from piebald.contracts import Split
+from piebald.errors import SettingError
 from piebald.federated_statistics.at_sites import statistics_at_sites
+from piebald.federated_statistics.hidden_at_sites import hidden_at_sites
 from piebald.federated_statistics.result import FederatedStatistics
 from piebald.federated_statistics.wanted import wanted_of_numbers
+from piebald.privacy import SecureAggregation
 
 
 def ask(
@@ -22,6 +25,9 @@ def ask(
     bounds: Mapping[str, Sequence[float]] | None = None,
     by_client: bool = False,
     split: Split = "train",
+    secure: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> FederatedStatistics:
     """Ask the sites of a federation for statistics of their rows.
 
@@ -31,12 +37,21 @@ def ask(
         file: the experiment file, which needs no recipe.
         flags: settings on top of it.
         credentials: the server's; None starts a federation of processes on this machine.
-        quantiles, bins, bounds, by_client, split: as of `piebald.statistics`.
+        quantiles, bins, bounds, by_client, split, secure, epsilon, delta: as of `piebald.statistics`; each site adds
+            noise to its own sums, and its own ledger counts the question.
 
     Raises:
         SettingError: a setting is wrong, or no site answers.
     """
     wanted = wanted_of_numbers(quantiles, bins, bounds or {}, by_client)
-    with asked(file, flags, credentials, "statistics") as opened:
+    if delta is not None and epsilon is None:
+        raise SettingError("delta belongs to noise: give epsilon, too, or leave it out")
+    masks = (SecureAggregation(bits=64),) if secure else ()
+    with asked(file, flags, credentials, "statistics", masks) as opened:
         features = opened.settings.data.features
+        if secure or epsilon is not None:
+            return hidden_at_sites(
+                opened.runtime, opened.spec, opened.clients, wanted, epsilon=epsilon, delta=delta, split=split,
+                features=features,
+            )  # fmt: skip
         return statistics_at_sites(opened.runtime, opened.spec, opened.clients, wanted, split=split, features=features)

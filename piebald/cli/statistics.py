@@ -75,9 +75,11 @@ def statistics(
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
     limits = dict(map(_bounds, bounds or ()))
     if asks_sites(credentials, runtime):
-        told: dict[str, Any] = {"--client": client, "--categories": categories, "--table": table, "--secure": secure}
-        told |= {"--epsilon": epsilon, "--ledger": ledger}
-        found = _at_sites(file, sets, credentials, told, split, shares, bins, limits, by_client)
+        told: dict[str, Any] = {"--client": client, "--categories": categories, "--table": table}
+        if ledger is not None:
+            raise SettingError("--ledger is for rows on this machine: each site counts its questions in its own ledger")
+        hidden: dict[str, Any] = {"secure": secure, "epsilon": epsilon, "delta": delta}
+        found = _at_sites(file, sets, credentials, told, split, shares, bins, limits, by_client, hidden)
         found = found if column is None else found.only(column)
         return _print_found(found, column, standardise, as_json)
     source, features, whose = source_of(file, client, sets)
@@ -182,16 +184,19 @@ def source_of(file: Path, client: str | None, sets: list[str] | None) -> tuple[A
 def _at_sites(
     file: Path, sets: list[str] | None, credentials: Path | None, others: dict[str, Any], split: Split,
     quantiles: Sequence[float], bins: int | None, bounds: dict[str, tuple[float, float]], by_client: bool,
+    hidden: dict[str, Any],
 ) -> FederatedStatistics:  # fmt: skip
     """Statistics of the sites of a federation, or of one on this machine where there are no credentials."""
     from piebald import statistics_at_sites
 
     for flag, given in others.items():
         if given:
-            raise SettingError(f"{flag} is for rows on this machine: sites tell moments and counts of numbers alone")
+            raise SettingError(
+                f"{flag} is for rows on this machine: sites tell statistics of numbers and of classes alone"
+            )
     return statistics_at_sites.ask(
         file, site_flags(file, sets, credentials), credentials, quantiles=quantiles, bins=bins, bounds=bounds,
-        by_client=by_client, split=split,
+        by_client=by_client, split=split, **hidden,
     )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from piebald.contracts.data import (
 )
 from piebald.contracts.messages import (
     MASKING,
+    SUM,
+    Hiding,
     PartialSum,
     Query,
     Result,
@@ -34,7 +36,15 @@ from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, d
 from piebald.contracts.row_outputs import LocalLoss, LossBatch, RowOutputs
 from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime, TakesClientState
 from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
-from piebald.contracts.server import Cohort, KeyAgreement, QueryRequest, RunRecorder, ServerContext, StepContext
+from piebald.contracts.server import (
+    AsksClients,
+    Cohort,
+    KeyAgreement,
+    QueryRequest,
+    RunRecorder,
+    ServerContext,
+    StepContext,
+)
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,
@@ -62,6 +72,8 @@ __all__ = [
     "PLAIN_PASSES",
     "SERVER_ID",
     "SIGNATURE",
+    "SUM",
+    "AsksClients",
     "Checkpoint",
     "ChecksSignatures",
     "ClientContext",
@@ -74,6 +86,7 @@ __all__ = [
     "GroupSettings",
     "HasPublicRows",
     "HasServerRows",
+    "Hiding",
     "HoldsRows",
     "InMemory",
     "KeyAgreement",

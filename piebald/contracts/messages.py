@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 
 MASKING = "masking/"  # names of what a task brings for the masking transform, and no trainer is shown
+SUM = "sum"  # the name of whole numbers that are added up over clients, under masks or not
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """How single rows are hidden in the answer to a query.
+
+    Attributes:
+        noise: standard deviation of Gaussian noise, in units of the largest change that the exchange of one row for
+            another makes; 0 for none.
+        masked: whether the answer leaves under the masks of the run's secure aggregation.
+    """
+
+    noise: float
+    masked: bool
 
 
 class Query(Component):
@@ -60,6 +75,10 @@ class Query(Component):
 
     def fewest_rows(self, answer: Update) -> int | None:
         """The smallest number of rows that a number in an answer is about, None where it is about all or none."""
+        return None
+
+    def hiding(self) -> Hiding | None:
+        """How single rows are hidden in an answer, None where they are not."""
         return None
 
     def topic(self) -> str | None:

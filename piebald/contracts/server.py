@@ -97,7 +97,24 @@ class QueryRequest:
     vectors: Mapping[str, Tensor]
 
 
-class ServerContext(Protocol):
+class AsksClients(Protocol):
+    """Who can ask clients and judge their answers: what it takes to agree with them on keys."""
+
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+        """Put queries to clients and wait for all answers, in the order of the requests.
+
+        Training that ends meanwhile waits its turn.  The exchange costs bytes and time and is recorded; an answer that
+        did not come or that its query's `reject_reason` refuses is None.
+        """
+
+    def exclude_client(self, client: int, reason: str) -> None:
+        """Ask a client for nothing more in this run, since what it sent is wrong beyond doubt; say so and record it."""
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        """Whether a client has signed this text; true where the runtime cannot check it, so clients must, too."""
+
+
+class ServerContext(AsksClients, Protocol):
     """What the server's loop offers to components that work at the server.
 
     Attributes:
@@ -129,21 +146,8 @@ class ServerContext(Protocol):
     def members(self) -> Sequence[int]:
         """The clients of the cluster in question that can be asked now."""
 
-    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
-        """Put queries to clients and wait for all answers, in the order of the requests.
-
-        Training that ends meanwhile waits its turn.  The exchange costs bytes and time and is recorded; an answer that
-        did not come or that its query's `reject_reason` refuses is None.
-        """
-
     def exclude_update(self, client: int, reason: str) -> None:
         """Record that a sound update does not count in this step."""
-
-    def exclude_client(self, client: int, reason: str) -> None:
-        """Ask a client for nothing more in this run, since what it sent is wrong beyond doubt; say so and record it."""
-
-    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
-        """Whether a client has signed this text; true where the runtime cannot check it, so clients must, too."""
 
     def note(self, name: str, value: Any) -> None:
         """Record a JSON value for the report, e.g. a divergence matrix."""

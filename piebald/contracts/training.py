@@ -335,6 +335,12 @@ class ClientContext(Protocol):
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for what is told of them without a model."""
 
+    def noise_keys(self) -> list[int]:
+        """A key of 256 bits for each client, from which `noise.NoiseSource` draws noise that belongs to this task.
+
+        At a site of a federation it comes from the operating system's randomness, in a simulation from the run's seed.
+        """
+
     def label_counts(self) -> Tensor:
         """Training rows of each class [c, classes], for classification with one label for each row."""
 

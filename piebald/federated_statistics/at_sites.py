@@ -116,15 +116,7 @@ def statistics_at_sites(
         SettingError: no site answers.
         RuntimeFault: a site answers one question and not the next.
     """
-    blank = clients.rows(0, "train")
-    targets = math.prod(pytree.single(blank.y, "statistics").shape[1:])
-    inputs = math.prod(pytree.single(blank.x, "statistics").shape[1:])
-    if inputs + targets > MOST_COLUMNS:
-        raise SettingError(f"statistics are for at most {MOST_COLUMNS:,} columns, got {inputs + targets:,}")
-    if features is not None and len(features) != inputs:
-        raise SettingError(f"features must name each of the {inputs} numbers of an input, got {len(features)} names")
-    own = [TARGET] if targets == 1 else [f"{TARGET}{place}" for place in range(targets)]
-    names = [*(features or (f"x{place}" for place in range(inputs))), *own]
+    names, targets = column_names(clients, features)
     if clients.classes is not None and wanted.bins is not None:
         wanted = replace(wanted, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **wanted.bounds})
     once = not wanted.quantiles or (wanted.bins is not None and all(name in wanted.bounds for name in names))
@@ -139,6 +131,27 @@ def statistics_at_sites(
         texts[TARGET] = _classes(answers, len(names), clients.classes)
         numbers, by_client = _without(numbers), {name: _without(own) for name, own in by_client.items()}
     return FederatedStatistics(taking_part, "exact", [one.rows for one in told], numbers, texts, {}, by_client)
+
+
+def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list[str], int]:
+    """The names of the numbers of inputs and then of targets, and how many of them targets are.
+
+    Args:
+        clients: what shows the form of their rows.
+        features: names of the inputs, "x0", "x1", ... by default.
+
+    Raises:
+        SettingError: there are too many columns, or another number of names.
+    """
+    blank = clients.rows(0, "train")
+    targets = math.prod(pytree.single(blank.y, "statistics").shape[1:])
+    inputs = math.prod(pytree.single(blank.x, "statistics").shape[1:])
+    if inputs + targets > MOST_COLUMNS:
+        raise SettingError(f"statistics are for at most {MOST_COLUMNS:,} columns, got {inputs + targets:,}")
+    if features is not None and len(features) != inputs:
+        raise SettingError(f"features must name each of the {inputs} numbers of an input, got {len(features)} names")
+    own = [TARGET] if targets == 1 else [f"{TARGET}{place}" for place in range(targets)]
+    return [*(features or (f"x{place}" for place in range(inputs))), *own], targets
 
 
 def _classes(answers: SiteAnswers, columns: int, classes: Sequence[str]) -> TextColumn:

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from piebald.arguments import Fraction, Positive, checked
+from piebald.bounded_sums import STEP, SumPlan, binned_quantiles
 from piebald.contracts import Split
 from piebald.errors import SettingError
 from piebald.federated_statistics import exact
-from piebald.federated_statistics.bounded_sums import STEP, SumPlan, binned_quantiles
 from piebald.federated_statistics.columns import ClientColumns, columns_of
 from piebald.federated_statistics.exact import Answers, HereAnswers
-from piebald.federated_statistics.ledger import Ledger, budget, noise_for
 from piebald.federated_statistics.result import FederatedStatistics, Mode, NumberColumn, TextColumn
 from piebald.federated_statistics.secure_sum import secure_sum
 from piebald.federated_statistics.wanted import Bins, Quantiles, Wanted, wanted_of
@@ -25,6 +24,7 @@ from piebald.moments import Floats, Moments, merged
 from piebald.noise import NoiseSource
 from piebald.partition.split import Ints
 from piebald.privacy.accounting import PrivacyBudget
+from piebald.privacy.ledger import Ledger, budget, noise_for
 
 MOST_CATEGORIES = 10_000
 
@@ -302,25 +302,39 @@ def _hidden(clients: Sequence[ClientColumns], wanted: Wanted, hidden: Hidden) ->
     if hidden.ledger is not None:
         hidden.ledger.spend(", ".join([*plan.bounds, *plan.categories]), hidden.noise)
     total = hidden.total(vectors, deviation)
+    numbers, texts, tables = of_sums(plan, total, wanted.quantiles)
+    names = [one.name for one in clients]
+    together = deviation * (len(clients) ** 0.5 if hidden.where == "client" else 1.0)
+    return FederatedStatistics(
+        names, hidden.mode, None, numbers, texts, tables, privacy=hidden.spent, noise=together if hidden.noise else 0.0
+    )
+
+
+def of_sums(
+    plan: SumPlan, total: Floats, quantiles: Sequence[float]
+) -> tuple[dict[str, NumberColumn], dict[str, TextColumn], dict[tuple[str, str], dict[str, dict[str, float]]]]:
+    """Columns of numbers, of text, and tables, from the sums of all clients.
+
+    Args:
+        plan: what was summed.
+        total: the sums [plan.length], in steps.
+        quantiles: which are wanted, from the histogram.
+    """
     texts, tables = _categorical(plan, total)
     numbers = {}
     for name, sums in plan.numbers(total).items():
         low, high = plan.bounds[name]
         edges = np.linspace(low, high, plan.bins + 1) if plan.bins else np.zeros(0)
-        found = binned_quantiles(sums.bins, edges, wanted.quantiles) if plan.bins else []
+        found = binned_quantiles(sums.bins, edges, quantiles) if plan.bins else []
         numbers[name] = NumberColumn(
             present=sums.present,
             missing=sums.missing,
             infinite=sums.infinite,
             mean=sums.mean,
             variance=sums.variance,
-            quantiles=dict(zip(wanted.quantiles, found, strict=False)),
+            quantiles=dict(zip(quantiles, found, strict=False)),
             edges=tuple(edges.tolist()),
             counts=tuple(sums.bins.tolist()),
             quantile_error=(high - low) / plan.bins if plan.bins else 0.0,
         )
-    names = [one.name for one in clients]
-    together = deviation * (len(clients) ** 0.5 if hidden.where == "client" else 1.0)
-    return FederatedStatistics(
-        names, hidden.mode, None, numbers, texts, tables, privacy=hidden.spent, noise=together if hidden.noise else 0.0
-    )
+    return numbers, texts, tables

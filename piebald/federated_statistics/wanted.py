@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from piebald.arguments import checked
+from piebald.bounded_sums import bounds_reason
 from piebald.errors import SettingError, shown, unknown
 from piebald.federated_statistics.columns import ClientColumns
 
 Bins = Annotated[int, Field(ge=1, le=10_000)]
+_LARGEST = 1.7e308  # a whole number may be larger than any float
 Quantiles = Sequence[Annotated[float, Field(ge=0, le=1)]]
 
 
@@ -54,10 +55,10 @@ def wanted_of_numbers(
 
 def _ends(name: str, ends: Sequence[float]) -> tuple[float, float]:
     """The bounds of a column."""
-    if len(ends) != 2 or not all(isinstance(end, int | float) and np.isfinite(end) for end in ends):
+    if len(ends) != 2 or not all(isinstance(end, int | float) and abs(end) <= _LARGEST for end in ends):
         raise SettingError(f"bounds of {name!r} must be two numbers, low and high, got {shown(ends)}")
-    if not ends[0] < ends[1] or not np.isfinite(float(ends[1]) - float(ends[0])):
-        raise SettingError(f"bounds of {name!r} must be a low and a higher number, got {shown(ends)}")
+    if reason := bounds_reason(*map(float, ends)):
+        raise SettingError(f"bounds of {name!r} {reason}, got {shown(ends)}")
     return float(ends[0]), float(ends[1])
 
 

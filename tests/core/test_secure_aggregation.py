@@ -17,7 +17,17 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.contracts import SIGNATURE, ClientSecrets, KeyAgreement, PartialSum, QueryRequest, Result, Task, Update
+from piebald.contracts import (
+    SIGNATURE,
+    SUM,
+    ClientSecrets,
+    KeyAgreement,
+    PartialSum,
+    QueryRequest,
+    Result,
+    Task,
+    Update,
+)
 from piebald.errors import Declined, RuntimeFault, SettingError
 from piebald.partition import Homogeneous
 from piebald.partition.devices import Devices
@@ -32,7 +42,6 @@ from piebald.privacy.secure_aggregation.key_queries import (
     SENDERS,
     SHARES,
     SIGNED,
-    SUM,
     AdvertiseKeys,
     ShareKeys,
 )

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, ClientSecrets, Query, QueryRequest, Task, Update
+from piebald.contracts import SIGNATURE, SUM, ClientSecrets, Query, QueryRequest, Task, Update
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_material import pair_seed
-from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED, SUM
+from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking

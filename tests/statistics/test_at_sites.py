@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,78 +13,19 @@ import pandas
 import pytest
 import torch
 
-from piebald import recipes
 from piebald.cli import main
-from piebald.contracts import Result, Task, Update
+from piebald.contracts import Update
 from piebald.errors import PiebaldError
 from piebald.experiment_file import ExperimentSettings
 from piebald.federated_statistics import statistics
 from piebald.federated_statistics.at_sites import statistics_at_sites
 from piebald.federated_statistics.result import FederatedStatistics
 from piebald.federated_statistics.wanted import wanted_of_numbers
-from piebald.models import Logistic
-from piebald.partition import clients_from
 from piebald.partition.three_way_split import SPLITS
-from piebald.prepare import Options, PreparedRun, prepare
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.wire_format import pack_update, task_body, unpack_task, unpack_update
-from piebald.runtimes.federation.wire_messages import Refused
+from .sites import Change, InProcess, Policy, plan
 
 ALLOWED = Policy(queries=["statistics"])
-Change = Callable[[Update], Update]
-
-
-class InProcess:
-    """A runtime whose sites check and answer what came over the wire, in this process (`contracts.Runtime`).
-
-    Args:
-        plan: the run.
-        policies: of the sites.
-        change: what a hostile client 0 does to its answers.
-    """
-
-    def __init__(self, plan: PreparedRun, policies: Sequence[Policy], change: Change | None = None) -> None:
-        self._plan, self._change = plan, change
-        numbers = range(len(policies))
-        self._sites = [TaskRunner(SiteClient(plan.work, plan.clients, k), policies[k], "cpu") for k in numbers]
-        self._done: deque[Result] = deque()
-        self.questions = 0
-
-    def submit(self, tasks: Sequence[Task], sum_request: Any = None) -> None:
-        for task in tasks:
-            self.questions += task.client == 0
-            site = self._sites[task.client]
-            update, failure, _ = site.serve(unpack_task(bytes(task_body(task))), None)
-            if update is not None and self._change is not None and task.client == 0:
-                update = self._change(update)
-            try:
-                body = pack_update(update, failure)
-                came = unpack_update(body, self._plan.work.result_form(task, site.rows))
-                self._done.append(Result(task, came[0], 0.0, 0.0, failure=came[1]))
-            except Refused as error:
-                self._done.append(Result(task, None, 0.0, 0.0, failure=str(error), refused=True))
-
-    def next(self, until: float = float("inf")) -> Result | None:
-        return self._done.popleft() if self._done else None
-
-    def clients(self) -> Sequence[int]:
-        return range(len(self._sites))
-
-    def now(self) -> float:
-        return 0.0
-
-
-def plan(recipe: Any = None) -> PreparedRun:
-    rng = np.random.default_rng(5)
-    rows = {name: (rng.normal(k, 2, (40, 2)), rng.integers(0, 3, 40)) for k, name in enumerate("abc")}
-    clients = clients_from(rows, test=0.25)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], 3), Options(seed=1))
-
-
 PLAN = plan()
 POOLED = np.concatenate([PLAN.clients.rows(k, "train").x.double().numpy() for k in range(3)])  # type: ignore[union-attr]
 
@@ -199,10 +139,12 @@ def test_hostile_counts_end_the_question(change: Change) -> None:
 
 
 @pytest.mark.long
-def test_two_sites_over_connections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exact quantiles, and constants of standardise that a run of the same federation takes."""
+def test_three_sites_over_connections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exact quantiles, sums under masks, sums with noise, and constants of standardise that a run of the same
+    federation takes.
+    """
     rng = np.random.default_rng(4)
-    frame = pandas.DataFrame({"site": ["a", "b"] * 40, "age": rng.normal(50, 9, 80).astype(np.float32)})
+    frame = pandas.DataFrame({"site": ["a", "b", "c"] * 40, "age": rng.normal(50, 9, 120).astype(np.float32)})
     frame["y"] = (frame.age > 50).astype(int)
     frame.to_csv(tmp_path / "rows.csv", index=False)
     file = tmp_path / "file.toml"
@@ -215,6 +157,14 @@ def test_two_sites_over_connections(tmp_path: Path, capsys: pytest.CaptureFixtur
     clients = ExperimentSettings.load(file).source_clients()
     here = statistics(clients, features=["age"]).plain()
     assert sites["columns"] == here["columns"]
-    assert sites["rows"] == [len(clients.rows(k, SPLITS[0])) for k in range(2)]
+    assert sites["rows"] == [len(clients.rows(k, SPLITS[0])) for k in range(3)]
+    for hidden in (["--secure"], ["--epsilon", "5", "--delta", "1e-6"]):
+        bounded = ["--bounds", "age=0:100", "--bins", "10", "--runtime", "federation", "--json"]
+        assert main(["statistics", str(file), *bounded, *hidden]) == 0
+        told = json.loads(capsys.readouterr().out)
+        off = 1e-6 if hidden == ["--secure"] else 9 * told["noise"]
+        assert abs(told["columns"]["age"]["present"] - sum(sites["rows"])) <= off
+        assert sum(told["columns"]["target"]["counts"].values()) == pytest.approx(sum(sites["rows"]), abs=2 * off)
+        assert told["rows"] is None
     constants = ["--set", 'data.standardise="federated"', "--out", str(tmp_path / "run"), "--quiet"]
-    assert main(["up", str(file), "--local", "2", *constants]) == 0
+    assert main(["up", str(file), "--local", "3", *constants]) == 0

@@ -1,7 +1,7 @@
 """The server's side of a sum before training: it relays keys, shares and disputes, and finds who does not keep to that.
 
 A client whose answer is wrong beyond doubt takes no part in this sum, nor in the run any more
-(`ServerContext.exclude_client`); one that does not answer takes no part in this sum.  The others go on.
+(`AsksClients.exclude_client`); one that does not answer takes no part in this sum.  The others go on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, Query, QueryRequest, ServerContext
+from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import (
@@ -96,7 +96,7 @@ class ExchangedKeys:
         self.sent = {client: sent for client, sent in self.sent.items() if client not in clients}
 
 
-def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, context: ServerContext) -> ExchangedKeys:
+def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, context: AsksClients) -> ExchangedKeys:
     """Have clients exchange keys and shares.
 
     Args:
@@ -127,7 +127,7 @@ def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, c
     return made
 
 
-def asked(context: ServerContext, query: Query, about: Mapping[int, Mapping[str, Tensor]]) -> Answers:
+def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, Tensor]]) -> Answers:
     """What clients answered, of those that answered."""
     answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
     return {client: answer.vectors for client, answer in zip(about, answers, strict=True) if answer is not None}
@@ -136,7 +136,7 @@ def asked(context: ServerContext, query: Query, about: Mapping[int, Mapping[str,
 # ----------------------------------------------------------------------------------------------------------------- keys
 
 
-def _keys(commit: bool, clients: Sequence[int], context: ServerContext) -> Answers:
+def _keys(commit: bool, clients: Sequence[int], context: AsksClients) -> Answers:
     """What clients answer about their keys; where they commit to them before, all of these must answer.
 
     If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
@@ -156,7 +156,7 @@ def _keys(commit: bool, clients: Sequence[int], context: ServerContext) -> Answe
     return {}
 
 
-def _sound(told: Answers, promised: Mapping[int, bytes], context: ServerContext) -> Answers:
+def _sound(told: Answers, promised: Mapping[int, bytes], context: AsksClients) -> Answers:
     """The answers whose keys can be relayed; the others' clients are excluded."""
     sound = {}
     for client, answer in told.items():
@@ -184,7 +184,7 @@ def _sent(graph: MaskingGraph, client: int, answer: Mapping[str, Tensor]) -> Sen
     return SentShares(dict(zip(readers, boxes, strict=True)), dict(zip(holders, published, strict=True)), proofs[0])
 
 
-def _settle(made: ExchangedKeys, context: ServerContext) -> None:
+def _settle(made: ExchangedKeys, context: AsksClients) -> None:
     """Have clients check what they got, and have those who sent it show what is disputed."""
     answers = asked(context, CheckShares(), {reader: _to_check(made, reader) for reader in made.sent})
     disputes: dict[int, dict[int, bytes]] = {}  # signatures by who sent the shares, and by their holder
@@ -203,7 +203,7 @@ def _settle(made: ExchangedKeys, context: ServerContext) -> None:
         made.leave_out(_show(made, disputes, context))
 
 
-def _show(made: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], context: ServerContext) -> set[int]:
+def _show(made: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], context: AsksClients) -> set[int]:
     """Have clients show the shares that their holders dispute; returns those who do not show what they published."""
     about = {
         sender: {
@@ -234,7 +234,7 @@ def _to_check(made: ExchangedKeys, reader: int) -> Mapping[str, Tensor]:
 
 
 def _disputed(
-    made: ExchangedKeys, reader: int, answer: Mapping[str, Tensor], context: ServerContext
+    made: ExchangedKeys, reader: int, answer: Mapping[str, Tensor], context: AsksClients
 ) -> dict[int, bytes] | str:
     """The signatures of a client by whose shares it disputes, or what is wrong with its answer."""
     partners, verdicts = made.partners(reader), texts(answer[DISPUTED], 1)

@@ -55,7 +55,6 @@ COMMITMENTS = MASKING + "commitments"
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
 SIGNED = MASKING + "signed"  # signatures
 PUBLISHED, PROOF = MASKING + "published", MASKING + "proof"  # digests of a client's shares, and of its own seed
-SUM = "sum"  # the masked vector
 COMMITTED, MASKED = "committed", "masked"  # what a client keeps, besides
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import SIGNATURE, PartialSum, ServerContext, Update
+from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerContext, Update
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED, SUM
+from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
@@ -75,7 +75,7 @@ class SecureRound:
         self.transform, self.exchanged, self.absent = transform, exchanged, absent
 
     @classmethod
-    def of(cls, transform: SumSettings, clients: Sequence[int], context: ServerContext) -> SecureRound:
+    def of(cls, transform: SumSettings, clients: Sequence[int], context: AsksClients) -> SecureRound:
         """Have clients exchange keys and shares."""
         try:
             found = exchange_keys(clients, transform.neighbours is not None, transform.graph, context)
@@ -98,6 +98,11 @@ class SecureRound:
         }
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
+        total = self.total(masked, context)
+        return total if isinstance(total, str) else self._pooled(total, len(masked), context)
+
+    def total(self, masked: Mapping[int, Update], context: AsksClients) -> Vector | str:
+        """The sum of clients' masked numbers, modulo 2^bits, or why there is none."""
         if self.exchanged is None:
             return "no secure aggregation: no client has keys"
         arrived = sorted(masked)
@@ -105,16 +110,13 @@ class SecureRound:
             self.exchanged.graph.check_survivors(arrived, self.transform.least)
             signed = self._confirmed(self.exchanged, arrived, context)
             known = self._shares(self.exchanged, arrived, signed, context)
-            total = self._sum(self.exchanged, masked, known, context)
+            return self._sum(self.exchanged, masked, known, context)
         except Declined as error:
             return f"no secure aggregation: {error}"
-        return self._pooled(total, len(arrived), context)
 
     # -- opening
 
-    def _confirmed(
-        self, exchanged: ExchangedKeys, arrived: Sequence[int], context: ServerContext
-    ) -> Mapping[int, bytes]:
+    def _confirmed(self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients) -> Mapping[int, bytes]:
         """The signatures of survivors for their list.
 
         Raises:
@@ -139,7 +141,7 @@ class SecureRound:
         return signed
 
     def _shares(
-        self, exchanged: ExchangedKeys, arrived: Sequence[int], signed: Mapping[int, bytes], context: ServerContext
+        self, exchanged: ExchangedKeys, arrived: Sequence[int], signed: Mapping[int, bytes], context: AsksClients
     ) -> Shares:
         """The right shares by whose they are and by place: of seeds for those who arrived, of keys for the others."""
         graph, there = exchanged.graph, {*arrived}
@@ -163,7 +165,7 @@ class SecureRound:
         return known
 
     def _sum(
-        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, context: ServerContext
+        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, context: AsksClients
     ) -> Vector:
         """The sum of what was masked, unmasked.
 
@@ -227,7 +229,7 @@ def _secret(graph: MaskingGraph, owner: int, known: Shares) -> bytes:
     return shamir.combine(dict(sorted(shares.items())[:wanted]))
 
 
-def _blamed(client: int, what: str, context: ServerContext) -> Declined:
+def _blamed(client: int, what: str, context: AsksClients) -> Declined:
     """Exclude who shared something else than its secret: all shares are those of which it has published digests."""
     context.exclude_client(client, f"it shared something else than {what}")
     return Declined(f"client {client} shared something else than {what}, so the sum cannot be opened")

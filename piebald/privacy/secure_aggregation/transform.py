@@ -26,13 +26,13 @@ from torch import Tensor
 
 from piebald.aggregation.linear import Linear
 from piebald.component import RecipeComponents, build
-from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, SumDemands, Task, Update, WeighsUpdates
+from piebald.contracts import SUM, ClientSecrets, KeyAgreement, ServerContext, SumDemands, Task, Update, WeighsUpdates
 from piebald.errors import Declined, SettingError
 from piebald.model_spec import ModelSpec
 from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed
-from piebald.privacy.secure_aggregation.key_queries import MASKED, SENDERS, SUM, known_graph, partners_among
+from piebald.privacy.secure_aggregation.key_queries import MASKED, SENDERS, known_graph, partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
 from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
@@ -202,9 +202,17 @@ class SecureAggregation(MaskingTransform):
     def encode(self, update: Update, clients: int, seed: bytes) -> np.ndarray[Any, Any]:
         """An update as whole numbers, for a sum of so many clients; the seed [32] decides what is rounded up.
 
+        What is in whole numbers already, an answer's `SUM`, is added up as it is, modulo 2^64.
+
         Raises:
             Declined: it does not fit.
         """
+        if update.vectors.keys() == {SUM}:
+            if self.bits != 64:
+                raise Declined(f"sums of whole numbers have 64 bits, this run masks {self.bits}: set bits = 64")
+            return np.array(update.vectors[SUM].numpy(), dtype=np.int64).view(
+                np.uint64
+            )  # a copy, which is masked in place
         weight, heaviest = self._weights().weight(update), self.heaviest or _HEAVIEST
         if not 0 <= weight <= heaviest:
             raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")

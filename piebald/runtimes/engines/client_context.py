@@ -13,6 +13,7 @@ from piebald import pytree
 from piebald.contracts import LocalLoss, LocalStep, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
 from piebald.machine import moved
 from piebald.parameters import matching
+from piebald.randomness import long_key
 from piebald.runtimes.engines.batch_statistics import batch_statistics
 from piebald.runtimes.engines.class_features import class_features
 from piebald.runtimes.engines.engine import Engine
@@ -101,6 +102,14 @@ class EngineContext:
     def rows(self, split: Split) -> list[Rows]:
         gathered = self.engine.row_loader.gather(self.stack.clients, split)
         return [gathered.take(moved(torch.from_numpy(places), self.engine.device)) for places in gathered.places]
+
+    def noise_keys(self) -> list[int]:
+        stack, rng_key = self.stack, self.engine.row_loader.rng_key
+        seed = stack.secret or self.engine.work.seed
+        keys = [
+            rng_key(seed, client, version, 0) for client, version in zip(stack.clients, stack.rng_versions, strict=True)
+        ]
+        return [long_key("answer", *one) for one in keys]
 
     def label_counts(self) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")

@@ -227,7 +227,7 @@ class FederationClient:
             refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
             if prepared is not None and not refused:
                 runner = self._runner_for(prepared, terms, welcome.run)
-                rows = _stated_rows(runner)
+                rows = runner.stated_rows
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
@@ -261,7 +261,9 @@ class FederationClient:
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:
         folder = self.credentials.folder
         signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
-        return TaskRunner(prepared, self._policy, self._device, signer)
+        return TaskRunner(
+            prepared, self._policy, self._device, signer, self._policy.ledger(folder / "state" / "ledger")
+        )
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
         return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
@@ -317,8 +319,17 @@ class FederationClient:
                 with self._secrets:
                     update, failure = started.runner.answer_key_query(task, started.store)
             else:
-                update, failure, _ = started.runner.serve(task, started.state)
+                update, failure = self._answered(task, started)
             self.session.finish_query(task, pack_update(update, failure))
+
+    def _answered(self, task: Task, started: StartedTask) -> tuple[Update | None, str | None]:
+        """The answer to a query as it may leave, or why there is none."""
+        update, failure, _ = started.runner.serve(task, started.state)
+        hidden = None if task.query is None else task.query.hiding()
+        if update is None or hidden is None or not hidden.masked:
+            return update, failure
+        with self._secrets:
+            return started.runner.mask(update, task, started.store)
 
     # -- results
 
@@ -383,11 +394,3 @@ class FederationClient:
             "received": self._link.received[SERVER],
         }
         write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
-
-
-def _stated_rows(runner: TaskRunner) -> dict[Split, int]:
-    """The numbers of rows that the site tells the server, which holds its results to them.
-
-    Under secure aggregation updates tell nothing of the training rows, so their number stays here.
-    """
-    return {split: count for split, count in runner.rows.items() if split != "train" or not runner.work.masking}

@@ -25,6 +25,7 @@ from piebald.runtimes.federation.provisioning import SITE_TOML, Description, pro
 log = logging.getLogger("piebald.federation")
 
 _SPLITS = "splits = ['train', 'validation', 'test']\n"
+_BUDGET = "budget = { epsilon = 50, delta = 1e-6 }\n"  # nobody is hidden from whoever has all rows
 _PORTS = range(20_000, 32_000)
 _tried = itertools.count()
 
@@ -51,7 +52,7 @@ class LocalFederation:
             settings = root / name / "site.toml"
             if settings.read_text(encoding="utf-8") == SITE_TOML:
                 queries = sorted(Component.registry["query"])
-                write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{_SPLITS}")
+                write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{_SPLITS}{_BUDGET}")
         return cls(root, names, folder is None)
 
     @property

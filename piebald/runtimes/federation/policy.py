@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Personalizes, Query, Split, SumDemands, Update
+from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Update
 from piebald.parameters import matching
 from piebald.privacy import SecureAggregation
+from piebald.privacy.ledger import LARGEST, Ledger
 from piebald.runtimes.federation.work_limits import WorkLimits
 from piebald.transforms.base import Transform
 from piebald.transforms.compression import Compressor
@@ -20,6 +22,19 @@ from piebald.transforms.gaussian import Gaussian
 
 _NUMBERS = 64  # named numbers in an answer
 ASK = "ask"
+
+
+class RowBudget(BaseModel):
+    """The privacy budget of single rows: what noisy answers may spend of it, in all runs together.
+
+    Attributes:
+        epsilon, delta: of differential privacy where one row takes the place of another.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float = Field(gt=0, le=LARGEST)
+    delta: float = Field(gt=0, lt=1)
 
 
 class Policy(BaseModel):
@@ -31,12 +46,14 @@ class Policy(BaseModel):
         noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
-            all but "statistics", "confusion" and "trees", which must be named; none where the policy or the run
-            protects rows or updates, since no privacy budget counts answers.
+            all but "statistics", "noisy_sums", "masked_sums", "confusion" and "trees", which must be named; none where
+            the policy or the run protects rows or updates, since no privacy budget counts answers.
+        budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
         least_rows: the fewest rows that a number in an answer to "statistics" or "confusion", or a leaf in one to
             "trees", may be about.  An answer with one that is about fewer, and more than none, stays at this site, and
             in a run it answers one question about moments, one about counts and one about classes of each split, since
-            the difference of two may be about a single row; trees of several rounds are not so limited.
+            the difference of two may be about a single row; trees of several rounds are not so limited.  "noisy_sums"
+            are told if the site has so many rows, "masked_sums" never, since no site knows what a sum is about.
         splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
         models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
             which model a query brings, and from scores of two it has a directional derivative.  Not set: any number;
@@ -58,6 +75,7 @@ class Policy(BaseModel):
     noise: float | None = Field(default=None, gt=0)
     uploads: list[str] | None = None
     queries: list[str] | None = None
+    budget: RowBudget | None = None
     least_rows: int | None = Field(default=None, ge=2)
     splits: list[Split] | None = None
     models_per_version: int | None = Field(default=None, ge=1)
@@ -73,6 +91,15 @@ class Policy(BaseModel):
         """The SHA-256 of the policy, by which the audit log names it."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def ledger(self, path: Path) -> Ledger | None:
+        """What noisy answers have spent of the budget, or None where there is none.
+
+        Raises:
+            SettingError: the file is damaged.
+        """
+        budget = self.budget
+        return None if budget is None else Ledger(budget.epsilon, budget.delta, path, changeable=True)
 
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""
@@ -168,10 +195,32 @@ class Policy(BaseModel):
             return f"this site answers no queries beside {hiding}, unless its policy names them"
         if self.queries is not None and query.kind not in self.queries:
             return f"this site does not answer {query.kind!r}"
-        splits = self.splits if self.splits is not None or not hiding else ["validation", "test"]
+        hidden = query.hiding()
+        if hidden is not None and (reason := self._hidden_reject_reason(hidden, work)):
+            return reason
+        splits = self.splits if self.splits is not None or not hiding or hidden else ["validation", "test"]
         if splits is not None and (closed := sorted(rows_read(query, work) - {*splits})):
             return f"this site answers no queries that depend on its {closed[0]} rows"
         return None
+
+    def _hidden_reject_reason(self, hidden: Hiding, work: ClientWork) -> str | None:
+        """The reason why an answer is not given although noise or masks hide rows in it, or None."""
+        if hidden.masked and work.masking is None:
+            return "this run masks nothing, so nothing can leave under its masks"
+        if not hidden.masked and self.secure_aggregation is not None:
+            return "this site tells sums only inside secure aggregation"
+        if not hidden.noise and self.least_rows is not None:
+            return f"this site cannot know that a sum is about at least the {self.least_rows} rows that it demands"
+        if hidden.noise and self.budget is None:
+            return "this site's policy has no budget for noisy answers: budget = { epsilon = ..., delta = ... }"
+        return None
+
+    def few_rows_reason(self, query: Query, work: ClientWork, rows: Mapping[Split, int]) -> str | None:
+        """The reason why a noisy answer is not given by a site that has so many rows of each split, or None."""
+        fewest = min((rows[split] for split in rows_read(query, work)), default=0)
+        if query.hiding() is None or self.least_rows is None or fewest >= self.least_rows:
+            return None
+        return f"this site has fewer than the {self.least_rows} rows that an answer must be about"
 
     def most_models(self, work: ClientWork) -> int | None:
         """How many different models are examined at one version, None for any number."""
@@ -188,7 +237,8 @@ class Policy(BaseModel):
                 return (
                     f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
                 )
-        if hiding and sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared:
+        long = sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared
+        if hiding and long and query.hiding() is None:
             return f"the answer is as long as the model, beside {hiding}"
         if len(answer.metrics) > _NUMBERS:
             return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"

@@ -16,6 +16,8 @@ from torch import Tensor
 from piebald.choice import local_work
 from piebald.client_work import ClientWork
 from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update
+from piebald.errors import SettingError
+from piebald.privacy.ledger import Ledger, OverBudget
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.engine_choice import make_engine
@@ -53,6 +55,7 @@ class TaskRunner:
         policy: what the site allows.
         device: where it computes.
         signer: signs the site's keys of secure aggregation, and checks those of other sites.
+        ledger: counts what noisy answers spend of the policy's budget; without it there are none.
 
     Attributes:
         work: with the client's own model.
@@ -61,12 +64,20 @@ class TaskRunner:
         rows: how many rows it has of each split.
     """
 
-    def __init__(self, prepared: SiteClient, policy: Policy, device: str, signer: Signer | None = None) -> None:
+    def __init__(
+        self,
+        prepared: SiteClient,
+        policy: Policy,
+        device: str,
+        signer: Signer | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
         work = prepared.work
         self._clock = TaskClock(policy.work.seconds)
         work = replace(work, model=self._clock.watched(work.model))
         self.every, work = work, work.of(prepared.client)
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
+        self._ledger = ledger
         splits: tuple[Split, ...] = ("train", "validation", "test")
         self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
@@ -80,6 +91,14 @@ class TaskRunner:
             make_engine("sequential", self.every, prepared.clients, torch.device(device), False) for _ in range(2)
         )
         self._training_engine, self._query_engine = engines
+
+    @property
+    def stated_rows(self) -> dict[Split, int]:
+        """The numbers of rows that the site tells the server, which holds its results to them.
+
+        Under secure aggregation updates tell nothing of the training rows, so their number stays here.
+        """
+        return {split: count for split, count in self.rows.items() if split != "train" or not self.work.masking}
 
     @property
     def state_form(self) -> dict[str, tuple[int, ...]]:
@@ -106,6 +125,7 @@ class TaskRunner:
                 self._policy.query_reject_reason(query, self.work)
                 or self._examined.reject_reason(task, rows_read(query, self.work), self._policy.most_models(self.work))
                 or self._told_reason(query)
+                or self._spend(query)
             )
             if refused is not None:
                 return None, refused, None
@@ -137,6 +157,27 @@ class TaskRunner:
         if self._policy.least_rows is None or topic is None or self._told.setdefault(topic, query) == query:
             return None
         return f"this site, which hides small numbers of rows, answers one question about {topic} in a run"
+
+    def _spend(self, query: Query) -> str | None:
+        """Count a noisy answer, on disk before it is computed; returns why it is not given, or None.
+
+        A crash between the two counts one too many, never too few.
+        """
+        hidden = query.hiding()
+        if hidden is None or not hidden.noise:
+            return None
+        if (few := self._policy.few_rows_reason(query, self.work, self.rows)) is not None:
+            return few
+        if self._ledger is None:
+            return "this site keeps no ledger of noisy answers"
+        try:
+            self._ledger.spend(query.kind, hidden.noise)
+        except OverBudget as error:
+            return f"refused by the site's policy: {error}"
+        except SettingError as error:  # the text names a path of the site
+            log.error("a question with noise is not answered: %s", error)
+            return "this site's ledger cannot be read or written, its log says more"
+        return None
 
     def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
         """Answer a query about the keys of a secure aggregation."""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from piebald.privacy.accounting import PrivacyBudget
 LARGEST = 50.0  # of an epsilon that noise is computed for; a larger one promises nothing
 _MEANING = (
     "Whoever sees these statistics learns little about whether one row is among those of the clients (record-level, "
-    "add or remove one row; a person with k rows is protected k times less). {who} No secret are which clients there "
-    "are, and the columns, bounds and categories that were stated."
+    "{pair}; a person with k rows is protected k times less). {who} No secret are which clients there are, and the "
+    "columns, bounds and categories that were stated."
 )
+_PAIR = {"site": "one row in the place of another, since sites state how many rows they have"}
 _WHO = {
+    "site": "Nobody needs to be trusted but the site itself, which adds noise to its own sums and counts them.",
     "server": "Who sums must be trusted: the noise is added to the sum.",
     "client": "Nobody needs to be trusted but the client itself, which adds noise to its own sums.",
 }
@@ -41,6 +44,10 @@ class _Record(BaseModel):
     spent: list[tuple[str, float]]
 
 
+class OverBudget(SettingError):
+    """A question that would spend more than a ledger allows."""
+
+
 @checked_class
 class Ledger:
     """The privacy budget of some rows: what may be spent on them, and what has been.
@@ -52,12 +59,15 @@ class Ledger:
     Args:
         epsilon, delta: what may be spent in all questions together.
         path: a file in which it is kept, made if it is not there; None keeps it in memory.
+        changeable: take a file that was made for another budget, for who may change the budget; what was spent counts.
 
     Raises:
         SettingError: the file cannot be read, or was made for another budget.
     """
 
-    def __init__(self, epsilon: Positive, delta: Fraction, path: PathLike | None = None) -> None:
+    def __init__(
+        self, epsilon: Positive, delta: Fraction, path: PathLike | None = None, changeable: bool = False
+    ) -> None:
         if epsilon > LARGEST or delta >= 1:
             raise SettingError(
                 f"epsilon must be at most {LARGEST:g} and delta below 1, got {epsilon:g} and {delta:g}: "
@@ -65,6 +75,7 @@ class Ledger:
             )
         self.epsilon, self.delta = float(epsilon), float(delta)
         self._path = None if path is None else Path(path)
+        self._changeable = changeable
         self._spent: list[tuple[str, float]] = []
         if self._path is not None and self._path.exists():
             self._read(self._path)
@@ -92,7 +103,7 @@ class Ledger:
     def _count(self, question: str, noise: float) -> None:
         after = budget([*(one for _, one in self._spent), noise], self.delta)
         if after.epsilon_pld > self.epsilon * (1 + 1e-9):
-            raise SettingError(
+            raise OverBudget(
                 f"epsilon would be {after.epsilon_pld:.4g} in all {after.releases} questions together, the ledger "
                 f"allows {self.epsilon:g}: ask with a smaller epsilon, or not at all"
             )
@@ -129,7 +140,7 @@ class Ledger:
                 f"{path} is no ledger of a privacy budget that can be read: what it counted is spent, so keep it, "
                 f"and do not begin another one for the same rows ({type(error).__name__})"
             ) from None
-        if (record.epsilon, record.delta) != (self.epsilon, self.delta):
+        if not self._changeable and (record.epsilon, record.delta) != (self.epsilon, self.delta):
             raise SettingError(
                 f"{path} is a ledger of epsilon {record.epsilon:g} and delta {record.delta:g}, got {self.epsilon:g} "
                 f"and {self.delta:g}: give the same"
@@ -143,7 +154,10 @@ class Ledger:
         beside = path.with_name(f"{path.name}.new")
         try:
             beside.touch(mode=0o600)
-            beside.write_text(json.dumps(record), encoding="utf-8")
+            with beside.open("w", encoding="utf-8") as file:
+                json.dump(record, file)
+                file.flush()
+                os.fsync(file.fileno())  # what was spent stays spent after a power failure
             beside.replace(path)
         except OSError as error:
             raise SettingError(f"{path} cannot be written, so nothing is asked: {error.strerror or error}") from None
@@ -155,7 +169,8 @@ def budget(noises: list[float], delta: float, where: str = "server") -> PrivacyB
         return PrivacyBudget(0.0, 0.0, delta, 0, "Nothing has been asked.", "row")
     together = 1 / math.sqrt(sum(noise**-2 for noise in noises))
     found = accounting.central(together, 1.0, 1, delta)
-    return replace(found, releases=len(noises), meaning=_MEANING.format(who=_WHO[where]), unit="row")
+    meaning = _MEANING.format(who=_WHO[where], pair=_PAIR.get(where, "add or remove one row"))
+    return replace(found, releases=len(noises), meaning=meaning, unit="row")
 
 
 @checked
@@ -167,6 +182,12 @@ def noise_for(epsilon: Positive, delta: Fraction) -> float:
     """
     if epsilon > LARGEST or delta >= 1:
         raise SettingError(f"epsilon must be at most {LARGEST:g} and delta below 1, got {epsilon:g} and {delta:g}")
+    return _noise_for(float(epsilon), float(delta))
+
+
+@lru_cache(maxsize=64)
+def _noise_for(epsilon: float, delta: float) -> float:
+    """See `noise_for`; kept, since it takes a second."""
 
     def spent(noise: float) -> float:
         return budget([noise], delta).epsilon_pld

@@ -11,18 +11,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from piebald.errors import SettingError
-from piebald.federated_statistics.columns import ClientColumns
-from piebald.moments import Floats
-from piebald.partition.split import Ints
+from piebald.moments import Floats, Ints
 
 STEP = 2.0**-30
 MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, fit 64 bits
+_NARROWEST = 1e-300
 _HEAD = 5  # numbers of a column before its histogram: present, missing, infinite, sum, sum of squares
+
+
+class Columns(Protocol):
+    """One client's rows, column by column.
+
+    Attributes:
+        name: the client's name.
+        rows: how many rows it has.
+        numbers: columns of numbers [rows] by name, NaN for missing ones.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def numbers(self) -> Mapping[str, Floats]: ...
+
+    def text(self, name: str) -> NDArray[np.object_]:
+        """A column as text [rows], None for missing ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +79,24 @@ class SumPlan:
         numbers = len(self.bounds) * (3 + (self.bins > 0))  # one kind of presence, a sum, a sum of squares, one bin
         return math.sqrt(numbers + len(self.categories) + len(self.tables))
 
-    def vector(self, client: ClientColumns) -> Ints:
+    @property
+    def exchange_influence(self) -> float:
+        """The largest Euclidean length of what changes in the sums when one row takes the place of another.
+
+        Two numbers a and b of a column change its sums by a - b and a^2 - b^2, of which the squares add up to at most 4
+        in [-1, 1], at its ends; and two counts of a histogram.  A number in the place of a missing one changes less.
+        """
+        numbers = len(self.bounds) * (4 + 2 * (self.bins > 0))
+        return math.sqrt(numbers + 2 * (len(self.categories) + len(self.tables)))
+
+    @property
+    def length(self) -> int:
+        """How many numbers the sums are."""
+        tables = [len(self.categories[one]) * len(self.categories[other]) for one, other in self.tables]
+        single = [len(known) + 2 for known in self.categories.values()]
+        return len(self.bounds) * (_HEAD + self.bins) + sum(single) + sum(tables)
+
+    def vector(self, client: Columns) -> Ints:
         """A client's sums, in steps of 2^-30.
 
         Raises:
@@ -116,6 +153,14 @@ class SumPlan:
             tables[one, other] = np.maximum(total[place : place + shape[0] * shape[1]] * STEP, 0.0).reshape(shape)
             place += shape[0] * shape[1]
         return single, tables
+
+
+def bounds_reason(low: float, high: float) -> str | None:
+    """Why two numbers are no bounds of a column, or None."""
+    if not math.isfinite(low) or not math.isfinite(high - low):
+        return "must be two numbers, low and high"
+    # half of a narrower range is 0, and numbers in units of 0 are none
+    return None if high - low >= _NARROWEST else "must be a low and a higher number"
 
 
 def _codes(values: NDArray[np.object_], known: Sequence[str]) -> Ints:

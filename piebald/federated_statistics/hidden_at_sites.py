@@ -1,0 +1,195 @@
+"""Statistics of the rows of sites that tell only sums with noise of their own, or sums under masks, or both."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from piebald.bounded_sums import SumPlan
+from piebald.client_work import ClientWork
+from piebald.contracts import SUM, ChecksSignatures, Clients, Query, QueryRequest, Runtime, Split, Task, Update
+from piebald.errors import RuntimeFault, SettingError, unknown
+from piebald.federated_statistics.at_sites import column_names
+from piebald.federated_statistics.columns import TARGET
+from piebald.federated_statistics.describe import of_sums
+from piebald.federated_statistics.result import FederatedStatistics, Mode
+from piebald.federated_statistics.wanted import Wanted
+from piebald.moments import Floats
+from piebald.plain_text import printable
+from piebald.privacy import SecureAggregation
+from piebald.privacy.ledger import budget, noise_for
+from piebald.privacy.secure_aggregation.server_side import SecureRound
+from piebald.queries.bounded_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.server.client_queries import ClientQueries
+
+log = logging.getLogger("piebald.statistics")
+
+
+class Sites:
+    """Clients who are asked for sums through a runtime (`contracts.AsksClients`).
+
+    Args:
+        runtime: where the clients are.
+        work: the run, whose model a task brings.
+
+    Attributes:
+        refused: why clients took no part, by number; what a client said first counts.
+    """
+
+    def __init__(self, runtime: Runtime, work: ClientWork) -> None:
+        self._queries, self._runtime = ClientQueries(runtime, work), runtime
+        self._model = work.initial[: work.layout.shared]
+        self._ids = itertools.count()
+        self.refused: dict[int, str] = {}
+
+    def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
+        """See `contracts.AsksClients`."""
+        tasks = [Task(next(self._ids), one.client, 0, one.vectors, one.query) for one in requests]
+        told = self._queries.ask(tasks, 0)
+        for row in self._queries.take_rows():
+            if row["reason"] is not None:
+                self.refused.setdefault(int(row["client"]), printable(str(row["reason"]), 200))
+        return told
+
+    def exclude_client(self, client: int, reason: str) -> None:
+        """See `contracts.AsksClients`."""
+        self.refused[client] = printable(reason, 200)
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        """See `contracts.AsksClients`."""
+        runtime = self._runtime
+        return not isinstance(runtime, ChecksSignatures) or runtime.check_signature(client, text, signature)
+
+    def sums(self, query: Query, masking: SecureAggregation | None) -> tuple[list[int], Floats]:
+        """Who took part, and the sum of their answers [k] in steps.
+
+        Args:
+            query: about sums.
+            masking: the masks under which answers come, or None where they come in the open.
+
+        Raises:
+            SettingError: no site answers.
+            RuntimeFault: no sum can be opened.
+        """
+        asked = list(self._runtime.clients())
+        if masking is None:
+            answers = self._answers(query, {client: {} for client in asked})
+            if not answers:
+                why = next(iter(self.refused.values()), "none is there")
+                raise SettingError(f"no site answers questions about sums, the first one says: {why}")
+            return sorted(answers), np.stack(
+                [one.vectors[SUM].numpy().astype(np.float64) for one in answers.values()]
+            ).sum(0)
+        agreed = SecureRound.of(masking, asked, self)
+        there = [client for client in asked if client not in agreed.absent]
+        answers = self._answers(query, {client: agreed.vectors(client) for client in there})
+        total = agreed.total(answers, self) if answers else "no secure aggregation: nobody sent a sum"
+        if isinstance(total, str):
+            known = self.refused or agreed.absent
+            first = "".join(f"; site {client + 1} says: {why}" for client, why in itertools.islice(known.items(), 1))
+            raise RuntimeFault(f"{total}{first}")
+        return sorted(answers), total.view(np.int64).astype(np.float64)
+
+    def _answers(self, query: Query, about: Mapping[int, Mapping[str, Tensor]]) -> dict[int, Update]:
+        requests = [QueryRequest(client, query, {"model": self._model, **brought}) for client, brought in about.items()]
+        told = self.query(requests)
+        return {client: one for client, one in zip(about, told, strict=True) if one is not None}
+
+
+def hidden_at_sites(
+    runtime: Runtime,
+    work: ClientWork,
+    clients: Clients,
+    wanted: Wanted,
+    *,
+    epsilon: float | None,
+    delta: float | None,
+    split: Split = "train",
+    features: Sequence[str] | None = None,
+    say: Callable[[str], None] = log.warning,
+) -> FederatedStatistics:
+    """Statistics of the columns of sites, from sums that hide single rows.
+
+    With an epsilon each site adds noise to its own sums, and its ledger counts the question; where the run masks, sums
+    leave under its masks.  A class is counted; all other columns need bounds, and quantiles a histogram.
+
+    Args:
+        runtime: where the clients are.
+        work: the run, with `SecureAggregation` of 64 bits for sums under masks.
+        clients: their names, and the form of their rows.
+        wanted: what is wanted; no categories and tables, nothing of single clients.
+        epsilon, delta: what the question spends of each site's budget, None for no noise.
+        split: whose rows.
+        features: names of the inputs, "x0", "x1", ... by default.
+        say: is told which clients are left out.
+
+    Raises:
+        SettingError: an argument is wrong, or no site answers.
+        RuntimeFault: no sum can be opened.
+    """
+    names, _ = column_names(clients, features)
+    classes = clients.classes
+    counted = names[:-1] if classes is not None else names
+    _check(wanted, counted, "epsilon" if epsilon is not None else "secure")
+    masking = work.masking
+    assert masking is None or isinstance(masking, SecureAggregation)
+    query, noise = _query(wanted, counted, split, len(classes or ()), masking is not None, epsilon, delta)
+    sites = Sites(runtime, work)
+    taking_part, total = sites.sums(query, masking)
+    for client, why in sites.refused.items():
+        if client not in taking_part:
+            say(f"{printable(str(clients.names[client]))} is left out: {why}")
+    bounds = dict(zip(counted, query.bounds, strict=True))
+    plan = SumPlan(bounds, query.bins, {} if classes is None else {TARGET: tuple(classes)}, ())
+    numbers, texts, _ = of_sums(plan, total, wanted.quantiles)
+    mode: Mode = "private" if masking is None else "secure and private" if noise else "secure"
+    spent = None if delta is None or not noise else budget([noise], delta, "site")
+    deviation = noise * plan.exchange_influence * math.sqrt(len(taking_part))
+    told = [str(clients.names[client]) for client in taking_part]
+    return FederatedStatistics(told, mode, None, numbers, texts, privacy=spent, noise=deviation)
+
+
+def _check(wanted: Wanted, counted: Sequence[str], what: str) -> None:
+    """Refuse what sums do not tell.
+
+    Raises:
+        SettingError: an argument is wrong.
+    """
+    for name in wanted.bounds:
+        if name not in counted:
+            raise unknown("column of numbers to give bounds of,", name, counted)
+    for name in counted:
+        if name not in wanted.bounds:
+            raise SettingError(
+                f"{what} needs bounds of column {name!r}, which must not be taken from the rows: write "
+                f"bounds={{{name!r}: (low, high)}}"
+            )
+    if wanted.quantiles and wanted.bins is None and counted:
+        raise SettingError(
+            f"{what} takes quantiles from a histogram: write bins=100 for an error of a hundredth of the bounds, or "
+            "quantiles=()"
+        )
+    if wanted.by_client:
+        raise SettingError("by_client tells what secure and epsilon are to hide: leave it out")
+
+
+def _query(
+    wanted: Wanted, counted: Sequence[str], split: Split, classes: int, masked: bool, epsilon: float | None,
+    delta: float | None,
+) -> tuple[MaskedSumsQuery, float]:  # fmt: skip
+    """The question, and its noise in units of a row's influence."""
+    bounds = tuple(wanted.bounds[name] for name in counted)
+    plain = MaskedSumsQuery(split=split, bounds=bounds, bins=wanted.bins or 0, classes=classes)
+    if epsilon is None:
+        if not masked:
+            raise SettingError("sums leave a site with noise or under masks: give epsilon, or secure=True")
+        return plain, 0.0
+    if delta is None:
+        raise SettingError("epsilon needs a delta, below one over the number of rows: write delta=1e-6")
+    noise = noise_for(epsilon, delta)
+    return NoisySumsQuery(**plain.model_dump(), noise=noise, masked=masked), noise

@@ -1,0 +1,242 @@
+"""Sites tell sums that hide single rows: with noise that a ledger counts, under masks, or both."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from piebald import recipes
+from piebald.bounded_sums import STEP, SumPlan
+from piebald.contracts import SUM, Task
+from piebald.errors import PiebaldError, SettingError
+from piebald.federated_statistics.columns import ClientColumns
+from piebald.federated_statistics.hidden_at_sites import Sites, hidden_at_sites
+from piebald.federated_statistics.result import FederatedStatistics
+from piebald.federated_statistics.wanted import wanted_of_numbers
+from piebald.prepare import PreparedRun
+from piebald.privacy import SecureAggregation
+from piebald.privacy.ledger import Ledger, noise_for
+from piebald.queries.bounded_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.queries.statistics import StatisticsQuery
+
+from .sites import InProcess, Policy, plan
+
+BUDGET = {"epsilon": 3.0, "delta": 1e-6}
+NOISY = Policy(queries=["noisy_sums"], budget=BUDGET)  # type: ignore[arg-type]
+MASKED = Policy(queries=["masked_sums"])
+LIMITS: dict[str, Any] = {"x0": (-8.0, 8.0), "x1": (-8.0, 8.0)}
+PLAN = plan()
+SECURE = plan(recipes.fedavg().with_(transforms=SecureAggregation(bits=64)))
+POOLED = np.concatenate([PLAN.clients.rows(k, "train").x.double().numpy() for k in range(3)])  # type: ignore[union-attr]
+LABELS = torch.cat([PLAN.clients.rows(k, "train").y for k in range(3)])  # type: ignore[misc]
+
+
+def told(
+    runtime: InProcess, of: PreparedRun, epsilon: float | None = 1.0, bins: int | None = 16, limits: Any = None
+) -> FederatedStatistics:
+    wanted = wanted_of_numbers((0.5,) if bins else (), bins, LIMITS if limits is None else limits, False)
+    delta = None if epsilon is None else 1e-6
+    return hidden_at_sites(runtime, of.work, of.clients, wanted, epsilon=epsilon, delta=delta, say=lambda line: None)  # type: ignore[arg-type]
+
+
+def test_sums_under_masks_are_those_of_the_pooled_rows(tmp_path: Path) -> None:
+    runtime = InProcess(SECURE, [MASKED] * 3, folder=tmp_path)
+    found = told(runtime, SECURE, epsilon=None)
+    assert (found.mode, found.noise, found.rows, found.privacy) == ("secure", 0.0, None, None)
+    inside = np.clip(POOLED, -8, 8)
+    for place, name in enumerate(("x0", "x1")):
+        one = found.numbers[name]
+        assert (one.present, one.missing) == (len(POOLED), 0)
+        assert one.mean == pytest.approx(inside[:, place].mean(), abs=16 * STEP)
+        assert one.variance == pytest.approx(inside[:, place].var(ddof=1), abs=1e-6)
+        assert list(one.counts) == np.histogram(inside[:, place], 16, (-8, 8))[0].tolist()
+    assert list(found.texts["target"].counts.values()) == torch.bincount(LABELS).tolist()
+
+
+def test_nothing_that_leaves_a_site_is_its_own_sum(tmp_path: Path) -> None:
+    """The same bytes are searched for in what leaves without masks, where they are."""
+    query = MaskedSumsQuery(bounds=tuple(LIMITS.values()), bins=4, classes=3)
+    masked = InProcess(SECURE, [MASKED] * 3, folder=tmp_path)
+    total = Sites(masked, SECURE.work).sums(query, SECURE.work.masking)[1]  # type: ignore[arg-type]
+    own = [masked._sites[k].serve(Task(0, k, 0, {"model": SECURE.work.initial}, query), None)[0] for k in range(3)]
+    sums = [one.vectors[SUM].numpy() for one in own if one is not None]
+    assert np.array_equal(np.stack(sums).sum(0), total)
+    left = b"".join(masked.bodies)
+    assert all(one.tobytes() not in left for one in sums)
+    assert all(one[:2].tobytes() not in left for one in sums)
+
+
+def test_a_site_that_goes_away_takes_its_sums_with_it_and_too_few_tell_nothing(tmp_path: Path) -> None:
+    runtime = InProcess(SECURE, [MASKED] * 3, folder=tmp_path)
+    runtime.away = {1}
+    with pytest.raises(PiebaldError, match=r"no secure aggregation: .* site 2 says: gone"):
+        told(runtime, SECURE, epsilon=None)
+    assert told(InProcess(SECURE, [MASKED] * 3, folder=tmp_path / "b"), SECURE, epsilon=None).clients == ["a", "b", "c"]
+
+
+def test_noise_is_as_large_as_it_is_said_to_be_and_new_for_each_question(tmp_path: Path) -> None:
+    noise = noise_for(1.0, 1e-6)
+    query = NoisySumsQuery(bounds=tuple(LIMITS.values()), bins=500, classes=3, noise=noise)
+    runtime = InProcess(PLAN, [NOISY] * 3, folder=tmp_path)
+    first, second = (Sites(runtime, PLAN.work).sums(query, None)[1] * STEP for _ in range(2))
+    deviation = noise * query.plan.exchange_influence * math.sqrt(2 * 3)  # of the difference of two sums of three
+    apart = first - second
+    assert apart.std() == pytest.approx(deviation, rel=6 / math.sqrt(2 * len(apart)))  # six of its own deviations
+    found = told(InProcess(PLAN, [NOISY] * 3, folder=tmp_path / "b"), PLAN)
+    influence = SumPlan(LIMITS, 16, {"t": ("0",)}, ()).exchange_influence
+    assert found.noise == pytest.approx(noise * influence * math.sqrt(3))
+    assert found.privacy is not None
+    assert found.privacy.epsilon_pld == pytest.approx(1.0, rel=1e-3)
+    assert "in the place of another" in found.privacy.meaning
+
+
+def test_under_masks_each_site_adds_its_noise(tmp_path: Path) -> None:
+    both = Policy(queries=["noisy_sums"], budget=BUDGET)  # type: ignore[arg-type]
+    found = told(InProcess(SECURE, [both] * 3, folder=tmp_path), SECURE, epsilon=1.0)
+    assert found.mode == "secure and private"
+    off = [abs(one.present - len(POOLED)) for one in found.numbers.values()]
+    assert all(0 < one < 8 * found.noise for one in off)
+
+
+def test_no_exchange_of_a_row_changes_the_sums_by_more_than_is_said() -> None:
+    """All pairs of rows at the ends of the bounds, between them, outside, missing and infinite."""
+    kinds = (-9.0, -8.0, -7.6, -1.0, 0.0, 0.3, 8.0, np.nan, np.inf, -np.inf)
+    found = []
+    for bins in (0, 5):
+        made = SumPlan({"x": (-8.0, 8.0)}, bins, {"c": ("0", "1")}, ())
+        rows = [
+            made.vector(ClientColumns("", 1, {"x": np.array([x])}, {"c": np.array([c], dtype=object)}))
+            for x in kinds
+            for c in ("0", "1", "7", None)
+        ]
+        longest = max(np.linalg.norm((one - other) * STEP) for one, other in itertools.combinations(rows, 2))
+        found.append(longest / made.exchange_influence)
+    assert max(found) <= 1 + 1e-9
+    assert found[0] > 0.99  # and it is not said to be larger than it is
+
+
+# --------------------------------------------------------------------------------------------------------- attacks
+
+
+def test_a_server_that_asks_a_thousand_times_spends_the_budget_and_no_more(tmp_path: Path) -> None:
+    """Restarts of the site and another policy do not bring the budget back."""
+    query = NoisySumsQuery(bounds=tuple(LIMITS.values()), classes=3, noise=noise_for(1.0, 1e-6))
+    answers = 0
+    for restart in range(10):
+        runtime = InProcess(PLAN, [NOISY], folder=tmp_path)
+        asking = Sites(runtime, PLAN.work)
+        for _ in range(100 if restart == 9 else 1):
+            with contextlib.suppress(SettingError):
+                answers += len(asking.sums(query, None)[0])
+    with pytest.raises(SettingError, match="the ledger allows 3:"):
+        asking.sums(query, None)
+    kept = Ledger(3.0, 1e-6, tmp_path / "0" / "ledger")
+    assert answers == len(kept.questions)
+    assert 3 <= answers <= 9  # noise of one adds up as a root, so it is more than three questions
+    assert kept.spent.epsilon_pld <= 3.0
+    less = Policy(queries=["noisy_sums"], budget={"epsilon": 1.0, "delta": 1e-6})  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="the ledger allows 1:"):
+        Sites(InProcess(PLAN, [less], folder=tmp_path), PLAN.work).sums(query, None)
+
+
+def test_a_ledger_that_cannot_be_read_answers_nothing_and_names_no_path(tmp_path: Path) -> None:
+    runtime = InProcess(PLAN, [NOISY], folder=tmp_path)
+    (tmp_path / "0" / "ledger").write_text("nonsense")
+    with pytest.raises(SettingError, match="this site's ledger cannot be read") as error:
+        told(runtime, PLAN)
+    assert str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"noise": 0.0},
+        {"noise": float("inf")},
+        {"noise": -1.0},
+        {"bounds": ((0.0, 5e-324),)},
+        {"bounds": ((1.0, 1.0),)},
+        {"bounds": ((float("-inf"), 1.0),)},
+        {"bounds": ((-1.7e308, 1.7e308),)},
+        {"bins": -1},
+        {"bins": 100_000},
+    ],
+)
+def test_questions_without_noise_or_bounds_cannot_be_made(wrong: dict[str, Any]) -> None:
+    """A site builds a question from what came, so what cannot be built is not answered."""
+    with pytest.raises(SettingError):
+        NoisySumsQuery(**{"bounds": ((0.0, 1.0),), "noise": 1.0, **wrong})
+
+
+def test_extreme_bounds_leave_no_row_more_influence() -> None:
+    for low, high in [(0.0, 2e-300), (-8e307, 8e307), (1.0, 1.0 + 2**-52), (-5e-300, 5e-300)]:
+        made = SumPlan({"x": (low, high)}, 3, {}, ())
+        column = np.array([low, high, 0.0, 1e308, -1e308, 5e-324, np.nan, np.inf])
+        rows = [made.vector(ClientColumns("", 1, {"x": one}, {})) for one in column.reshape(-1, 1)]
+        assert max(np.linalg.norm(one * STEP) for one in rows) <= made.influence + 1e-9
+
+
+def test_a_question_about_other_columns_or_far_too_much_is_not_answered(tmp_path: Path) -> None:
+    query = NoisySumsQuery(bounds=((0, 1),), noise=9.0)
+    with pytest.raises(SettingError, match="whose log says more"):
+        Sites(InProcess(PLAN, [NOISY], folder=tmp_path), PLAN.work).sums(query, None)
+    with pytest.raises(SettingError, match="sums are at most 1,048,576 numbers, got 2,001,000"):
+        NoisySumsQuery(bounds=((0, 1),) * 200, bins=10_000, noise=9.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "secure", "epsilon", "why"),
+    [
+        (Policy(), False, 1.0, "only if its policy names it"),
+        (Policy(queries=["statistics"]), False, 1.0, "does not answer 'noisy_sums'"),
+        (Policy(queries=["noisy_sums"]), False, 1.0, "no budget for noisy answers"),
+        (Policy(queries=["noisy_sums"], budget=BUDGET, splits=["test"]), False, 1.0, "its train rows"),  # type: ignore[arg-type]
+        (Policy(queries=["noisy_sums"], budget=BUDGET, least_rows=31), False, 1.0, "fewer than the 31 rows"),  # type: ignore[arg-type]
+        (Policy(queries=["noisy_sums"], budget=BUDGET, secure_aggregation=3), False, 1.0, "only inside secure"),  # type: ignore[arg-type]
+        (Policy(queries=["noisy_sums"], budget=BUDGET), True, None, "does not answer 'masked_sums'"),  # type: ignore[arg-type]
+        (Policy(queries=["masked_sums"], least_rows=2), True, None, "cannot know that a sum is about"),
+    ],
+)
+def test_a_policy_decides(tmp_path: Path, policy: Policy, secure: bool, epsilon: float | None, why: str) -> None:
+    of = SECURE if secure else PLAN
+    with pytest.raises(PiebaldError, match=why):
+        told(InProcess(of, [policy] * 3, folder=tmp_path), of, epsilon=epsilon)
+    assert not list(tmp_path.glob("*/ledger"))  # what is refused spends nothing
+
+
+def test_masks_are_those_of_the_run(tmp_path: Path) -> None:
+    """A server that has not told of masks in the terms gets no answer that should be under them."""
+    query = MaskedSumsQuery(bounds=tuple(LIMITS.values()), classes=3)
+    with pytest.raises(SettingError, match="this run masks nothing"):
+        Sites(InProcess(PLAN, [MASKED] * 3, folder=tmp_path), PLAN.work).sums(query, None)
+    short = plan(recipes.fedavg().with_(transforms=SecureAggregation()))
+    with pytest.raises(PiebaldError, match="set bits = 64"):
+        told(InProcess(short, [MASKED] * 3, folder=tmp_path / "b"), short, epsilon=None)
+
+
+def test_a_noisy_site_tells_nothing_else(tmp_path: Path) -> None:
+    """No moments, no numbers of rows beside the sums."""
+    runtime = InProcess(PLAN, [NOISY], folder=tmp_path)
+    query = NoisySumsQuery(bounds=tuple(LIMITS.values()), classes=3, noise=5.0)
+    asked = Task(0, 0, 0, {"model": PLAN.work.initial}, query)
+    update, _, _ = runtime._sites[0].serve(asked, None)
+    assert update is not None
+    assert (update.vectors.keys(), update.examples, update.steps, dict(update.metrics)) == ({SUM}, 0, 0, {})
+    exact = Task(1, 0, 0, {"model": PLAN.work.initial}, StatisticsQuery())
+    assert runtime._sites[0].serve(exact, None)[1] == "this site does not answer 'statistics'"
+
+
+def test_hostile_sums_do_not_count(tmp_path: Path) -> None:
+    def changed(value: torch.Tensor) -> Any:
+        return lambda update: dataclasses.replace(update, vectors={SUM: value})
+
+    for value in (torch.full((16,), 1 << 62) + 1, torch.full((16,), -(1 << 63)), torch.zeros(3, dtype=torch.int64)):
+        runtime = InProcess(PLAN, [NOISY] * 3, changed(value), folder=tmp_path / str(value[0].item()))
+        assert told(runtime, PLAN, bins=None).clients == ["b", "c"]
