@@ -165,7 +165,7 @@ def recipe_page() -> str:
         own = {field: about for field, about in entry["fields"].items() if field not in general}
         lines = [own_row(field, about) for field, about in own.items()]
         text += [rows(lines)] if lines else ["It has the settings of all recipes and no others."]
-    text += ["", *method_sizes.section(), "", *method_checks.section()]
+    text += ["", *method_checks.checks(), "", *method_sizes.section(), "", *method_checks.section()]
     return "\n".join(text) + "\n"
 
 

@@ -1,13 +1,111 @@
-"""What each method was compared with: the rows of benchmarks/crosscheck/RESULTS.md, by recipe."""
+"""What shows that each method is what its paper says: tests, cross-checks, and where it was run."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from functools import cache
 from pathlib import Path
 
-import piebald.recipes
+import method_sizes
+import method_tests
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "crosscheck" / "RESULTS.md"
+import piebald.recipes
+from piebald.recipes import fedavg
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "crosscheck" / "RESULTS.md"
+_PLACE = re.compile(r"(?:algorithms?|equations?|eqs?\.|sections?|theorem|lemma)\s+(?:\d+(?:\.\d+)*|[IVX]+\b)")
+_ABOUT = """Tests are named by their file in `tests` and their function, without `test_`.  *Its claim*: what its paper
+says that it does.  *Without effect*: the setting with which it is FedAvg, or training alone.  *Beside*: its
+[cross-checks](#cross-checks), or the test that has the paper's equations.  *In the paper*: the place that docstrings
+name, where there is one in particular.  All recipes run on all engines of the simulator and in its workers, and are
+killed and resumed.  *On Ray*, a recipe is tested itself, or one with the same work at the clients is.  *At sites*,
+"itself" are processes with certificates, and "by bytes" sites in one process, which rebuild the run from its terms and
+exchange the bytes of the wire format.  [Lines](#size-of-each-method) are of code."""
+
+
+def checks() -> list[str]:
+    """The section of docs/reference/recipes.md about what is shown of each method, as lines.
+
+    Raises:
+        LookupError: a recipe is missing, or there is no such test.
+    """
+    names, sizes = piebald.recipes.names(), method_sizes.own_files()
+    for table in (method_tests.CLAIMS, method_tests.WITHOUT_EFFECT):
+        if odd := set(table) ^ set(names):
+            raise LookupError(f"docs/method_tests.py has too much or too little: {', '.join(sorted(odd))}")
+    ray = listed("contract/test_ray.py", "CARRIED", "CARRIED_ALIKE")
+    sites = listed("federation/test_runs.py", "RECIPES")
+    text = ["## What is shown of each method", "", *_ABOUT.splitlines(), ""]
+    text += ["| recipe | its claim | without effect | beside | in the paper | on Ray | at sites | lines |"]
+    text += ["|---|---|---|---|---|---|---|---|"]
+    for name in names:
+        beside = f"{len(rows_of(name))} in benchmarks" if rows_of(name) else shown(method_tests.EQUATIONS[name])
+        cells = [shown(method_tests.CLAIMS[name]), shown(method_tests.WITHOUT_EFFECT[name]), beside, place_of(name)]
+        cells += [on_ray(name, ray), "itself" if name in sites else "by bytes"]
+        text.append(f"| `{name}` | {' | '.join(cells)} | {method_sizes.lines_of(sizes[name])[1]} |")
+    return text
+
+
+def shown(test: str) -> str:
+    """A test as the page names it, or the reason why there is none.
+
+    Raises:
+        LookupError: there is no such test.
+    """
+    if test.startswith("none: "):
+        return test
+    file, _, function = test.partition(": ")
+    folder, _, module = file.partition("/")
+    path = ROOT / "tests" / folder / f"test_{module}.py"
+    if f"test_{function}" not in functions(path):
+        raise LookupError(f"docs/method_tests.py names test_{function}, which {path} does not have")
+    return f"{file}: {function.replace('_', ' ')}"
+
+
+@cache
+def functions(path: Path) -> set[str]:
+    """Names of the functions of a file."""
+    return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+def place_of(recipe: str) -> str:
+    """Where in its paper a method is: what docstrings of its recipe, and of components that FedAvg has not, name."""
+    own, usual = set(method_sizes.own_files()[recipe]), set(map(type, method_sizes.components(fedavg())))
+    texts = [inspect.getdoc(inspect.unwrap(getattr(piebald.recipes, recipe))) or ""]
+    for one in method_sizes.components(piebald.recipes.make(recipe)):
+        if type(one) not in usual:
+            texts.append(inspect.getdoc(type(one)) or "")
+    texts += [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for path in sorted(own)]
+    found = [" ".join(place.split()) for text in texts for place in _PLACE.findall(text)]
+    return ", ".join(dict.fromkeys(found[:2])) or "not named"
+
+
+def listed(file: str, *names: str) -> list[str]:
+    """The strings of lists, or keys of dictionaries, that a file of tests assigns to some names."""
+    found: list[str] = []
+    for node in ast.parse((ROOT / "tests" / file).read_text("utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and target.id in names:
+                found += [*ast.literal_eval(node.value)]
+    return found
+
+
+def on_ray(recipe: str, tested: list[str]) -> str:
+    """Whether a recipe is tested itself, or which one with the same work at the clients is."""
+    if recipe in tested:
+        return "itself"
+    alike = [other for other in tested if at_clients(other) == at_clients(recipe)]
+    return f"as `{alike[0]}`" if alike else "no"
+
+
+def at_clients(recipe: str) -> tuple[type, ...]:
+    """What decides what is computed at the clients, and when."""
+    made = piebald.recipes.make(recipe)
+    return type(made.training), type(made.sharing), type(made.clustering), type(made.scheduling)
 
 
 def section() -> list[str]:

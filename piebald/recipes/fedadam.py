@@ -1,4 +1,4 @@
-"""FedAdam: Adam at the server."""
+"""FedAdam: Adam at the server (algorithm 2 of the paper)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg: the recipe from which the others differ in one or a few components."""
+"""FedAvg (algorithm 1 of the paper): the recipe from which the others differ in one or a few components."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedYogi: Yogi at the server."""
+"""FedYogi: Yogi at the server (algorithm 2 of the paper)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HDAFL: generic layers are shared, the classifier is private."""
+"""HDAFL (algorithm 1 of the paper): generic layers are shared, the classifier is private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TERM: tilted losses of clients."""
+"""TERM: tilted losses of clients (eq. 2 of the paper)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from piebald import recipes
 from piebald.contracts import Device, Result, SumRequest, Task
 from piebald.errors import SettingError
 from piebald.partition.devices import Devices
+from piebald.recipe import Recipe
 from piebald.runtimes.engines.stack import PRIVATE
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.training.base import ShapesUploads
@@ -33,6 +34,7 @@ NO_EFFECT = {
     "feddecorr, beta 0": recipes.feddecorr(cohort=4, lr=0.1, batch=10, beta=0.0),
     "fedsam, rho 0": recipes.fedsam(cohort=4, lr=0.1, batch=10, rho=0.0),
     "silobn, nothing private": recipes.silobn(cohort=4, lr=0.1, batch=10, private=()),
+    "cfl, which never cuts": recipes.cfl(cohort=4, lr=0.1, batch=10, eps1=1e-9, eps2=1e9),
     "fedavgm, no momentum": recipes.fedavgm(cohort=4, lr=0.1, batch=10, beta=0.0),
     "clipping at a huge norm, no noise": recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(
         transforms=[{"kind": "gaussian", "clip": 1e9, "noise": 0.0}]
@@ -41,7 +43,16 @@ NO_EFFECT = {
     "sgd clipping at a huge norm": recipes.fedavg(cohort=4, lr=0.1, batch=10, clip=1e9),
 }
 # Recipes whose global model is FedAvg's, with something for each client beside it.
-BESIDE = {"fine_tuned": {}, "ditto": {"lam": 0.3}, "fedala": {"weight_lr": 0.0}}
+BESIDE = {"fine_tuned": {}, "ditto": {"lam": 0.3}, "fedala": {"weight_lr": 0.0}, "fedphp": {"lam": 0.0}}
+# What comes to the same global model as another recipe: both, and the options of both runs.
+EQUAL = recipes.fedavg(cohort=4, lr=0.1, batch=10).with_(aggregation="equal_weighted")
+LARGE = {"beta1": 0.0, "beta2": 1 - 1e-9, "tau": 1e6, "server_lr": 2e6}  # v stays tau^2, so the step is the change
+SAME_MODEL: dict[str, tuple[Recipe, Recipe, dict[str, Any]]] = {
+    "scaffold, without variates yet": (method("scaffold"), EQUAL, {"rounds": 1}),
+    "fednova, equal numbers of steps": (method("fednova", steps=5), method("fedavg", steps=5), {}),
+    "fedadam, tau above all changes": (method("fedadam", **LARGE), method("fedavg"), {}),
+    "fedyogi, tau above all changes": (method("fedyogi", **LARGE), method("fedavg"), {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NO_EFFECT)
@@ -52,6 +63,13 @@ def test_settings_without_effect_equal_fedavg(case: str) -> None:
 @pytest.mark.parametrize("case", BESIDE)
 def test_personal_models_leave_the_global_model_alone(case: str) -> None:
     torch.testing.assert_close(vector(carry_out(method("fedavg"))), vector(carry_out(method(case, **BESIDE[case]))))
+
+
+@pytest.mark.parametrize("case", SAME_MODEL)
+def test_settings_without_effect_leave_the_global_model(case: str) -> None:
+    one, two, options = SAME_MODEL[case]
+    found, wanted = (vector(carry_out(recipe, **options)) for recipe in (one, two))
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_ditto_without_lam_is_local_training() -> None:

@@ -50,7 +50,8 @@ CARRIED = (
 )  # fmt: skip
 CARRIED_ALIKE = (
     "silobn", "local", "apfl", "fedala", "fedamp", "fedphp", "cfl", "hierfavg", "qfedavg", "sync_dvw", "heterofl",
-    "fedproto",
+    "fedproto", "fedprox", "feddyn", "fedlc", "feddecorr", "fedsam", "moon", "fedrep", "fedbabu", "fedrod", "pfedme",
+    "per_fedavg", "fine_tuned", "fedasync",
 )  # fmt: skip
 
 
