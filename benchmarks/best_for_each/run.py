@@ -16,18 +16,16 @@ from typing import Any
 
 import results
 import torch
-from federations import RATES, ROUNDS, clients_of, folder_of, model_of
+from federations import RATES, ROUNDS, clients_of, folder_of, model_of, recordings_of
 
 import piebald
 from piebald import recipes
-from piebald.choice import best_for_each, judge
+from piebald.choice import best_for_each
 from piebald.choice.candidates import Candidates
-from piebald.choice.guard import paired
 from piebald.losses import cross_entropy
 from piebald.metrics import accuracy
 
 RECIPES = ("fedavg", "hdafl")
-RULES = (0.0, 1.0, 2.0)  # standard errors; the product's rule is 1
 
 
 class Study(Candidates):
@@ -35,6 +33,7 @@ class Study(Candidates):
 
     seen: dict[int, dict[str, Any]] = {}  # noqa: RUF012 - what one run has shown
     rows: Any = None  # the clients
+    groups: Any = None  # the recording of each row, where rows come in recordings
     net: torch.nn.Module
     layout: Any
     choosing = scoring = 0.0  # seconds
@@ -49,25 +48,17 @@ class Study(Candidates):
 
     def _score(self, client: int) -> None:
         scored = {split: self._scored(client, split) for split in ("validation", "test")}
-        names = list(self.models)
-        verdicts = {rule: judge(scored["validation"]["loss"], self.shared, rule) for rule in RULES}
-        test = scored["test"]
-        roles = {"shared": names.index(self.fallback)} | {f"rule {r:g}": one.chosen for r, one in verdicts.items()}
-        compared: dict[str, dict[str, Any]] = {}
-        for role, number in roles.items() if "local" in names else ():
-            alone = names.index("local")
-            compared[role] = {
-                "model": names[number],
-                "loss": paired(test["loss"][number], test["loss"][alone]),
-                "accuracy": paired(-test["accuracy"][number], -test["accuracy"][alone]),
-                "score": float(test["accuracy"][number].mean()),
-                "alone": float(test["accuracy"][alone].mean()),
+        plain = {
+            split: {
+                name: [[float(f"{one:.9g}") for one in row] for row in values.tolist()]
+                for name, values in found.items()
             }
-        Study.seen[client] = {
-            "rows": [scored[split]["loss"].shape[1] for split in ("validation", "test")],
-            "compared": compared,
-            "candidates": {name: float(test["accuracy"][n].mean()) for n, name in enumerate(names)},
+            for split, found in scored.items()
         }
+        groups = {} if Study.groups is None else {
+            split: Study.groups[Study.rows.indices(client, split)].tolist() for split in ("validation", "test")
+        }  # fmt: skip
+        Study.seen[client] = {"models": list(self.models), "shared": self.shared, "recordings": groups, **plain}
 
     def _scored(self, client: int, split: Any) -> dict[str, torch.Tensor]:
         """Losses and hits [models, rows]."""
@@ -87,6 +78,7 @@ def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
     clients = clients_of(name, seed)
     made, net = recipes.make(recipe, lr=RATES[name], batch=20), model_of(name)
     Study.seen, Study.rows, Study.net, Study.choosing, Study.scoring = {}, clients, net(seed), 0.0, 0.0
+    Study.groups = recordings_of(name)
     Study.layout = piebald.parameters.Layout.of(Study.net, made.sharing.private(Study.net))
     here = piebald.Simulator(engine="sequential", stack=1, workers=0)
     options: dict[str, Any] = {"rounds": ROUNDS[name], "seed": seed, "runtime": here, "measure": "none"}
@@ -98,8 +90,7 @@ def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
         best_for_each.Candidates = real  # type: ignore[misc]
     whole = time.perf_counter() - began - Study.scoring
     for one in run.choices:  # the product chose what is studied here
-        compared = Study.seen[one["client"]]["compared"]
-        assert not compared or compared["rule 1"]["model"] == one["chosen"], (name, recipe, seed, one)
+        assert results.chosen(Study.seen[one["client"]], 1.0) == one["chosen"], (name, recipe, seed, one)
     steps = sum(row["steps"] for row in run.results if row["kind"] == "train")
     return {
         "federation": name,
