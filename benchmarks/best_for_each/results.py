@@ -81,8 +81,8 @@ Seeds {seeds}.  Made by
 {commands}
 """
 READING = """
-Elsewhere than in HAR each row is a draw of its own, and both shares are the same.  The loss is the stricter measure: a model that is as often right but surer of its
-mistakes loses by it.
+Elsewhere than in HAR each row is a draw of its own, and both shares are the same.  The loss is the stricter measure: a
+model that is as often right but surer of its mistakes loses by it.
 
 """
 

@@ -85,8 +85,8 @@ def test_every_recipe_offers_its_models_and_the_chosen_one_is_judged(name: str, 
             assert float(accuracy(outputs, rows.y).mean()) == pytest.approx(scores["accuracy"], abs=1e-6)
         assert run.per_client[client] == one["judged"]["chosen"]["accuracy"]
         least = min(scores["loss"] for scores in one["candidates"].values())
-        if one["chosen"] not in ("global", "cluster"):
-            assert one["candidates"][one["chosen"]]["loss"] <= least + (0 if name != "hdafl" else one["error"])
+        if one["chosen"] in ("fine_tuned", "mixed"):  # all others may be one standard error worse
+            assert one["candidates"][one["chosen"]]["loss"] == least
     assert same(run, chosen(name, clients))  # in memory
     assert same(run, piebald.resume(tmp_path / "run", clients, model))
 
