@@ -42,4 +42,4 @@ def test_two_processes_with_one_sites_credentials_are_told_from_one_that_was_sta
 
     assert not doubled(*(f"a{one}" for one in range(10)), "bb", "bb")  # as often as it likes
     assert not doubled("a9", "bb", "bb")  # the last word of one that has ended, which came late
-    assert doubled("a9")
+    assert doubled("a9", "a9")

@@ -14,7 +14,7 @@ from piebald.runtimes.federation.pieces import Assembly
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.wire_messages import Hello
 
-_REPLACED = 8  # processes of a site that are remembered
+_PROCESSES = 8  # processes of a site that are remembered
 CHANCES = 3  # tasks that a site may let pass while it is present
 SLOWEST = 8_000  # bytes a second: while a transfer is faster than that, its time is not counted against the site
 
@@ -89,8 +89,8 @@ class Member:
         sending: whether a thread sends it its tasks.
         unready: when it was last seen unready for tasks after it was ready, on the monotonic clock, None while it is
             ready.
-        replaced: the processes in whose place another one came, the last of them.
-        returned: how often one of these was heard again.
+        processes: its processes in the order in which they were heard first, the last of them.
+        returned: how many hellos came from one after which another one was heard.
     """
 
     name: str
@@ -111,15 +111,14 @@ class Member:
     missed: bool = False
     sending: bool = False
     unready: float | None = None
-    replaced: deque[str] = field(default_factory=lambda: deque(maxlen=_REPLACED))
+    processes: deque[str] = field(default_factory=lambda: deque(maxlen=_PROCESSES))
     returned: int = 0
 
     @property
     def doubled(self) -> bool:
         """Whether two processes have its credentials.
 
-        A process sends a hello when the one before was answered, so one that has ended can be late with one only,
-        after which the one that runs comes back.
+        A process sends a hello when the one before was answered or is given up, so few of one that ended are late.
         """
         return self.returned > 2
 
@@ -174,9 +173,9 @@ class Member:
     def hear(self, hello: Hello, refused: str) -> bool:
         """Record a hello; returns whether anything other than the time has changed."""
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
-        if self.hello is not None and self.hello.incarnation != hello.incarnation:
-            self.returned += hello.incarnation in self.replaced
-            self.replaced.append(self.hello.incarnation)
+        if hello.incarnation not in self.processes:
+            self.processes.append(hello.incarnation)
+        self.returned += hello.incarnation != self.processes[-1]
         self.hello, self.heard, self.seen, self.refused = hello, time.monotonic(), time.time(), refused
         return before != (hello.incarnation, hello.ready, refused)
 

@@ -100,13 +100,13 @@ class ServerMessages:
             if hello.pending and not (member.hello and member.hello.pending):
                 log.warning("%s waits until somebody there approves the experiment", origin)
             before, here, doubled = member.hello, member.rows is not None, member.doubled
-            known = hello.incarnation in member.replaced
+            known = hello.incarnation in member.processes
             welcome = self._state.take_hello(member, hello, refused)
             if member.rows is not None and not here:
                 self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
         if member.doubled and not doubled:
             self._report_doubled(origin)
-        if before is None or (before.incarnation != hello.incarnation and not known):
+        if not known:
             self._log_connected(origin)
         if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
             place = {"client": self._state.number[origin] + 1, "clients": len(self._state.members)}
@@ -116,7 +116,7 @@ class ServerMessages:
         return encode(welcome)
 
     def _report_doubled(self, origin: str) -> None:
-        """Two processes of a site are heard in turns, of which each gets a part of its tasks."""
+        """Two processes of a site are heard, of which each may get a part of its tasks."""
         about = {"event": "doubled", "site": origin}
         log.warning("two processes use the credentials of %(site)s at the same time: end one of them", about)
         self.audit.write("doubled", site=origin)
