@@ -12,6 +12,7 @@ from torch import Tensor
 from piebald.losses import IGNORED, by_example, on_logits, survival_pair, token_cross_entropy
 from piebald.pytree import joined, logits
 
+LOWER_IS_BETTER = frozenset({"loss", "absolute_error", "squared_error", "perplexity"})
 _BLOCK = 1024  # examples that are compared with all others at a time
 
 

@@ -36,7 +36,7 @@ class Tensorboard(Tracker):
 
 class _Events:
     def __init__(self, writer: SummaryWriter) -> None:
-        self._writer = writer
+        self._writer, self._version = writer, 0
 
     def describe(self, parameters: Mapping[str, str | int | float | bool]) -> None:
         rows = "\n".join(f"| {name} | {value} |" for name, value in parameters.items())
@@ -45,6 +45,7 @@ class _Events:
     def scalars(self, values: Mapping[str, float], version: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, version)
+        self._version = version
         self._writer.flush()
 
     def artifacts(self, folder: Path) -> None:
@@ -52,7 +53,7 @@ class _Events:
 
         for picture in sorted(folder.glob("*.png")):
             pixels = matplotlib.image.imread(picture)
-            self._writer.add_image(picture.stem, pixels, dataformats="HWC")
+            self._writer.add_image(picture.stem, pixels, self._version, dataformats="HWC")
 
     def close(self, status: str) -> None:
         self._writer.close()

@@ -15,6 +15,7 @@ from piebald import plugins
 from piebald.callbacks.base import Callback, RunStart
 from piebald.component import Component
 from piebald.errors import SettingError
+from piebald.metrics import LOWER_IS_BETTER
 from piebald.report.averages import mean
 from piebald.report.tables import History
 
@@ -61,11 +62,11 @@ class Tracking(Callback):
         self._tracker = tracker
         self._writer: Writer | None = None
         self._cluster_of: dict[int, int] = {}
-        self._higher = True
+        self._main: tuple[str, bool] = ("", True)  # the run's metric, and whether it is better where it is higher
 
     def on_start(self, run: RunStart) -> None:
         """Start the tracker's run."""
-        self._higher = bool(run.meta.get("higher_is_better", True))
+        self._main = str(run.meta.get("metric")), bool(run.meta.get("higher_is_better", True))
         self._writer = self._tracker.open(run)
         self._writer.describe(parameters(run.meta))
 
@@ -81,7 +82,7 @@ class Tracking(Callback):
 
     def on_evaluation(self, version: int, scores: Sequence[Mapping[str, Any]]) -> None:
         """Send means over clients, their worst tenth, and clusters."""
-        self._send(summaries(scores, self._cluster_of, self._higher), version)
+        self._send(summaries(scores, self._cluster_of, *self._main), version)
 
     def on_end(self, history: History, status: str) -> None:
         """Send the page and its pictures, and end the tracker's run."""
@@ -135,19 +136,29 @@ def parameters(meta: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     }
 
 
-def summaries(scores: Sequence[Mapping[str, Any]], cluster_of: Mapping[int, int], higher: bool) -> dict[str, float]:
-    """Scores of clients as few numbers: the mean, the worst tenth (at least one client), and each cluster's mean."""
-    found: dict[str, dict[int | None, float]] = {}
+def summaries(
+    scores: Sequence[Mapping[str, Any]], cluster_of: Mapping[int, int], metric: str, higher: bool
+) -> dict[str, float]:
+    """Scores of clients as few numbers: the mean, the worst tenth (at least one client), and each cluster's mean.
+
+    Args:
+        scores: rows of the table of scores.
+        cluster_of: the cluster of each client that is in one.
+        metric, higher: the run's metric, and whether it is better where it is higher.  Of others, losses and errors are
+            worse there.
+    """
+    found: dict[tuple[str, bool], dict[int | None, float]] = {}
     for row in scores:
         if row["value"] is not None:
             name = f"{row['split']}/{row['model']}/{row['metric']}"
-            found.setdefault(name, {})[row["client"]] = float(row["value"])
+            good = higher if row["metric"] == metric else row["metric"] not in LOWER_IS_BETTER
+            found.setdefault((name, good), {})[row["client"]] = float(row["value"])
     values: dict[str, float | None] = {}
-    for name, by_client in found.items():
+    for (name, good), by_client in found.items():
         if None in by_client:  # the common test set, which belongs to no client
             values[name] = by_client[None]
             continue
-        ordered = sorted(by_client.values(), reverse=not higher)
+        ordered = sorted(by_client.values(), reverse=not good)
         values[f"{name}/mean"] = mean(ordered)
         values[f"{name}/worst_tenth"] = mean(ordered[: max(1, len(ordered) // 10)])
         members: dict[int, list[float]] = {}

@@ -208,8 +208,10 @@ def test_scores_of_groups_are_summarized() -> None:
         {"client": client, "model": "personal", "split": "test", "metric": "loss", "value": float(client)}
         for client in range(20)
     ] + [{"client": None, "model": "global", "split": "common", "metric": "loss", "value": 3.0}]
-    found = summaries(rows, {client: client % 2 for client in range(20)}, higher=False)
-    assert found == {
+    clusters = {client: client % 2 for client in range(20)}
+    assert summaries(rows, clusters, "loss", False) == summaries(rows, clusters, "accuracy", True)
+    assert summaries(rows, clusters, "loss", True)["test/personal/loss/worst_tenth"] == 0.5  # a loss of one's own
+    assert summaries(rows, clusters, "accuracy", True) == {
         "test/personal/loss/mean": 9.5,
         "test/personal/loss/worst_tenth": 18.5,  # a loss is bad where it is high
         "test/personal/loss/cluster_0": 9.0,
