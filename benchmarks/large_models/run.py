@@ -4,6 +4,9 @@ Trains clients one after another with Piebald's sequential engine and with a pla
 own each and on one thread.  Times are processor seconds of one client's update, so that other programs on the machine
 matter less; memory is the peak of the process, also in copies of the model beyond what was there before it was made,
 which other programs do not change at all.  Writes RESULTS.md next to this file, or into --out.
+
+`--case mapped` is Piebald with `map_above = 0`: what lies in mapped files counts in the peak of the process, but not
+in that of its anonymous memory, which the system cannot take back ("anonymous", Linux only).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +96,9 @@ def bare(model: nn.Module, held: dict[str, tuple[Tensor, Tensor]]) -> list[float
     return times
 
 
-def piebalds(model: nn.Module, held: dict[str, tuple[Tensor, Tensor]], **training: Any) -> list[float]:
+def piebalds(
+    model: nn.Module, held: dict[str, tuple[Tensor, Tensor]], map_above: int = 4 << 30, **training: Any
+) -> list[float]:
     """The same with the package; an update's time is that of its round, shared among its clients."""
     import piebald
     from piebald.callbacks import Callback
@@ -110,7 +116,7 @@ def piebalds(model: nn.Module, held: dict[str, tuple[Tensor, Tensor]], **trainin
         model,
         rounds=ROUNDS,
         evaluate_every=0,
-        runtime=piebald.Simulator(engine="sequential", workers=0, onednn=False),
+        runtime=piebald.Simulator(engine="sequential", workers=0, onednn=False, map_above=map_above),
         callbacks=[Clock()],
     )
     return [(b - a) / CLIENTS for a, b in zip([began, *marks], marks, strict=False)]
@@ -127,14 +133,42 @@ def one(case: str, parameters: float) -> dict[str, Any]:
         work: Callable[[], list[float]] = lambda: piebalds(Deep(), held, **training)  # noqa: E731
     else:
         held = rows((1000,), 1000, ROWS)
-        work = lambda: (bare if kind == "bare" else piebalds)(wide(parameters), held)  # noqa: E731
-    if kind == "piebald":
+        above = {"map_above": 0} if kind == "mapped" else {}
+        work = lambda: bare(wide(parameters), held) if kind == "bare" else piebalds(wide(parameters), held, **above)  # noqa: E731
+    if kind in ("piebald", "mapped"):
         import piebald
         import piebald.experiment  # noqa: F401
-    before = peak_bytes()
-    times = work()
+    before, anonymous = peak_bytes(), Anonymous()
+    with anonymous:
+        times = work()
     peak = peak_bytes()
-    return {"case": case, "seconds": times, "bytes": peak, "copies": (peak - before) / (4 * parameters)}
+    copies = {"copies": (peak - before) / (4 * parameters), "anonymous": anonymous.most / (4 * parameters)}
+    return {"case": case, "seconds": times, "bytes": peak, **copies}
+
+
+class Anonymous:
+    """The most anonymous memory, in bytes beyond what there was, that was seen every hundredth of a second."""
+
+    def __init__(self) -> None:
+        self.most, self._before, self._over = 0, self._now(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            self.most = max(self.most, self._now() - self._before)
+
+    @staticmethod
+    def _now() -> int:
+        status = Path("/proc/self/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def peak_bytes() -> int:

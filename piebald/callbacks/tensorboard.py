@@ -53,7 +53,7 @@ class _Events:
 
         for picture in sorted(folder.glob("*.png")):
             pixels = matplotlib.image.imread(picture)
-            self._writer.add_image(picture.stem, pixels, self._version, dataformats="HWC")
+            self._writer.add_image(f"report/{picture.stem}", pixels, self._version, dataformats="HWC")
 
     def close(self, status: str) -> None:
         self._writer.close()
