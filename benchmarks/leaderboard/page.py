@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import kinds
 import numpy as np
 from competition import RESULTS, SEEDS, read
 from methods import ALONE, BY_NAME, CENTRALISED, METHODS, TOGETHER
@@ -51,7 +52,7 @@ def write(folder: Path = RESULTS, docs: Path = DOCS, seeds: tuple[int, ...] = SE
     most = max(one.federation.limit for one in found)
     first, hours = _hours(found, folder, seeds[0])
     introduction = INTRODUCTION.format(rows=f"{most:,}", seeds=len(seeds), first=first, hours=hours)
-    parts = [introduction, *_lessons(found, ranks)]
+    parts = [introduction, *_lessons(found, ranks), *kinds.section(found, _families(found))]
     parts += [*_ranks(ranks), *_accuracies(found), *_costs(found), *_federations(found), *_absent(found)]
     (docs / "leaderboard.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
     return str(docs / "leaderboard.md")

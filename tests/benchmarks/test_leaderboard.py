@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("federations", "grid", "truth", "methods", "runs", "competition", "standings", "pictures", "page")
+MODULES = ("federations", "grid", "truth", "methods", "runs", "competition", "standings", "pictures", "kinds", "page")
 
 
 @pytest.fixture
