@@ -30,7 +30,7 @@ from piebald.server.client_queries import ClientQueries
 log = logging.getLogger("piebald.statistics")
 
 
-class Sites:
+class AskedSites:
     """Clients who are asked for sums through a runtime (`contracts.AsksClients`).
 
     Args:
@@ -139,7 +139,7 @@ def hidden_at_sites(
     masking = work.masking
     assert masking is None or isinstance(masking, SecureAggregation)
     query, noise = _query(wanted, counted, split, len(classes or ()), masking is not None, epsilon, delta)
-    sites = Sites(runtime, work)
+    sites = AskedSites(runtime, work)
     taking_part, total = sites.sums(query, masking)
     for client, why in sites.refused.items():
         if client not in taking_part:
