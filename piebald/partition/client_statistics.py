@@ -43,6 +43,10 @@ class Statistics:
     scatter: Floats | None = None
 
     def __post_init__(self) -> None:
+        fields = (("counts", self.counts, "iu"), ("mean", self.mean, "iuf"), ("scatter", self.scatter, "iuf"))
+        for name, given, kinds in fields:
+            if given is not None and given.dtype.kind not in kinds:
+                raise SettingError(f"{name} must be an array of {'whole ' * (kinds == 'iu')}numbers, got {given.dtype}")
         if self.counts is not None and int(self.counts.sum()) != self.rows:
             raise SettingError(f"counts must add up to the {self.rows} rows, got {int(self.counts.sum())}")
         if (self.mean is None) != (self.scatter is None):

@@ -20,6 +20,7 @@ from piebald.contracts import SERVER_ID, Query
 from piebald.partition import Lists, PooledClients
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.queries.batch_norms import BatchStatistics
+from piebald.queries.bounded_sums import MaskedSumsQuery, NoisySumsQuery
 from piebald.queries.confusion import Confusion
 from piebald.queries.evaluate import Evaluate
 from piebald.queries.server_rows import RootLoss, RootTraining
@@ -113,11 +114,12 @@ def test_components_compute_there_what_they_compute_on_the_cpu(case: str) -> Non
 
 
 # Each kind of query, and what it asks.
+ASKED_SUMS: dict[str, Any] = {"bounds": ((-1.0, 1.0),) * 6, "bins": 3, "classes": 4}
 QUERIES: list[Query] = [
     Evaluate(), Confusion(classes=4), Validate(), Validate(classes=4), StatisticsQuery(), RootLoss(), RootTraining(),
     StatisticsQuery(keys=((0, 1),) * 7), BestForEach(tasks=("0",), passes=(1,), classes=4), KnnPer(classes=4),
     TreesQuery(ask="grow", boosting=TreeSettings(max_depth=2), objective="multiclass", classes=4, start=(0.0,) * 4),
-    BatchStatistics(batch=2),
+    BatchStatistics(batch=2), MaskedSumsQuery(**ASKED_SUMS), NoisySumsQuery(**ASKED_SUMS, noise=1.0),
 ]  # fmt: skip
 
 
