@@ -9,6 +9,7 @@ from piebald.advice.more_data import outlook
 from piebald.advice.nearness import SHARES, nearness
 from piebald.advice.race import Runner
 from piebald.report.paired import Scores, difference
+from piebald.report.wording import plural
 from piebald.tuning.trial_runs import TrialRuns
 
 Floats = NDArray[np.float64]
@@ -83,9 +84,8 @@ def _of_rate(chosen: Runner, runs: TrialRuns) -> list[str]:
     sign = 1 if runs.higher_is_better else -1
     best, worst = (pick(means, key=lambda rate: sign * means[rate]) for pick in (max, min))
     return [
-        f"Its learning rate matters by {_points(abs(means[best] - means[worst]), runs, False)} after {first} "
-        f"{'round' if first == 1 else 'rounds'}: "
-        f"{means[best]:.3g} with {best:.3g}, {means[worst]:.3g} with {worst:.3g}."
+        f"Its learning rate matters by {_points(abs(means[best] - means[worst]), runs, False)} after "
+        f"{plural(first, 'round')}: {means[best]:.3g} with {best:.3g}, {means[worst]:.3g} with {worst:.3g}."
     ]
 
 

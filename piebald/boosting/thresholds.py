@@ -35,7 +35,8 @@ def thresholds_of(count: Callable[[Floats32], Ints], columns: int, most: int) ->
     Args:
         count: tells how many of all clients' numbers of each column are at most some thresholds [d, t].
         columns: d.
-        most: thresholds of a column, at most; where it has no more numbers than that, each of them is one.
+        most: thresholds of a column, at most.  Where no more rows than that have a number, each number is one; else a
+            number that few rows have may be none, also where there are fewer different ones.
 
     Returns:
         Different thresholds [d, t] in increasing order, and then `NOWHERE`.

@@ -83,7 +83,7 @@ class ClientPool:
             return "no client can be asked and none is under way: look at the devices' on intervals"
         return f"no client is left to ask: all {len(self.excluded)} were excluded because their {self._refusals()}"
 
-    def futile_reason(self, rounds: int) -> str:
+    def no_update_reason(self, rounds: int) -> str:
         """Why no update of so many rounds counted."""
         why = f"clients' {self._refusals()}" if self.excluded else "look at the reasons in the run's table of results"
         return f"in {rounds} round{'' if rounds == 1 else 's'} no update counted: {why}"

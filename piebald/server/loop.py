@@ -155,7 +155,7 @@ class ServerLoop:
         if self.evaluation.validate is None and self.work.choice is None:  # else of what is best, or chosen
             self._count_classes()
         if not self.totals.updates:
-            raise RuntimeFault(self.client_pool.futile_reason(self.version))
+            raise RuntimeFault(self.client_pool.no_update_reason(self.version))
 
     def _over(self) -> bool:
         self.totals.wall = self._before + time.perf_counter() - self._began  # also of the last step

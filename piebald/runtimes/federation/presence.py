@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeated(say: Callable[[], object], every: float) -> Iterator[None]:
-    """Meanwhile, call a function again and again, in a thread of its own.
+    """Call a function again and again in a thread of its own while the block runs.
 
-    The last call has returned when the block ends, unless it takes as long as the time between two: so what the caller
-    says next comes after what was said meanwhile.
+    The last call has returned when the block ends, unless it takes longer than the time between two calls.  So what the
+    caller says next comes after it.
 
     Args:
         say: the function; it raises nothing.
