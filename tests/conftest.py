@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -35,6 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.randomly_reset_seed = False
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # where tests run in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that processes they start can be interrupted
+
+
+def pytest_collection() -> None:
+    """Collect no garbage while tests are imported: hardly any of what they make is."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of packages and tests stay to the end, so collections of garbage need not look at them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

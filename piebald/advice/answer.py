@@ -6,7 +6,7 @@ import html
 import json
 import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ _COLUMNS = (
     "seeds",
     "what became of it",
 )
+_DIFFERENCES = ("behind", "error", "gain", "standard error")  # columns of differences between scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,9 +224,11 @@ class Advice:
     def page(self) -> str:
         """The answer as a page of HTML."""
         lines = [line for line in self.paragraphs()[1:] if line]
-        tables = {"What was tried": html_table(self.columns, self.rows())}
+        tables = {"What was tried": self._tried_table()}
         if self.clients:
-            tables = {"Each client, on test rows": html_table(*table(self.clients))} | tables
+            heading, rows = table(self.clients)
+            shown = self._in_points(heading, rows, self.clients[0].scores)
+            tables = {"Each client, on test rows": html_table(heading, shown)} | tables
         return page(self.headline(), lines, self.curves(), tables, self.look or "")
 
     def curves(self) -> dict[str, dict[str, float]]:
@@ -252,7 +255,26 @@ class Advice:
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.text().splitlines() if line)
-        return f"{lines}{html_table(self.columns, self.rows())}"
+        return f"{lines}{self._tried_table()}"
+
+    def _tried_table(self) -> str:
+        return html_table(self.columns, self._in_points(self.columns, self.rows(), ("score",)))
+
+    def _in_points(
+        self, heading: Sequence[str], rows: Sequence[Sequence[Any]], scores: Container[str]
+    ) -> list[list[Any]]:
+        """Rows of a table with scores in per cent and differences in points, where the metric is a share."""
+        if self.metric not in SHARES:
+            return [list(row) for row in rows]
+
+        def shown(name: str, value: Any) -> Any:
+            if not isinstance(value, float):
+                return value
+            if name in scores:
+                return f"{100 * value:.1f} %"
+            return self._points(value, name == "gain") if name in _DIFFERENCES else value
+
+        return [[shown(name, value) for name, value in zip(heading, row, strict=True)] for row in rows]
 
     def _points(self, value: float, signed: bool = False) -> str:
         """A difference of the metric: in points where it is a share."""

@@ -155,7 +155,13 @@ def test_the_look_comes_first_and_once_and_each_client_is_told_what_it_gains(
         if answer["recommended"] != "local":
             assert one["gain"] == own[answer["recommended"]] - own["local"]
     assert len(answer["clients"]) == 5
-    assert "<h2>Each client, on test rows</h2>" in (folder / "answer.html").read_text()
+    page = (folder / "answer.html").read_text()
+    assert "<h2>Each client, on test rows</h2>" in page
+    for one in answer["clients"]:
+        cells = "".join(f"<td>{100 * score:.1f} %</td>" for score in one["scores"].values())
+        assert cells in page
+        if one["gain"] is not None:
+            assert f"{cells}<td>{100 * one['gain']:+.3g} points</td>" in page
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import SERVER, Link
+from piebald.runtimes.federation.tls import make_driver
 from piebald.runtimes.federation.wire_messages import Reply, TermsRequest, decode
 from tests import processes
 
@@ -42,6 +44,20 @@ threading.Event().wait()
 def begin(folder: Path, how: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SERVER_SIDE, str(folder / SERVER), how]
     return processes.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def test_a_server_that_is_closed_before_it_listens_ends(tmp_path: Path) -> None:
+    """Its thread may come to listening after `shutdown`, which then has no listener to end."""
+    folder = provisioned(tmp_path / "credentials", ["site-1"]) / SERVER
+    names = {"ca_cert": "authority.pem", "server_cert": "certificate.pem", "server_key": "key.pem"}
+    params = {"host": "127.0.0.1", "port": 0} | {name: str(folder / file) for name, file in names.items()}
+    driver = make_driver()()
+    driver.shutdown()
+    connector = SimpleNamespace(params=params | {"reject": lambda certificate: False})
+    listening = threading.Thread(target=driver.listen, args=(connector,), daemon=True)
+    listening.start()
+    listening.join(60)
+    assert not listening.is_alive()
 
 
 @pytest.mark.full

@@ -316,7 +316,10 @@ def make_driver() -> Any:
             with Listener(
                 _address(connector), made, self._carrier(connector), self._refusal(connector), reject
             ) as listener:
-                self.listener = listener
+                with self.starting:
+                    if self.over.is_set():  # by a server that was closed before this thread came here
+                        return
+                    self.listener = listener
                 listener.serve_forever(poll_interval=0.1)
 
         def connect(self, connector: ConnectorInfo) -> None:
@@ -345,7 +348,7 @@ class _DriverBase:
 
     def __init__(self) -> None:
         super().__init__()
-        self.over, self.room = Event(), FrameRoom()
+        self.over, self.room, self.starting = Event(), FrameRoom(), threading.Lock()
         self.listener: Listener | None = None
 
     @staticmethod
@@ -376,8 +379,10 @@ class _DriverBase:
         """Stop listening and connecting, and end all connections."""
         self.over.set()
         self.close_all()  # type: ignore[attr-defined]
-        if self.listener is not None:
-            self.listener.shutdown()
+        with self.starting:
+            listener = self.listener
+        if listener is not None:
+            listener.shutdown()
 
 
 def _peer(secured: ssl.SSLSocket) -> str:
