@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when PyTorch is loaded, here and in processes that tests start
 
@@ -27,15 +29,21 @@ settings.register_profile(
 settings.load_profile("piebald")
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["PIEBALD_ENGINE_CACHE"] = "off"  # a test neither leaves anything to the next one nor in the user's folders
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests come in random order (pytest-randomly) but draw the same numbers every time, and end at Ctrl-C."""
     if hasattr(config.option, "randomly_reset_seed"):
         config.option.randomly_reset_seed = False
+    # Engines are measured once for each model and kind of training, and nothing is left in the user's folders.
+    os.environ["PIEBALD_CACHE"] = tempfile.mkdtemp(prefix="piebald-tests-")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # where tests run in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)  # so that processes they start can be interrupted
+
+
+def pytest_unconfigure() -> None:
+    """Delete what was measured."""
+    shutil.rmtree(os.environ.pop("PIEBALD_CACHE"), ignore_errors=True)
 
 
 def pytest_collection() -> None:

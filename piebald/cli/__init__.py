@@ -6,9 +6,12 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import typer
+import typer.main
 
 from piebald.cli.app import app
 from piebald.errors import PiebaldError
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     line_clock.reset()  # a process may run several commands, which tell nothing about each other
     try:
-        code = app(words or ["--help"], prog_name="piebald", standalone_mode=False)
+        code = _command()(words or ["--help"], prog_name="piebald", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); without this, Python would fail again when it closes stdout.
@@ -62,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == 130:
         return _fail("interrupted", 130)
     return code if isinstance(code, int) else 0
+
+
+@cache
+def _command() -> Callable[..., Any]:
+    """The command line as an object, which reads the signatures of all commands once a process."""
+    return typer.main.get_command(app)
 
 
 def _unexpected(error: Exception) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -115,9 +116,7 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
         labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
     embeddings = None
     if overall.mean is not None:
-        from threadpoolctl import threadpool_limits
-
-        with threadpool_limits(1):  # several threads take five times as long for matrices of this size
+        with _thread_pools().limit(limits=1):  # several threads take five times as long for matrices of this size
             embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
     return Heterogeneity(
         rows=np.array([own.rows for own in statistics], dtype=np.float64),
@@ -126,6 +125,14 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
         earth_mover=None if labels is None else 2 * labels,
         seconds=None if seconds is None else np.asarray(seconds, dtype=np.float64),
     )
+
+
+@cache
+def _thread_pools() -> Any:
+    """NumPy's pool of threads, which is looked for among the process's libraries once."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def total_variation(p: Floats, q: Floats) -> float:

@@ -104,4 +104,5 @@ def test_a_federation_whose_folder_goes_with_it_ends_without_an_error(tmp_path: 
 
     entry.server._local = Local()  # type: ignore[assignment]
     entry.server.close()
+    entry.server._write_status()  # as the watching thread may do that had just begun to
     assert not folder.exists()

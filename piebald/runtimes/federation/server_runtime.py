@@ -87,6 +87,7 @@ class FederationServer:
         self.shared = FederationState(sites, digest(body), timeouts, work.cut, self.credentials.folder)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
+        self._status_ended = False
         self._gathered = False
         self._seen: list[int] = []  # the clients that were present when the server loop last asked
         self._engine: Engine | None = None
@@ -208,7 +209,8 @@ class FederationServer:
         self._messages.stop()
         self._messages.audit.log_head()
         self._heartbeat.stop()
-        self._disk.attempt("the status", self._write_status)  # before a federation on this machine deletes its folder
+        # before a federation on this machine deletes its folder
+        self._disk.attempt("the status", partial(self._write_status, last=True))
         if self._local is not None:
             self._local.close()
 
@@ -333,8 +335,8 @@ class FederationServer:
         log.warning("%(site)s %(why)s: the run goes on without it, and it gets no tasks %(again)s", about)
         return reason
 
-    def _write_status(self) -> None:
-        """Write the status file that `piebald status` reads."""
+    def _write_status(self, last: bool = False) -> None:
+        """Write the status file that `piebald status` reads; nothing once the last one has been written."""
         link = self._messages.link
         with self._lock:
             sites = [
@@ -345,6 +347,9 @@ class FederationServer:
             ]
             status = {"party": SERVER, **self.shared.status(), "sites": sites}
         with self._writing:
+            if self._status_ended:  # the watching thread was late, and the folder may be gone
+                return
+            self._status_ended = last
             write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
 
     # -- the server's own rows
