@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Tests run in parallel and in random order; a run prints the seed of its order as `--randomly-seed`.
-WORKERS ?= 2
+# Tests run in parallel and in random order; a run prints the seed of its order as `--randomly-seed`.  Some tests wait
+# for other processes, so three workers keep two cores busy.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 12
 COVERAGE := --cov --cov-report term:skip-covered
 

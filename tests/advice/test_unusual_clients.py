@@ -62,6 +62,7 @@ def test_one_client_has_nobody_to_train_with(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_two_clients_have_no_half_to_learn_from() -> None:
     sizes = {"train": 60, "validation": 30, "test": 30}
     found = advised(clients_of([sizes] * 2), budget=16, more_data=True, look=True)

@@ -45,7 +45,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("state", ["fresh", pytest.param("kept", marks=pytest.mark.full), "averaged"])
+@pytest.mark.parametrize(
+    "state", ["fresh", *(pytest.param(one, marks=pytest.mark.full) for one in ("kept", "averaged"))]
+)
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_torch(case: str, beside: str, state: str, simulator: dict[str, Any]) -> None:

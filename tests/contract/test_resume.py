@@ -119,7 +119,7 @@ def check(
     assert resumed.meta["status"] == "finished"
 
 
-@in_turn(1)
+@in_turn(4)
 def test_every_recipe(name: str, tmp_path: Path) -> None:
     """Killed where its server has just stepped, or in the middle of training: half of the recipes either way."""
     point = ("just stepped", "in the middle of training")[list(TABLE).index(name) // 4 % 2]

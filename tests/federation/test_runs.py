@@ -42,7 +42,7 @@ MODELS = {"distfl": {"name": "mlp_bn"}}
 @pytest.mark.parametrize(
     "name",
     [
-        *("hdafl", *(pytest.param(name, marks=pytest.mark.full) for name in RECIPES if name not in ("hdafl", *ALIKE))),
+        *(pytest.param(name, marks=pytest.mark.full) for name in RECIPES if name not in ALIKE),
         *(pytest.param(name, marks=pytest.mark.long) for name in ALIKE),
     ],
 )

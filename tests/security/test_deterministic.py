@@ -54,6 +54,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: Any) -> Any:
         raise AssertionError("a time was measured")
 
+    monkeypatch.setenv("PIEBALD_ENGINE_CACHE", "off")  # else an earlier test's choice may be remembered
     monkeypatch.setattr(simulator, "fastest", measured)
     monkeypatch.setattr(simulator, "onednn_is_faster", measured)
     monkeypatch.setattr(engine_choice, "clock", measured)

@@ -21,12 +21,13 @@ from piebald.vertical.encryption.backend import (
     uniform,
 )
 from piebald.vertical.ftl import Alignment
-from piebald.vertical.kernels import PolynomialKernel, ProductSize
+from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel, ProductSize
 from piebald.vertical.loss_terms import LabelTerm, PartyView
 from piebald.vertical.protocol import ROLES
 
 from .conftest import KERNELS, encrypted, unit
 
+QUICK = (LinearKernel(), PolynomialKernel(c=0.7), GaussianKernel())  # one of each kind
 ENCRYPTED = pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
 
 
@@ -50,7 +51,9 @@ def both(table, size, matrix, constant, coefficients):
 
 
 @ENCRYPTED
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(one, marks=() if one in QUICK else pytest.mark.full) for one in KERNELS], ids=str
+)
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 12), m=st.integers(1, 12), d=st.integers(2, 9))
 def test_the_same_integers_for_every_kernel_and_shape(backend, kernel, seed, n, m, d):
