@@ -178,11 +178,13 @@ def accuracy(history: History, place: int) -> Chart | None:
                 lines.setdefault(cluster, {}).setdefault(row["version"], []).append(row["value"])
     if len(lines) < 2:
         return None
-    finals = {cluster: mean(points[max(points)]) or 0.0 for cluster, points in lines.items()}
+    newest = max(max(points) for points in lines.values())
+    finals = {cluster: mean(points[newest]) or 0.0 for cluster, points in lines.items() if newest in points}
     low, high = min(finals, key=finals.__getitem__), max(finals, key=finals.__getitem__)
+    ends = [f"cluster {high} ends at {shown.value(finals[high])}", f"cluster {low} at {shown.value(finals[low])}"]
     return Chart(
         f"plot-cluster-scores-{place}",
-        f"Cluster {high} ends at {shown.value(finals[high])}, cluster {low} at {shown.value(finals[low])}",
+        ", ".join(ends[: len(finals)]).capitalize(),
         f"{shown.name.capitalize()} over rounds: the mean over the clients that are in a cluster at the time.",
         [
             {

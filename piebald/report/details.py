@@ -122,7 +122,11 @@ def _telling(axis: str, value: Any) -> Any:
     if made is None:
         return value
     defaults = {name: field.get_default(call_default_factory=True) for name, field in made.model_fields.items()}
-    known = {name: one for name, one in defaults.items() if one is not PydanticUndefined}
+    known = {
+        name: one.table() if isinstance(one, Component) else one
+        for name, one in defaults.items()
+        if one is not PydanticUndefined
+    }
     plain = to_jsonable_python(known, fallback=str)
     return {name: one for name, one in value.items() if name == "kind" or name not in plain or plain[name] != one}
 

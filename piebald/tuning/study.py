@@ -204,7 +204,8 @@ class Study:
 
     def _why(self, study: optuna.Study, number: int, rung: int) -> str:
         """Why a trial was dropped: how far it lies behind the trial that shows it most clearly."""
-        found = {one.number: self._scores_of(one, rung) for one in study.get_trials(deepcopy=False)}
+        trials = {one.number: one for one in study.get_trials(deepcopy=False)}
+        found = {place: self._scores_of(one, rung) for place, one in trials.items()}
         own = found.pop(number)
         assert own is not None
         lags = {
@@ -218,7 +219,8 @@ class Study:
         scores = found[best]
         assert scores is not None
         error = one.error if (one := difference(scores, own)) else None
-        return f"{lags[best]:.3g} behind trial {best}, with a standard error of {error or 0:.2g}"
+        other = self.name(self._point(trials[best].params))
+        return f"{lags[best]:.3g} behind {other}, with a standard error of {error or 0:.2g}"
 
     # -- reading
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,34 @@ def test_the_members_of_clusters_are_shown_by_name(clustered: Comparison) -> Non
     assert "$series" not in str(cells["colorscale"])  # the colours of clusters are not those of methods
 
 
+@pytest.mark.parametrize(
+    ("clusters", "said"),
+    [
+        ([(0, 1, 2), (0, 1, 0)], "Cluster 1 ends at 50.0%, cluster 0 at 40.0%"),  # cluster 2, at 90 %, has no members
+        ([(0, 1, 2), (1, 1, 1)], "Cluster 1 ends at 43.3%"),
+    ],
+)
+def test_a_cluster_without_members_at_the_end_does_not_end_at_anything(
+    clusters: list[tuple[int, int, int]], said: str
+) -> None:
+    values = [(0.6, 0.7, 0.9), (0.5, 0.5, 0.3)]
+    results = [
+        {"version": version, "client": client, "cluster": cluster, "kind": "train"}
+        for version, now in enumerate(clusters)
+        for client, cluster in enumerate(now)
+    ]
+    scores = [
+        {"version": version, "client": client, "metric": "accuracy", "split": "test", "value": value}
+        for version, now in enumerate(values)
+        for client, value in enumerate(now)
+    ]
+    chart = cluster_section.accuracy(
+        SimpleNamespace(metric="accuracy", split="test", results=results, scores=scores), 0
+    )
+    assert chart is not None
+    assert chart.title == said
+
+
 def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> None:
     history = clustered.by_label["distfl"][0]
     chart = cluster_section.divergence(history, 0)
@@ -70,6 +99,13 @@ def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> 
     order = [place[name] for name in chart.data[0]["x"]]
     assert np.array_equal(np.array(chart.data[0]["z"]), np.array(recorded["matrix"])[np.ix_(order, order)])
     assert (chart.data[0]["zmin"], chart.data[0]["zmax"]) == (0, np.max(recorded["matrix"]))
+
+
+def test_settings_with_their_default_are_not_among_those_that_tell_recipes_apart(clustered: Comparison) -> None:
+    table = page.render(clustered).rsplit("The recipe of each label", 1)[1].split("</table>")[0]
+    assert "model_replacement" in table
+    for default in ("lr_schedule", "dampening", "parameter_groups", "checkpointing"):
+        assert default not in table
 
 
 @pytest.mark.full

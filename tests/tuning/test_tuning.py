@@ -63,6 +63,9 @@ def test_each_recipe_has_the_same_budget_and_its_best_settings() -> None:
         assert found.recipes[label] == with_settings(recipes.make(label), best.settings)
         assert own[0].settings["lr"] == recipes.make(label).training.lr  # its own settings are tried, too
     assert "lam" not in found.chosen["fedavg"].settings
+    behind = [(trial.label, trial.why) for trial in found.trials if " behind " in trial.why]
+    assert behind
+    assert all(f" behind {label} lr " in why for label, why in behind)  # what it was compared with, by its settings
 
 
 @pytest.mark.full
