@@ -35,7 +35,7 @@ def comparison(folder: Path) -> Comparison | None:
     if not {BASE, OURS} <= labels:
         return None
     seeds = {run.seed for run in runs if run.label == BASE}
-    return Comparison(run for run in runs if run.seed in seeds)
+    return Comparison([run for run in runs if run.seed in seeds])
 
 
 def comparisons(out: Path, part: str) -> Iterator[tuple[str, str, int, Comparison]]:

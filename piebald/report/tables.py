@@ -195,7 +195,7 @@ class History:
     @cached_property
     def curve(self) -> list[Point]:
         """The mean over clients at each evaluation, and the cost up to then."""
-        return self.curve_of(self.metric)
+        return self._curve_of(self.metric)
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -210,8 +210,13 @@ class History:
         Raises:
             SettingError: no client was evaluated by this metric.
         """
-        if metric not in (self.metric, *self.metrics):
+        if metric == self.metric:
+            return self.curve
+        if metric not in self.metrics:
             raise unknown("metric of this run called", metric, self.metrics)
+        return self._curve_of(metric)
+
+    def _curve_of(self, metric: str) -> list[Point]:
         costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
         total = 0
         for row in self.rounds:

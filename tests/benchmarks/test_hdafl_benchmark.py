@@ -56,6 +56,39 @@ print(prose.verdict([1.0], [Number(5.0)]))
 
 
 @pytest.mark.full
+def test_runs_of_the_papers_scale_become_tables_and_a_figure(tmp_path: Path) -> None:
+    """Before, the last step failed: runs were read as no list, and curves after their run folders were closed."""
+    program = """
+import sys
+from pathlib import Path
+import piebald
+import results
+import settings
+from piebald.models import build_model
+from piebald.partition import Iid
+out, path = map(Path, sys.argv[1:])
+clients = Iid(clients=10, test=0.3, limit=200).split(piebald.data.digits())
+for label, recipe in settings.compared(5, lr=0.1, batch=10).items():
+    if label not in ("FedAvg", "HDAFL"):
+        continue
+    for seed in (0, 1, 2):
+        folder = out / "paper" / "small_cnn" / "writer" / "C10" / label / f"seed-{seed}"
+        model = build_model("mlp", (1, 8, 8), 10, seed, hidden=(4,))
+        runtime = piebald.Simulator(engine="sequential", workers=0)
+        piebald.run(recipe, clients, model, rounds=2, seed=seed, label=label, out=folder, runtime=runtime)
+print(results.write(out, path))
+"""
+    path = tmp_path / "made" / "RESULTS.md"
+    path.parent.mkdir()
+    path.write_text((FOLDER / "RESULTS.md").read_text("utf-8"), "utf-8")
+    assert "figure_3.png" in run("-c", program, tmp_path / "runs", path)
+    table = path.read_text("utf-8").split("### Table 3")[1].split("### Table 4")[0]
+    assert table.count("| non-i.i.d. (by writer) | 10; 10 |") == 2
+    assert "| 78.00 |" in table
+    assert (path.parent / "figure_3.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.full
 def test_the_full_scale_has_the_papers_conditions(tmp_path: Path) -> None:
     """Before, the longest runs had 150 rounds of five seeds, and traffic 60 rounds without a value at 4, 8 and 20."""
     shown = run(FOLDER / "run.py", "--scale", "full", "--dry-run", "--out", tmp_path / "out")
