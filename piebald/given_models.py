@@ -6,8 +6,10 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator
 from torch import nn
 
 from piebald import pytree
@@ -19,8 +21,18 @@ from piebald.own_models import OwnModel, OwnModels, check_shared, own_pattern
 from piebald.parameters import Layout, copied
 from piebald.recipe import Recipe
 
+
+def _no_name(given: Any) -> Any:
+    if isinstance(given, str):
+        raise ValueError(
+            f"must be a Module, a function of the seed that makes one, or a table of them, got {shown(given)}: "
+            "piebald.models.build_model makes a model by its name"
+        )
+    return given
+
+
 OneModel = nn.Module | Callable[[int], nn.Module]
-Model = OneModel | Mapping[str, OneModel]
+Model = Annotated[OneModel | Mapping[str, OneModel], BeforeValidator(_no_name)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def advise(
     clients: Clients | Any,
     model: Model,
     *,
-    budget: Budget | int | Mapping[str, Any] | None = None,
+    budget: Budget | int | str | Mapping[str, Any] | None = None,
     rounds: Count = ROUNDS,
     seeds: Seeds = (0, 1, 2),
     methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] = (),
@@ -71,8 +71,8 @@ def advise(
 
     Args:
         clients, model: see `run`.
-        budget: of the search: a number of server steps over all runs, or {"minutes": 10.0} or {"bytes": 10**9}; 20
-            whole runs by default.  Each method is tried at least once, and Local and FedAvg are trained to the end.
+        budget: of the search: a number of server steps over all runs, words such as "10 minutes", or {"bytes": 10**9};
+            20 whole runs by default.  Each method is tried at least once, and Local and FedAvg are trained to the end.
         rounds: server steps of a whole run.
         seeds: the race is run with the first; what is left at the end with the others as well.
         methods: recipes to race beside those of the families; one of a family's own recipe stands for that family.

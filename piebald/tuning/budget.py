@@ -37,9 +37,11 @@ class Budget:
 
     @classmethod
     def of(cls, given: Any) -> Budget:
-        """A budget from a number of rounds, or from a table with one of rounds, minutes and bytes."""
+        """A budget from a number of rounds, from words, or from a table with one of rounds, minutes and bytes."""
         if isinstance(given, Budget):
             return given
+        if isinstance(given, str):
+            return cls.parse(given)
         if isinstance(given, int | float) and not isinstance(given, bool):
             return cls(given)
         if not isinstance(given, Mapping) or len(given) != 1:

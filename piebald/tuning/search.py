@@ -88,7 +88,7 @@ def tune(
     model: Model | Mapping[str, Model],
     *,
     space: Mapping[str, Any] | SearchSpace | None = None,
-    budget: Budget | int | Mapping[str, Any] | None = None,
+    budget: Budget | int | str | Mapping[str, Any] | None = None,
     rounds: Count = ROUNDS,
     seeds: Seeds = (0,),
     sampler: Sampler = "tpe",
@@ -117,8 +117,9 @@ def tune(
         options: other options of `run`.
 
     Args: How
-        budget: of each recipe: a number of server steps over all its trials, or {"minutes": 10.0} or {"bytes": 10**9};
-            ten whole runs by default.  The first trial, the recipe's own settings, is trained to the end in any case.
+        budget: of each recipe: a number of server steps over all its trials, words such as "10 minutes", or
+            {"bytes": 10**9}; ten whole runs by default.  The first trial, the recipe's own settings, is trained to the
+            end in any case.
         sampler: "tpe", "random", or "grid" for all combinations of choices and whole numbers.
         rungs, factor: a run is judged at rounds / factor^(rungs - 1), ..., rounds / factor, and rounds.
         seed: of the sampler.

@@ -57,6 +57,14 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a deep list": (lambda parts: recipes.fedavg(cohort=fuzzer("hostile").VALUES[36]()), "nested at most 50 deep"),
     "another axis": (lambda parts: piebald.run("fedavg", *parts, runtime=recipes.fedavg().training), "runtime must be"),
     "a model too large": (lambda parts: models.build_model("mlp", (1, 8, 8), 2**62), "cannot be made"),
+    "a model by its name": (
+        lambda parts: piebald.run("fedavg", parts[0], "mlp"),
+        "or a table of them, got 'mlp': piebald.models.build_model makes a model by its name",
+    ),
+    "a budget of nothing": (
+        lambda parts: piebald.advise(*parts, budget="much"),
+        "budget must be a number and a unit, like '300 rounds' or '10 minutes', got 'much'",
+    ),
     "transforms of nothing": (lambda parts: recipes.fedavg().with_(transforms=5), "transforms must be a list"),
     "settings of a transfer": (lambda parts: vertical.run(5), "settings must be a TransferSettings, got 5"),
 }

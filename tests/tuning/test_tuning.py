@@ -234,6 +234,10 @@ def test_without_optuna_one_sentence_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_budget_in_words() -> None:
     assert (str(Budget(2000)), str(Budget(1.5, "minutes"))) == ("2,000 rounds", "1.5 minutes")
+    assert Budget.of("900 rounds") == Budget.of("900") == Budget.of(900) == Budget(900)
+    assert Budget.of("1.5 minutes") == Budget.of({"minutes": 1.5})
+    with pytest.raises(SettingError, match="like '300 rounds' or '10 minutes', got 'much'"):
+        tune("fedavg", federation(), network, budget="much")
 
 
 FILE = """\
