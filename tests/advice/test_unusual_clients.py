@@ -73,6 +73,7 @@ def test_two_clients_have_no_half_to_learn_from() -> None:
     assert f"What more clients would change was not tried: {alone}." in " ".join(found.text().split())
 
 
+@pytest.mark.full
 def test_clients_without_validation_rows_are_trained_with_and_do_not_vote() -> None:
     """Two of five clients have no validation rows, and one of these no test rows either."""
     some = {"train": 40, "validation": 20, "test": 20}
@@ -83,6 +84,7 @@ def test_clients_without_validation_rows_are_trained_with_and_do_not_vote() -> N
     assert not {one.client for one in found.losers} & {"site 3", "site 4"}
 
 
+@pytest.mark.full
 def test_a_client_with_one_row_trains_with_it() -> None:
     """A fifth of each client's rows is held out, and none of the only row."""
     found = advised(clients_of([{"train": 50, "test": 20}] * 3 + [{"train": 1}]), look=True)
@@ -90,6 +92,7 @@ def test_a_client_with_one_row_trains_with_it() -> None:
     assert found.clients[3].gain is None
 
 
+@pytest.mark.full
 def test_a_budget_for_not_even_one_rung_still_trains_the_measure_of_the_others() -> None:
     some = {"train": 40, "validation": 20, "test": 20}
     found = advised(clients_of([some] * 3), rounds=4, budget=1, more_data=True)

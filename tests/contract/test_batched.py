@@ -121,7 +121,7 @@ def check(model: str, recipe: Any, stack: int = 3, **more: Any) -> None:
     assert_same(*runs)
 
 
-@pytest.mark.parametrize("factored", [False, True])
+@pytest.mark.parametrize("factored", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full)])
 def test_models_of_every_kind(model: str, factored: bool, stack: int, formed: Any) -> None:

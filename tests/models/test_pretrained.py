@@ -103,6 +103,7 @@ def test_a_module_of_the_user_is_copied_once_and_shared_from_there() -> None:
     assert not {*frozen(mine).values()} & {*frozen(run.work.model).values()}
 
 
+@pytest.mark.full
 def test_inputs_may_come_by_name_with_a_mask(folder: Path) -> None:
     """As a tokenizer gives them: the same run as with ids alone, whose mask follows from the padding."""
     held = {f"c{i}": rows(12 + i, i) for i in range(3)}

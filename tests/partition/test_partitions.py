@@ -62,7 +62,13 @@ def of_each(clients: PooledClients, split: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("published", [0, 60])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.full if isinstance(kind, ByEmbedding) else (), id=kind.kind)
+        for kind in KINDS
+    ],
+)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1000), validation=st.sampled_from([0.0, 0.1, 0.3]), pool=st.booleans())
 def test_nothing_is_lost_doubled_or_leaked(

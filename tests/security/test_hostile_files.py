@@ -294,7 +294,10 @@ META = {"classes": ["a", "b"], "settings": {"data": {"name": "digits"}}}
 @pytest.mark.parametrize(
     "members",
     [
-        {"x": array(np.zeros((1 << 18, 256), np.float64)), "y": array(np.zeros(3, np.int64))},
+        pytest.param(
+            {"x": array(np.zeros((1 << 18, 256), np.float64)), "y": array(np.zeros(3, np.int64))},
+            marks=pytest.mark.full,
+        ),
         {"x": header((1 << 40, 1 << 20)), "y": array(np.zeros(3))},
         {"x": header((-1, 5)), "y": array(np.zeros(3))},
         {"x": array(np.array([object()]), allow_pickle=True), "y": array(np.zeros(3))},

@@ -58,7 +58,7 @@ def test_two_uploads_of_one_version_do_not_share_their_noise(recipe: Recipe, pol
     assert float((upload(in_one_process) - upload(in_one_process)).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("recipe", [CLIENT, ROWS], ids=["gaussian", "dp_sgd"])
+@pytest.mark.parametrize("recipe", [CLIENT, pytest.param(ROWS, marks=pytest.mark.full)], ids=["gaussian", "dp_sgd"])
 def test_the_server_cannot_make_the_noise_from_what_it_knows(recipe: Recipe) -> None:
     """It knows the seed, the client's name, the version and the model.  Before, all of the noise of `gaussian` followed
     from these unless the site's policy named noise: a simulation of the task gave the upload to the last bit.

@@ -451,7 +451,11 @@ def test_sockets_leave_this_machine_only_if_somebody_said_so(tmp_path):
     [
         (["backend.kind=fixed"], ["keys: 0 bits: nothing is encrypted", "protects nobody", "inside one process"]),
         (["backend.kind=bfv"], ["keys: 128 bits (BFV, degree 8192, modulus of 218 bits"]),
-        (['method={kind="ftl"}'], ["each party learns the other's hidden rows of all co-occurring samples"]),
+        pytest.param(
+            ['method={kind="ftl"}'],
+            ["each party learns the other's hidden rows of all co-occurring samples"],
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             ["runtime.kind=sockets"],
             ["connection: not encrypted: whoever listens reads the losses, the translator"],

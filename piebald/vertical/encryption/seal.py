@@ -9,6 +9,7 @@ import os
 import struct
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,11 +67,8 @@ class SealContext:
         self.top, self.last = self.context.first_parms_id(), self.context.last_parms_id()
         self._columns: dict[int, NDArray[np.float64]] = {}
         self._file, self._one = _memory_file(), threading.Lock()  # both parties may be threads of this process
+        weakref.finalize(self, os.close, self._file)  # also where the process ends first
         self._version = self.save(parameters)[3:5]
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            os.close(self._file)
 
     # ------------------------------------------------------------------------------------------------ serialization
 
