@@ -14,7 +14,8 @@ from piebald.contracts import Clients
 from piebald.errors import SettingError, check_names
 from piebald.experiment import resume, run
 from piebald.finished_run import Run
-from piebald.prepare import Model, Options, check_repeats, prepare, some_clients
+from piebald.partition.sources import clients_of
+from piebald.prepare import Model, Options, check_repeats, prepare
 from piebald.recipe import Recipe
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
@@ -118,10 +119,10 @@ def _planned(
     seeds: Sequence[int],
     out: Path | str | None,
 ) -> Iterator[_Planned]:
-    federation = None if callable(clients) else some_clients(clients)
+    federation = None if callable(clients) else clients_of(clients)
     for seed in seeds:
         if callable(clients):
-            federation = some_clients(clients(seed))
+            federation = clients_of(clients(seed))
         assert federation is not None
         for label, recipe in methods.items():
             folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"

@@ -20,6 +20,7 @@ from piebald.errors import SettingError
 from piebald.experiment_inputs import read_by_model
 from piebald.experiment_models import given_models
 from piebald.experiment_plan import Plan
+from piebald.experiment_recipes import given_recipes
 from piebald.experiment_sections import (
     AdviseSection,
     ComparedRecipe,
@@ -39,7 +40,6 @@ from piebald.partition.data_source import DataSource
 from piebald.partition.published_rows import with_published
 from piebald.partition.standardise import Standardisation, constants_of
 from piebald.recipe import Recipe
-from piebald.recipe_settings import check_once
 from piebald.runtimes.base import RuntimeSettings
 from piebald.setting_errors import of_document
 from piebald.setting_places import SettingPlaces
@@ -238,52 +238,9 @@ class ExperimentSettings(Section):
             return {("recipe",): self.recipe}
         return {("recipes", index): named for index, named in enumerate(self.recipes or ())}
 
-    def _recipes(self) -> dict[str, Recipe]:
-        made: dict[str, Recipe] = {}
-        for key, named in self._recipe_sections().items():
-            table = named.settings()
-            points = combinations(self.grid or {}, self._document.origin)
-            for full, changes in zip(named.labels(points), points, strict=True):
-                if full in made:
-                    raise SettingError(
-                        f"{self._places.at(*key)}: there are two recipes called {full!r}: give one a label"
-                    )
-                made[full] = self._recipe(key, {**table, **changes}, changes)
-        return made
-
     def search_space(self) -> dict[str, Any] | None:
         """The values of settings to search among, by the setting's name without "recipe."; None for the default."""
         return None if self.tune is None else self.tune.values(self._document.origin)
-
-    def _recipe(self, key: Key, table: dict[str, Any], changes: Mapping[str, Any]) -> Recipe:
-        from piebald import recipes
-
-        name = table.pop("name")
-        try:
-            known = recipes.settings_of(name)
-        except SettingError as error:
-            raise SettingError(f"{self._places.at(*key, 'name')}: {error}") from None
-        # A recipe may have a setting with the name of an axis (hdafl: aggregation = "gradient_norm"); a table still
-        # replaces the component.
-        components = {
-            axis: table.pop(axis)
-            for axis in sorted(Recipe.axes, key="transforms".__eq__)  # last, since the others must fit beside them
-            if axis in table and (axis not in known or isinstance(table[axis], dict))
-        }
-        self._places.check_names(key, table, [*known, *Recipe.axes], f"recipe {name!r}", changes)
-        try:
-            made = recipes.make(name, **table)
-        except SettingError as error:
-            raise self._places.placed(error, key, table, changes) from None
-        for axis, component in components.items():
-            try:
-                if isinstance(component, Mapping):
-                    check_once(name, axis, table, component)
-                made = made.with_(**{axis: component})
-            except SettingError as error:
-                inner = component if isinstance(component, dict) else {}
-                raise self._places.placed(error, (*key, axis), inner) from None
-        return made
 
     def _component(self, section: str, kind: Kind, module: str, **more: Any) -> Component:
         """The component of a section; `module` registers its kinds."""
@@ -324,7 +281,7 @@ class ExperimentSettings(Section):
     def built_recipes(self) -> dict[str, Recipe]:
         """The recipes alone, by their labels; no data is read."""
         self.use_plugins()
-        return self._recipes()
+        return given_recipes(self._recipe_sections(), self.grid or {}, self._places)
 
     def tree_settings(self) -> TreeSettings:
         """The settings of `piebald trees`."""

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from piebald.choice import own_choice
 from piebald.choice.kept_models import Keep
 from piebald.client_work import ClientWork
 from piebald.component import Component
-from piebald.contracts import Clients, HasServerRows, HoldsRows, RowsAtSites, Split
-from piebald.data.dataset import DataSet
+from piebald.contracts import Clients, HasServerRows, RowsAtSites, Split
 from piebald.errors import SettingError
 from piebald.given_models import GivenModels, kept, outputs_of
 from piebald.given_models import Model as Model
@@ -29,7 +28,7 @@ from piebald.machine import machine
 from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout, frozen_digest
-from piebald.partition import clients_from
+from piebald.partition.sources import clients_of
 from piebald.partition.standardise import constants_of, unhidden_reason
 from piebald.plugins import built, needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
@@ -159,7 +158,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
     if why := check.unlimited_reason(recipe):
         raise SettingError(why)
-    given = some_clients(clients)
+    given = clients_of(clients)
     federation, unseen = hold_out(given, options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
     objective = work.objective
@@ -313,19 +312,6 @@ def _validate(keep: str | Mapping[str, Any], every: int, clients: Clients) -> Ev
             f"keep = {keep!r} needs validation rows but no client has any: give the partition validation = 0.1"
         )
     return Evaluate(split="validation") if keep == "best" else None
-
-
-def some_clients(clients: Any) -> Clients:
-    """Any accepted description of clients, as `Clients`."""
-    if isinstance(clients, DataSet):
-        raise SettingError(
-            f"the data set {clients.name} is not divided among clients yet: partition it first, "
-            "like partition.Iid(clients=10).split(dataset)"
-        )
-    made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
-    if len(made) == 0:
-        raise SettingError("there are no clients: give at least one")
-    return made
 
 
 def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[ClientWork, Recipe]:

@@ -25,7 +25,8 @@ from piebald.advice.reasons import reasons
 from piebald.arguments import Count, PathLike, Seeds, checked
 from piebald.contracts import Clients
 from piebald.errors import RuntimeFault, SettingError
-from piebald.prepare import Model, some_clients
+from piebald.partition.sources import clients_of
+from piebald.prepare import Model
 from piebald.recipe import Recipe
 from piebald.report.paired import cannot_be_told_apart, difference, probability_within
 from piebald.runtimes.base import SimulatesDevices
@@ -94,7 +95,7 @@ def advise(
         RuntimeFault: Local, FedAvg and all others failed.
     """
     imported()
-    federation = some_clients(clients(seeds[0]) if callable(clients) else clients)
+    federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
     if len(federation) < 2:
         raise SettingError("there is one client, which has nobody to train with: give at least two, or use run")
     shared = dict(training or {})

@@ -24,8 +24,9 @@ from piebald.advice.detectable import DISAGREEMENT, detectable_difference
 from piebald.advice.unlikeness import Unlikeness, unlikeness
 from piebald.arguments import Fraction, Seed, checked
 from piebald.contracts import Clients, Fleet, HoldsRows, Split
+from piebald.partition.sources import clients_of
 from piebald.plain_text import printable
-from piebald.prepare import Metrics, Model, Options, some_clients
+from piebald.prepare import Metrics, Model, Options
 from piebald.recipe import Recipe
 
 WIDTH = 80
@@ -173,7 +174,7 @@ def look(
     Raises:
         SettingError: the clients or the model cannot be used at all.
     """
-    held = some_clients(clients)
+    held = clients_of(clients)
     refused: dict[str, str] = {}
     asked = {} if model is None else unusable_recipes.every_recipe() if recipes is None else dict(recipes)
     if model is not None:

@@ -74,41 +74,20 @@ def statistics(
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
     limits, known = dict(map(_bounds, bounds or ())), dict(map(_categories, categories or ()))
     pairs = [[name.strip() for name in pair.split(",")] for pair in table or ()]
+    question: dict[str, Any] = {
+        "quantiles": shares, "bins": bins, "bounds": limits, "categories": known, "tables": pairs,
+        "by_client": by_client, "split": split or "train", "secure": secure, "epsilon": epsilon, "delta": delta,
+    }  # fmt: skip
     if asks_sites(credentials, runtime):
-        if client is not None:
-            raise SettingError("--client is for rows on this machine: each site is a client")
-        if ledger is not None:
-            raise SettingError("--ledger is for rows on this machine: each site counts its questions in its own ledger")
-        if noise_at == "server":
-            raise SettingError("--noise-at server is for rows on this machine: each site adds noise to its own sums")
         from piebald import statistics_at_sites
 
-        found = statistics_at_sites.ask(
-            file, site_flags(file, sets, credentials), credentials, quantiles=shares, bins=bins, bounds=limits,
-            categories=known, tables=pairs, by_client=by_client, split=split or "train", secure=secure, epsilon=epsilon,
-            delta=delta,
-        )  # fmt: skip
+        _refuse_local_flags(client, ledger, noise_at)
+        found = statistics_at_sites.ask(file, site_flags(file, sets, credentials), credentials, **question)
         found = found if column is None else found.only(column)
-        return _print_found(found, column, standardise, as_json)
-    rows = asked_rows(file, client, sets, split, divided=standardise)
-    found = room.statistics(
-        rows.source,
-        client=rows.client,
-        columns=column or rows.columns,
-        split=split or "train",
-        features=rows.inputs,
-        quantiles=shares,
-        bins=bins,
-        bounds=limits,
-        categories=known,
-        tables=pairs,
-        by_client=by_client,
-        secure=secure,
-        epsilon=epsilon,
-        delta=delta,
-        noise_at=noise_at or "server",
-        ledger=kept,
-    )
+    else:
+        rows = asked_rows(file, client, sets, split, divided=standardise)
+        own: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
+        found = room.statistics(rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept)
     _print_found(found, column, standardise, as_json)
 
 
@@ -250,6 +229,16 @@ def _refuse_split(split: str | None, table: Path | str) -> None:
             f"--split {split} chooses among rows that are divided already, and the table {table} is taken whole: leave "
             "it out"
         )
+
+
+def _refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str | None) -> None:
+    """Refuse flags that have no meaning where sites are asked."""
+    if client is not None:
+        raise SettingError("--client is for rows on this machine: each site is a client")
+    if ledger is not None:
+        raise SettingError("--ledger is for rows on this machine: each site counts its questions in its own ledger")
+    if noise_at == "server":
+        raise SettingError("--noise-at server is for rows on this machine: each site adds noise to its own sums")
 
 
 def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Ledger | None:

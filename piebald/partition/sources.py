@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from piebald import pytree
 from piebald.arguments import Count, Share, checked
-from piebald.contracts import Rows, Split
+from piebald.contracts import Clients, HoldsRows, Rows, Split
+from piebald.data.dataset import DataSet
 from piebald.errors import SettingError
 from piebald.partition.client_tables import (
     ClientTable,
@@ -107,6 +108,26 @@ def clients_from(
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
     )
+
+
+def clients_of(clients: Any) -> Clients:
+    """Any accepted description of clients, as `Clients`.
+
+    Args:
+        clients: clients, or a source that `clients_from` takes.
+
+    Raises:
+        SettingError: there are none, or it is a data set that is not divided yet.
+    """
+    if isinstance(clients, DataSet):
+        raise SettingError(
+            f"the data set {clients.name} is not divided among clients yet: partition it first, "
+            "like partition.Iid(clients=10).split(dataset)"
+        )
+    made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
+    if len(made) == 0:
+        raise SettingError("there are no clients: give at least one")
+    return made
 
 
 def labelled(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from piebald.report import findings, wording
-from piebald.report.comparison import Axis, Band, Comparison
+from piebald.report.comparison import Comparison
+from piebald.report.seed_bands import Axis, Band
 from piebald.report.tables import History
 from piebald.report.wording import MetricFormat
 

@@ -17,7 +17,8 @@ from itertools import combinations
 import numpy as np
 
 from piebald.report.comparison import Comparison
-from piebald.report.paired import ERROR_RATE, Scores
+from piebald.report.crossed_effects import ERROR_RATE
+from piebald.report.paired import Scores
 from piebald.report.row_noise import COUNTED, row_difference
 from piebald.report.wording import MetricFormat
 

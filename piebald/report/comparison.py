@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,12 @@ from piebald.report.averages import mean
 from piebald.report.headline import rule
 from piebald.report.notebook import html_table
 from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
+from piebald.report.seed_bands import Axis, Band, band_of
 from piebald.report.tables import History, Over
 from piebald.report.wording import MetricFormat
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance")
 Points = Annotated[int, Field(ge=2)]
-Axis = Literal["version", "bytes", "seconds", "wall"]
-
 
 _FIGURES = (
     "mean_all",
@@ -66,21 +65,6 @@ class Interval:
         error = math.sqrt(sum((value - average) ** 2 for value in values) / (count - 1) / count)
         half = float(t.ppf(0.975, count - 1)) * error
         return cls(average, average - half, average + half, count)
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A curve over seeds: at each `x` the mean, the smallest and the largest value of the seeds.
-
-    A `level` band is a horizontal line at the label's final value, for comparison.
-    """
-
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    seeds: int
-    level: bool = False
 
 
 @checked_class
@@ -321,24 +305,7 @@ class Comparison:
         to `points` versions.
         """
         self._check_label(label)
-        curves = [history.curve_of(metric or self.metric) for history in self.by_label[label]]
-        seeds = [{point["version"]: point for point in curve} for curve in curves if curve]
-        if not seeds:
-            return None
-        versions = sorted(set.intersection(*(set(seed) for seed in seeds)))
-        if len(versions) > points:
-            versions = [versions[round(i * (len(versions) - 1) / (points - 1))] for i in range(points)]
-        rows = [[seed[version] for seed in seeds] for version in versions]
-        if not rows:  # evaluated at different versions: only the final values can be averaged
-            rows = [[seed[max(seed)] for seed in seeds]]
-        values = [[point["mean"] for point in row] for row in rows]
-        return Band(
-            [sum(float(point[axis]) for point in row) / len(row) for row in rows],
-            [sum(row) / len(row) for row in values],
-            [min(row) for row in values],
-            [max(row) for row in values],
-            len(seeds),
-        )
+        return band_of([history.curve_of(metric or self.metric) for history in self.by_label[label]], axis, points)
 
     @checked
     def bands(self, axis: Axis, metric: str | None = None) -> dict[str, Band]:

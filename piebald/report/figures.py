@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from piebald.plain_text import any_letters
 from piebald.report import charts, client_section, findings, wording
 from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT, Chart
-from piebald.report.comparison import Axis, Comparison
+from piebald.report.comparison import Comparison
 from piebald.report.schema import explained
+from piebald.report.seed_bands import Axis
 from piebald.report.wording import MetricFormat
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from piebald.report import (
     wording,
 )
 from piebald.report.charts import Chart
-from piebald.report.comparison import Axis, Comparison
+from piebald.report.comparison import Comparison
 from piebald.report.details import heterogeneity, settings
 from piebald.report.markup import Cell
+from piebald.report.seed_bands import Axis
 from piebald.report.wording import NONE, MetricFormat
 from piebald.report.work import MEASURES, behind, unequal
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from piebald.errors import SettingError, shown, unknown
 from piebald.report import charts, figures
 from piebald.report.charts import AXES
-from piebald.report.comparison import Axis, Comparison
+from piebald.report.comparison import Comparison
+from piebald.report.seed_bands import Axis
 from piebald.report.tables import History, Over
 from piebald.report.wording import MetricFormat
 

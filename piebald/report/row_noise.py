@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.arguments import checked
-from piebald.report.paired import SEEDS_FOR_INTERVAL, Scores
+from piebald.report.crossed_effects import SEEDS_FOR_INTERVAL
+from piebald.report.paired import Scores
 
 Floats = NDArray[np.float64]
 COUNTED = "accuracy"  # the metric whose standard error follows from the number of rows

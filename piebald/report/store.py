@@ -14,7 +14,6 @@ Whenever the process dies, the database names complete files only; other files a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import secrets
@@ -184,7 +183,7 @@ class RunStore:
             self._check_writable()
             written = None
             if checkpoint is not None and self.path is not None:
-                written = self._write_files(self.path, version, checkpoint)
+                written = tensor_files.write_checkpoint(self._db, self.path, version, checkpoint)
             with schema.transaction(self._db, durable=written is not None):  # older files are deleted afterwards
                 if version <= self._version:
                     self._forget_from(version)
@@ -193,7 +192,7 @@ class RunStore:
                 coded = [{"version": version, **row, "value": json.dumps(row["value"])} for row in notes]
                 schema.insert(self._db, "note", coded)
                 if written is not None:
-                    self._index_files(written)
+                    tensor_files.index_checkpoint(self._db, written, KEPT)
             self._version = version
             if written is not None and self.path is not None:
                 tensor_files.sweep(self._db, self.path)
@@ -360,40 +359,12 @@ class RunStore:
             with schema.transaction(self._db):
                 schema.insert(self._db, table, rows)
 
-    def _write_files(self, folder: Path, version: int, checkpoint: Checkpoint) -> _Written:
-        values = json.dumps(dict(checkpoint.values))  # first, so that a value that is not JSON leaves no file
-        whole, changed = tensor_files.split_client_state(checkpoint.tensors)
-        name = f"vectors-{version}.safetensors"
-        digests = tensor_files.digests(tensor_files.write(folder, name, whole), values)
-        row = {"version": version, "file": name, "sha256": digests, "values_json": values}
-        states = tensor_files.survivors(self._db, folder, version, changed) | changed
-        if not states:
-            return _Written(row, None, {})
-        file = f"client-state-{version}.safetensors"
-        keyed = {tensor_files.StoredTensor(client, name, file).key: tensor for (client, name), tensor in states.items()}
-        return _Written(row, (file, tensor_files.write(folder, file, keyed)), states)
-
-    def _index_files(self, written: _Written) -> None:
-        schema.insert(self._db, "checkpoint", [written.row])
-        if written.state_file is not None:
-            tensor_files.index(self._db, written.row["version"], *written.state_file, written.states)
-        tensor_files.forget(self._db, KEPT)
-
     def _forget_from(self, version: int) -> None:
         for table in ("step", "result", "note", "checkpoint", "client_state"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
         for table in ("score", "confusion"):  # those of this version are replaced when they are repeated
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Written:
-    """Files of a checkpoint that are not in the database yet."""
-
-    row: dict[str, Any]
-    state_file: tuple[str, str] | None
-    states: Mapping[tuple[int, str], Tensor]
 
 
 def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:

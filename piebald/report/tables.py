@@ -16,6 +16,7 @@ from piebald.errors import unknown
 from piebald.report.averages import mean, quantile, spread
 from piebald.report.chosen_models import noted
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
+from piebald.report.client_names import client_names
 from piebald.report.notebook import html_table
 from piebald.report.schema import COLUMNS
 from piebald.report.store import RunStore
@@ -313,13 +314,7 @@ class History:
     @cached_property
     def names(self) -> dict[int, str]:
         """The name of each client, with its number where several share it; "client 7" where the data have no names."""
-        given = {row["client"]: str(row["name"] or row["client"]) for row in self.clients}
-        every = dict.fromkeys([*given, *self.per_client])
-        named = {client: given.get(client, str(client)) for client in every}
-        known = {client: f"client {name}" if name.isdigit() else name for client, name in named.items()}
-        often = Counter(known.values())
-        unique = {client: name if often[name] == 1 else f"{name} ({client})" for client, name in known.items()}
-        return _Names(unique)
+        return client_names(self.clients, self.per_client)
 
     @cached_property
     def trained(self) -> set[int]:
@@ -397,13 +392,6 @@ class History:
         """The first evaluation at which the mean over clients was at least as good as a value, or None."""
         sign = 1 if self.higher_is_better else -1
         return next((point for point in self.curve if sign * point["mean"] >= sign * value), None)
-
-
-class _Names(dict[int, str]):
-    """Names of clients; the run folder of very many clients names none."""
-
-    def __missing__(self, client: int) -> str:
-        return f"client {client}"
 
 
 def _of_best(newcomer: dict[str, Any]) -> float | None:

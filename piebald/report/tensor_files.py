@@ -19,6 +19,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError
 from piebald.private_files import sync_folder
 from piebald.report.lock import create_new
@@ -49,6 +51,44 @@ class StoredTensor(NamedTuple):
         if self.name.startswith("last:"):
             return f"{LAST}{self.client}/{self.name.removeprefix('last:')}"
         return f"{CLIENT_STATE}{self.client}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """The files of a checkpoint that are not in the database yet.
+
+    Attributes:
+        row: columns of `checkpoint`.
+        state_file: the name and the SHA-256 of the file with the state of clients, None where there is none.
+        states: what that file holds, by (client, name).
+    """
+
+    row: dict[str, Any]
+    state_file: tuple[str, str] | None
+    states: Mapping[tuple[int, str], Tensor]
+
+
+def write_checkpoint(db: sqlite3.Connection, folder: Path, version: int, checkpoint: Checkpoint) -> WrittenCheckpoint:
+    """Write the files of a checkpoint, see `index_checkpoint`."""
+    values = json.dumps(dict(checkpoint.values))  # first, so that a value that is not JSON leaves no file
+    whole, changed = split_client_state(checkpoint.tensors)
+    name = f"vectors-{version}.safetensors"
+    row = {"version": version, "file": name, "sha256": digests(write(folder, name, whole), values)}
+    row["values_json"] = values
+    states = survivors(db, folder, version, changed) | changed
+    if not states:
+        return WrittenCheckpoint(row, None, {})
+    file = f"client-state-{version}.safetensors"
+    keyed = {StoredTensor(client, name, file).key: tensor for (client, name), tensor in states.items()}
+    return WrittenCheckpoint(row, (file, write(folder, file, keyed)), states)
+
+
+def index_checkpoint(db: sqlite3.Connection, written: WrittenCheckpoint, keep: int) -> None:
+    """Record a checkpoint whose files are written, and drop what only those before the newest `keep` need."""
+    insert(db, "checkpoint", [written.row])
+    if written.state_file is not None:
+        index(db, written.row["version"], *written.state_file, written.states)
+    forget(db, keep)
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from piebald.report.paired import ERROR_RATE
+from piebald.report.crossed_effects import ERROR_RATE
 
 NONE = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"  # as wide as a plus sign

@@ -15,8 +15,9 @@ from typing import Any
 from piebald.arguments import Count, PathLike, Seed, Seeds, checked
 from piebald.contracts import Clients
 from piebald.errors import RunFolderError, SettingError
+from piebald.partition.sources import clients_of
 from piebald.plain_text import printable
-from piebald.prepare import Model, some_clients
+from piebald.prepare import Model
 from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
 from piebald.report.notebook import html_table
@@ -133,7 +134,7 @@ def tune(
     """
     imported()
     made = named(methods)
-    federation = some_clients(clients(seeds[0]) if callable(clients) else clients)
+    federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
     steps = rungs_of(rounds, rungs, factor_of(factor))
     runs = TrialRuns.of(made, federation, model, steps, options)
     spaces = spaces_of(made, space)

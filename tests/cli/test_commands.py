@@ -142,7 +142,7 @@ def test_the_printed_settings_of_a_recipe_are_valid_in_a_file(command, good, nam
     good.write_text(good.read_text().partition("[recipe]")[0] + printed)
     from piebald.experiment_file import ExperimentSettings
 
-    recipe = next(iter(ExperimentSettings.load(good)._recipes().values()))
+    recipe = next(iter(ExperimentSettings.load(good).built_recipes().values()))
     assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})
 
 

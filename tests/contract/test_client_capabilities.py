@@ -13,8 +13,8 @@ from piebald.contracts import HasServerRows, HoldsRows, InMemory, Rows, RowsAtSi
 from piebald.data.decoded import Decoded
 from piebald.partition import LazyClients, Lists, PooledClients
 from piebald.partition.sites import SiteClients
+from piebald.partition.sources import clients_of
 from piebald.partition.survey import embedding
-from piebald.prepare import some_clients
 from piebald.runtimes.engines.row_loader import RowLoader
 
 
@@ -30,7 +30,7 @@ def pooled(x: Any) -> PooledClients:
 
 def test_a_million_lazy_clients_are_asked_without_loading_one() -> None:
     clients = LazyClients(1_000_000, unread, classes=["a", "b"])
-    assert some_clients(clients) is clients
+    assert clients_of(clients) is clients
     assert not isinstance(clients, InMemory)
     assert not isinstance(clients, RowsAtSites)
     assert isinstance(clients, HasServerRows)
@@ -40,7 +40,7 @@ def test_a_million_lazy_clients_are_asked_without_loading_one() -> None:
 
 def test_inputs_in_files_are_not_decoded() -> None:
     clients = pooled(Decoded(4, (3,), torch.float32, unread))
-    assert some_clients(clients) is clients
+    assert clients_of(clients) is clients
     assert isinstance(clients, InMemory)
     assert not clients.in_memory()
     assert not RowLoader(clients, torch.device("cpu")).indexed

@@ -130,8 +130,8 @@ def test_a_result_that_the_server_has_is_noted_when_there_is_room(
         disk.full = True
         return "done"
 
-    monkeypatch.setattr("piebald.runtimes.federation.client_runtime.send_body", sent)
-    done = threading.Thread(target=lambda: made._deliver_one(delivery), daemon=True)
+    monkeypatch.setattr("piebald.runtimes.federation.deliveries.send_body", sent)
+    done = threading.Thread(target=lambda: made.deliveries.deliver(delivery), daemon=True)
     assert made.session.runner is not None
     bring(made, Task(1, 0, 0, {"model": made.session.runner.work.initial[: made.session.runner.work.layout.shared]}))
     found = made.session.start_training(1)

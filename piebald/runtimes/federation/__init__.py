@@ -19,6 +19,7 @@
     client_store         a site's files: client state, and results until the server has saved them
     client_session       a site's part in a run: tasks it has, results to deliver
     client_runtime       a site: its threads and its messages
+    deliveries           delivery of a site's results
     client_log           what a site writes into its log about its work
     timeouts             how long the server waits
     member_list          sites as the server knows them

@@ -24,8 +24,9 @@ from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.private_files import write_private
 from piebald.runtimes.federation import client_log, site_choice
 from piebald.runtimes.federation.audit import AuditLog
-from piebald.runtimes.federation.client_session import ClientSession, Delivery, StartedTask, TrainingJob
+from piebald.runtimes.federation.client_session import ClientSession, StartedTask, TrainingJob
 from piebald.runtimes.federation.consent import Consent, recipe_in
+from piebald.runtimes.federation.deliveries import Deliveries
 from piebald.runtimes.federation.disk_writes import DiskWrites, Ended
 from piebald.runtimes.federation.expiry import ExpiryWatch
 from piebald.runtimes.federation.flare_link import SERVER, Link
@@ -36,16 +37,16 @@ from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.transfer import fetch_terms, send_body
+from piebald.runtimes.federation.transfer import fetch_terms
 from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.waiting import site_waits_for
-from piebald.runtimes.federation.wire_format import contents, digest, pack_update
+from piebald.runtimes.federation.wire_format import pack_update
 from piebald.runtimes.federation.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
 ANSWER = 10.0  # seconds to wait for the answer to one, which may come behind a piece of a model
-WAIT = 20.0  # seconds to wait for a reply of the server, or for any progress of a transfer
+WAIT = 20.0  # seconds to wait for any progress of a transfer
 
 log = logging.getLogger("piebald.federation")
 
@@ -77,7 +78,7 @@ class FederationClient:
         self._updates = UpdateCount(credentials.folder / "state" / "updates")
         self._incarnation = secrets.token_hex(8)
         self._consent = Consent(credentials.folder, policy)
-        self._audit, self._noted = AuditLog(credentials.folder), set[tuple[str, int, str]]()
+        self._audit = AuditLog(credentials.folder)
         self.session = ClientSession(credentials.folder / "state")
         self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
         self._terms = b""  # of the run, as they came
@@ -94,15 +95,16 @@ class FederationClient:
         self._link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
         self._link.on("task", Piece, self._on_task_piece)
         self._heartbeat = Heartbeat(self.waits_for)
+        self.deliveries = Deliveries(
+            self._link, self.session, self._audit, policy.digest, self._disk, self._over, self._working
+        )
 
     def run(self) -> str:
         """Run until the run has ended or `stop` is called; returns why it ended."""
         about = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
         self._audit.write("started", party=self.credentials.party, **about)
-        threads = [
-            threading.Thread(target=work, name=work.__name__, daemon=True)
-            for work in (self._train, self._answer, self._deliver)
-        ]
+        loops = {"train": self._train, "answer": self._answer, "deliver": self.deliveries.run}
+        threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
         self._heartbeat.start()
         about = {"event": "connecting", "site": self.credentials.party, "address": self._address}
         log.info("%(site)s: connecting to %(address)s", about)
@@ -359,55 +361,6 @@ class FederationClient:
             return update, failure
         with self._secrets:
             return started.runner.mask(update, task, started.store)
-
-    # -- results
-
-    def _deliver(self) -> None:
-        """Loop of the delivering thread."""
-        event = self.session.has_deliveries
-        with suppress(Ended):
-            while not self._over.is_set():
-                event.wait(BEAT)
-                event.clear()
-                while not self._over.is_set() and (delivery := self.session.next_delivery()) is not None:
-                    if not self._deliver_one(delivery):
-                        self._over.wait(0.5)  # the server is away, so try again
-                        event.set()
-                        break
-
-    def _deliver_one(self, delivery: Delivery) -> bool:
-        """Deliver one result; returns whether the server has received it."""
-        welcome = self.session.welcome
-        assert welcome is not None
-        head = Piece(
-            run=welcome.run, epoch=welcome.epoch, id=delivery.id, trains=delivery.trains, start=0,
-            size=len(delivery.body), digest=digest(delivery.body),
-        )  # fmt: skip
-        about = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
-        if not self._note_leaving(about, delivery.body):
-            return False
-        began = time.monotonic()
-        with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
-            status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
-        if status is None:
-            return False
-        if status == "done":
-            self._disk.insist("the audit log", lambda: self._audit.write("delivered", **about))
-        client_log.sent(delivery, time.monotonic() - began)
-        self.session.mark_delivered(delivery, welcome.epoch)
-        return True
-
-    def _note_leaving(self, about: Mapping[str, Any], body: bytes) -> bool:
-        """Note in the audit log what is about to leave, once; returns whether that could be written, else it stays."""
-        this = (about["run"], about["task"], about["body"])
-        if this not in self._noted:
-            try:
-                self._audit.write("sent", **about, bytes=len(body), policy=self._policy.digest, **contents(body))
-            except OSError as error:
-                log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
-                return False
-            self._noted.add(this)
-        return True
 
     # -- status
 

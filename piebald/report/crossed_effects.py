@@ -1,0 +1,119 @@
+"""Means over seeds and clients, and what they vary by: crossed random effects, see `paired`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Kind = Literal["interval", "range"]
+SEEDS_FOR_INTERVAL = 3
+ERROR_RATE = 0.05  # of intervals and of telling apart
+
+
+@dataclass(frozen=True, slots=True)
+class CrossedEffects:
+    """Means of tables [k, seeds, clients], with NaN for missing cells, and their components of variance.
+
+    Every seed with a value counts the same, and within it every client.  `by_seed` [k, seeds] and `by_client`
+    [k, clients] are what each seed and client adds to the mean, less the mean; `rest` [k, seeds, clients] is what each
+    cell adds beyond its seed and client, scaled so that the sum of its squares estimates the variance that it causes.
+    """
+
+    cells: Floats
+    mean: Floats
+    seeds: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    by_seed: Floats
+    by_client: Floats
+    rest: Floats
+    error: Floats  # the standard error, NaN where it is unknown
+    freedom: Floats
+
+    @classmethod
+    def of(cls, cells: Floats) -> CrossedEffects:
+        there = ~np.isnan(cells)
+        within = there.sum(2, keepdims=True)
+        seeds, clients = there.any(2).sum(1), there.any(1).sum(1)
+        weight = there / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
+        mean = np.where(there, weight * np.nan_to_num(cells), 0).sum((1, 2))
+        off = np.where(there, np.nan_to_num(cells) - mean[:, None, None], 0)
+        of_seed = off.sum(2, keepdims=True) / np.maximum(within, 1)
+        of_client = off.sum(1, keepdims=True) / np.maximum(there.sum(1, keepdims=True), 1)
+        free = np.maximum(there.sum((1, 2)) - seeds - clients + 1, 1)
+        rest = np.where(there, off - of_seed - of_client, 0) * weight
+        rest *= np.sqrt(there.sum((1, 2)) / free)[:, None, None]
+        by_seed = (weight * off).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
+        by_client = (weight * off).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
+        parts = (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2))
+        error, freedom = _errors(seeds, clients, *parts, free)
+        return cls(cells, mean, seeds, clients, by_seed, by_client, rest, error, freedom)
+
+    def quantile(self) -> Floats:
+        """Student's t at 97.5 %."""
+        from scipy.special import stdtrit
+
+        return np.asarray(stdtrit(self.freedom, 1 - ERROR_RATE / 2), dtype=np.float64)
+
+    def p(self) -> Floats:
+        """Two-sided p values of a mean of zero."""
+        from scipy.special import stdtr
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = 2 * stdtr(self.freedom, -np.abs(self.mean) / self.error)
+        # no spread to judge by: as improbable as that all clients have the same sign
+        found = np.where(self.error < 1e-12, np.exp2(1.0 - self.clients), found)
+        signs = np.array([_signs(table) for table in self.cells])
+        disagree = (self.seeds < SEEDS_FOR_INTERVAL) & (signs == 2)
+        return np.where(disagree | np.isnan(self.error) | (np.abs(self.mean) < 1e-12), 1.0, np.minimum(found, 1.0))
+
+    def ends(self, k: int) -> tuple[float, float, float, int, int, Kind]:
+        """Mean, low, high, seeds, clients and kind of one table."""
+        mean, counts = float(self.mean[k]), (int(self.seeds[k]), int(self.clients[k]))
+        if self.seeds[k] < SEEDS_FOR_INTERVAL:
+            means = _seed_means(self.cells[k])
+            return mean, float(means.min()), float(means.max()), *counts, "range"
+        half = float(self.quantile()[k] * self.error[k])
+        return mean, mean - half, mean + half, *counts, "interval"
+
+    def covariance(self) -> Floats:
+        """The covariance [k, k] of the means."""
+        of_clients = self.by_client @ self.by_client.T
+        if self.seeds.min() < SEEDS_FOR_INTERVAL:
+            return np.asarray(of_clients)
+        flat = self.rest.reshape(len(self.rest), -1)
+        values, vectors = np.linalg.eigh(self.by_seed @ self.by_seed.T - flat @ flat.T)
+        return np.asarray(of_clients + (vectors * np.clip(values, 0, None)) @ vectors.T)
+
+
+def _errors(
+    seeds: NDArray[np.int64],
+    clients: NDArray[np.int64],
+    of_seeds: Floats,
+    of_clients: Floats,
+    of_rest: Floats,
+    free: NDArray[np.int64],
+) -> tuple[Floats, Floats]:
+    """Standard errors [k] and their degrees of freedom [k], from the estimated variances of the mean."""
+    both = of_seeds + of_clients - of_rest
+    variance = np.maximum(np.maximum(of_seeds, of_clients), both)  # components are not below zero
+    dof_seeds, dof_clients = np.maximum(seeds - 1, 1), np.maximum(clients - 1, 1)
+    uncertainty = of_seeds**2 / dof_seeds + of_clients**2 / dof_clients + of_rest**2 / free
+    fewest = np.where(clients > 1, np.minimum(dof_seeds, dof_clients), dof_seeds)
+    freedom = np.maximum(variance**2 / np.maximum(uncertainty, 1e-300), fewest)
+    few = seeds < SEEDS_FOR_INTERVAL  # the clients alone, for these seeds
+    variance = np.where(few, np.where(clients > 1, of_clients, np.nan), variance)
+    return np.sqrt(variance), np.where(few, dof_clients, freedom).astype(np.float64)
+
+
+def _seed_means(cells: Floats) -> Floats:
+    """The mean of each seed that has a value."""
+    return np.asarray(np.nanmean(cells[~np.isnan(cells).all(axis=1)], axis=1))
+
+
+def _signs(cells: Floats) -> int:
+    """The number of signs, of + and -, that the means of seeds have."""
+    return len({float(np.sign(one)) for one in _seed_means(cells)} - {0.0})
