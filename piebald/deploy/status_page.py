@@ -11,7 +11,7 @@ from typing import Any
 
 from piebald.deploy.run_view import Curve, RunView
 from piebald.plain_text import printable
-from piebald.report import charts, markup, wording
+from piebald.report import markup, palette, wording
 from piebald.report.markup import Cell, Markup
 from piebald.report.wording import NONE, MetricFormat
 
@@ -58,8 +58,8 @@ def style() -> str:
         return " ".join(f"--series-{place}: {colour};" for place, colour in enumerate(palette))
 
     shared = files("piebald.report").joinpath("page.css").read_text("utf-8")
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {colours(charts.DARK)} }} }}"
-    return f":root {{ {colours(charts.LIGHT)} }}\n{dark}\n{shared}\n{_STYLE}"
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {colours(palette.DARK)} }} }}"
+    return f":root {{ {colours(palette.LIGHT)} }}\n{dark}\n{shared}\n{_STYLE}"
 
 
 def content_policy() -> str:
@@ -203,11 +203,11 @@ def _figure(title: str, caption: str, curves: Mapping[str, Curve], written: Any)
     rules += f'<text x="{_LEFT}" y="{_HEIGHT - 5}">step {first:,}</text>'
     rules += f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 5}" text-anchor="end">{last:,}</text>'
     lines = "".join(
-        f'<polyline class="line" stroke="var(--series-{1 + number % (charts.COLOURS - 1)})" '
+        f'<polyline class="line" stroke="var(--series-{1 + number % (palette.COLOURS - 1)})" '
         f'points="{" ".join(place(step, value) for step, value in curve)}"/>'
         for number, curve in enumerate(curves.values())
     )
-    named = [markup.swatch(f"$series-{1 + number % (charts.COLOURS - 1)}", name) for number, name in enumerate(curves)]
+    named = [markup.swatch(f"$series-{1 + number % (palette.COLOURS - 1)}", name) for number, name in enumerate(curves)]
     keys = "".join(f"<li>{one.html}</li>" for one in named)
     legend = f'<ul class="keys">{keys}</ul>' if len(curves) > 1 else ""
     spoken = f"{title}: from {written(values[0])} to {written(values[-1])}"

@@ -12,26 +12,13 @@ from typing import Any
 
 from piebald.report import findings, wording
 from piebald.report.comparison import Comparison
-from piebald.report.seed_bands import Axis, Band
+from piebald.report.learning_curves import AXES, Axis, Band
+from piebald.report.palette import COLOURS, DASHES, GROUPS_LIGHT
 from piebald.report.tables import History
 from piebald.report.wording import MetricFormat
 
-# Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
-LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
-DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
-# Of clusters and clients, so that none is taken for a label: other hues than those above.
-GROUPS_LIGHT = ("#0e8a8a", "#c2338a", "#5f8a00", "#7a5bd6", "#a8563f", "#3a7d57", "#9a3fb0", "#4c6a92")
-GROUPS_DARK = ("#3fd0cf", "#ff7cc4", "#b5e04a", "#b9a2ff", "#ff9e80", "#7fdcae", "#e08cf5", "#9fb4d8")
-COLOURS = len(LIGHT)  # further series repeat the colours with other dashes
-DASHES = ("solid", "dash", "dot", "dashdot")
 MANY_CLIENTS = 400  # values of a label above which individual clients are not drawn
 WIDE = 300  # clients a heat map can show
-AXES: dict[Axis, tuple[str, str]] = {
-    "version": ("Rounds", "over rounds"),
-    "bytes": ("Megabytes sent, both ways, by all clients", "over traffic"),
-    "seconds": ("Seconds on the run's clock", "over time"),
-    "wall": ("Seconds of real time", "over real time"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +50,6 @@ def series(labels: list[str], label: str) -> tuple[str, str]:
 def group(number: int) -> str:
     """The colour of a cluster or a client."""
     return f"$group-{number % len(GROUPS_LIGHT)}"
-
-
-def clock(comparison: Comparison) -> Axis:
-    """The axis of time: the run's clock, or real time where devices take no simulated time."""
-    return "seconds" if any(history.final["seconds"] for history in comparison.runs) else "wall"
 
 
 def curve(comparison: Comparison, axis: Axis) -> Chart | None:

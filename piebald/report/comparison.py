@@ -16,10 +16,10 @@ from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError, unknown
 from piebald.report.averages import mean
 from piebald.report.headline import rule
+from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.notebook import html_table
 from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
-from piebald.report.seed_bands import Axis, Band, band_of
-from piebald.report.tables import History, Over
+from piebald.report.tables import History
 from piebald.report.wording import MetricFormat
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance")
@@ -293,7 +293,7 @@ class Comparison:
         Raises:
             SettingError: there is no such metric, or nothing has been evaluated.
         """
-        from piebald.report.plotting import plot
+        from piebald.report.curve_plot import plot
 
         return plot(self.runs, metric, over, ax)
 
@@ -305,22 +305,16 @@ class Comparison:
         to `points` versions.
         """
         self._check_label(label)
-        return band_of([history.curve_of(metric or self.metric) for history in self.by_label[label]], axis, points)
+        return band_of(self._curves(label, metric), axis, points)
 
     @checked
     def bands(self, axis: Axis, metric: str | None = None) -> dict[str, Band]:
-        """The curves of all labels that have one.
+        """The curves of all labels that have one, see `learning_curves.bands_of`."""
+        curves = {label: self._curves(label, metric) for label in self.labels}
+        return bands_of(curves, axis)
 
-        A label that sends almost nothing (less than a twentieth of the largest traffic) would be a dot on the axis of
-        bytes, so it is drawn as a level there.
-        """
-        found = {label: band for label in self.labels if (band := self.band(label, axis, metric=metric))}
-        last = max((band.x[-1] for band in found.values()), default=0.0)
-        for label, band in found.items():
-            if axis == "bytes" and band.x[-1] < 0.05 * last:
-                means, low, high = ([values[-1]] * 2 for values in (band.mean, band.low, band.high))
-                found[label] = Band([0.0, last], means, low, high, band.seeds, level=True)
-        return found
+    def _curves(self, label: str, metric: str | None) -> list[list[Point]]:
+        return [history.curve_of(metric or self.metric) for history in self.by_label[label]]
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:
         by_seed = {history.seed: history for history in self.by_label[base] if history.seed is not None}

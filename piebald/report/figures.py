@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import textwrap
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piebald.plain_text import any_letters
 from piebald.report import charts, client_section, findings, wording
-from piebald.report.charts import AXES, COLOURS, DASHES, LIGHT, Chart
+from piebald.report.charts import Chart
 from piebald.report.comparison import Comparison
+from piebald.report.curve_plot import INK, SOFT, draw_bands, line_style, look, percent_ticks
+from piebald.report.learning_curves import AXES, Axis, time_axis
 from piebald.report.schema import explained
-from piebald.report.seed_bands import Axis
 from piebald.report.wording import MetricFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis as Axis_
-
-INK, SOFT, GRID = "#14181f", "#505a68", "#e8ebef"
-LOOK = {  # matplotlib settings of every figure
-    "font.family": "sans-serif", "font.size": 10, "text.color": INK, "axes.edgecolor": SOFT,
-    "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "axes.grid": True, "grid.color": GRID,
-    "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-}  # fmt: skip
-_STYLES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
@@ -36,7 +27,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
     Raises:
         RunFolderError: the folder cannot be written.
     """
-    axes: dict[str, Axis] = {"rounds": "version", "megabytes": "bytes", "seconds": charts.clock(comparison)}
+    axes: dict[str, Axis] = {"rounds": "version", "megabytes": "bytes", "seconds": time_axis(comparison.runs)}
     painters: dict[str, Callable[[Axes], bool]] = {
         f"{comparison.metric}_over_{name}": lambda ax, axis=axis: _curves(ax, comparison, axis)  # type: ignore[misc]
         for name, axis in axes.items()
@@ -62,46 +53,14 @@ def _write(path: Path, paint: Callable[[Axes], bool]) -> Path | None:
     return path
 
 
-def look() -> AbstractContextManager[None]:
-    """The context in which figures are made."""
-    from matplotlib import rc_context
-
-    return rc_context(LOOK | {"text.parse_math": False})  # type: ignore[arg-type]  # a name may hold dollar signs
-
-
-def curves(ax: Axes, comparison: Comparison, axis: Axis, metric: str | None = None) -> bool:
-    """Draw the mean over clients along an axis, a line for each label with a band over its seeds; whether there is one.
-
-    Args:
-        ax: what is drawn into, without texts.
-        comparison: the runs.
-        axis: the cost across.
-        metric: by default the main one.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    bands = comparison.bands(axis, metric)
-    scale = 1e-6 if axis == "bytes" else 1.0
-    for label, band in bands.items():
-        colour, style = _look(comparison, label)
-        x = [value * scale for value in band.x]
-        look = {"color": colour, "linestyle": ":" if band.level else style, "marker": "o" if len(x) == 1 else ""}
-        ax.plot(x, band.mean, linewidth=1.8, label=label, **look)  # type: ignore[arg-type]
-        if band.seeds > 1 and not band.level:
-            ax.fill_between(x, band.low, band.high, color=colour, alpha=0.16, linewidth=0)
-    if axis == "version":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _percent(ax.yaxis, MetricFormat(metric or comparison.metric))
-    return bool(bands)
-
-
 def _curves(ax: Axes, comparison: Comparison, axis: Axis) -> bool:
-    shown, found = MetricFormat(comparison.metric), curves(ax, comparison, axis)
+    shown, bands = MetricFormat(comparison.metric), comparison.bands(axis)
+    draw_bands(ax, comparison.labels, bands, axis, shown)
     name, over = AXES[axis]
     _label_axes(ax, f"{shown.name.capitalize()} {over}", name, f"Mean {shown.name} over clients")
-    if found:
+    if bands:
         _legend(ax)
-    return found
+    return bool(bands)
 
 
 def _clients(ax: Axes, comparison: Comparison) -> bool:
@@ -116,12 +75,12 @@ def _clients(ax: Axes, comparison: Comparison) -> bool:
         flierprops={"markersize": 2.5, "markeredgecolor": SOFT},
     )  # fmt: skip
     for box, label in zip(boxes["boxes"], ranked, strict=True):
-        colour, _ = _look(comparison, label)
+        colour, _ = line_style(comparison.labels, label)
         box.set(facecolor=f"{colour}55", edgecolor=colour)
     ax.set_yticks(range(1, len(ranked) + 1), [textwrap.shorten(label, 24, placeholder="…") for label in ranked])
     ax.grid(visible=False, axis="y")
     _label_axes(ax, findings.worst_tenth(comparison), f"Final {shown.name} of individual clients", "")
-    _percent(ax.xaxis, shown)
+    percent_ticks(ax.xaxis, shown)
     return True
 
 
@@ -129,14 +88,14 @@ def _dots(ax: Axes, chart: Chart, comparison: Comparison) -> bool:
     """The page's dots of a few clients beside their names."""
     shown = MetricFormat(comparison.metric)
     for label in chart.data:
-        colour, _ = _look(comparison, label["meta"])
+        colour, _ = line_style(comparison.labels, label["meta"])
         inside = ["none" if "open" in symbol else colour for symbol in label["marker"]["symbol"]]
         ax.scatter(label["x"], label["y"], s=36, facecolors=inside, edgecolors=colour, label=label["name"])
     axis = chart.layout["yaxis"]
     ax.set_yticks(axis["tickvals"], axis["ticktext"])
     ax.set_ylim(*axis["range"])
     _label_axes(ax, chart.title, f"Final {shown.name}", "")
-    _percent(ax.xaxis, shown)
+    percent_ticks(ax.xaxis, shown)
     _legend(ax)
     return True
 
@@ -147,7 +106,7 @@ def _gains(ax: Axes, comparison: Comparison, base: str) -> bool:
         differences = comparison.per_client(label, base) if label != base else []
         if differences:
             any_line = True
-            colour, style = _look(comparison, label)
+            colour, style = line_style(comparison.labels, label)
             x = [100 * place / max(1, len(differences) - 1) for place in range(len(differences))]
             y = [100 * value for value in differences] if shown.percent else differences
             ax.plot(x, y, color=colour, linestyle=style, linewidth=1.8, label=label)
@@ -182,11 +141,6 @@ def _partition(ax: Axes, comparison: Comparison) -> bool:
     return True
 
 
-def _look(comparison: Comparison, label: str) -> tuple[str, str]:
-    place = comparison.labels.index(label)
-    return LIGHT[place % COLOURS], _STYLES[DASHES[place // COLOURS % len(DASHES)]]
-
-
 def _label_axes(ax: Axes, title: str, x: str, y: str) -> None:
     figure = ax.get_figure(root=True)
     assert figure is not None  # axes are always made with a figure
@@ -201,8 +155,3 @@ def _legend(ax: Axes) -> None:
     figure = ax.get_figure(root=True)
     assert figure is not None  # axes are always made with a figure
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=9)
-
-
-def _percent(axis: Axis_, shown: MetricFormat) -> None:
-    if shown.percent:
-        axis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")

@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from piebald.report.charts import COLOURS, DASHES, Chart
+from piebald.report.charts import Chart
+from piebald.report.palette import COLOURS, DASHES
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,15 @@ from piebald.report import (
     cluster_section,
     findings,
     markup,
+    palette,
     participation_section,
     wording,
 )
 from piebald.report.charts import Chart
 from piebald.report.comparison import Comparison
 from piebald.report.details import heterogeneity, settings
+from piebald.report.learning_curves import Axis, time_axis
 from piebald.report.markup import Cell
-from piebald.report.seed_bands import Axis
 from piebald.report.wording import NONE, MetricFormat
 from piebald.report.work import MEASURES, behind, unequal
 
@@ -117,7 +118,7 @@ def _top(comparison: Comparison) -> str:
 
 def _results(comparison: Comparison) -> str:
     shown, labels = MetricFormat(comparison.metric), comparison.labels
-    base, clock = comparison.made_by("fedavg"), charts.clock(comparison)
+    base, clock = comparison.made_by("fedavg"), time_axis(comparison.runs)
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
     worked: list[list[Cell]] = []
@@ -165,7 +166,7 @@ def _results(comparison: Comparison) -> str:
 
 
 def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
-    found = [charts.curve(comparison, axis) for axis in ("version", "bytes", charts.clock(comparison))]
+    found = [charts.curve(comparison, axis) for axis in ("version", "bytes", time_axis(comparison.runs))]
     present = [chart for chart in found if chart]
     if not present:
         return ""
@@ -243,7 +244,7 @@ def _cost(comparison: Comparison, target: float | None) -> str:
     target = target if target is not None else comparison.target()
     if target is None or not comparison.ranking():
         return ""
-    shown, clock = MetricFormat(comparison.metric), charts.clock(comparison)
+    shown, clock = MetricFormat(comparison.metric), time_axis(comparison.runs)
     rows = comparison.to_target(target)
     rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
     body: list[list[Cell]] = [
@@ -304,8 +305,8 @@ def _colours() -> str:
         named = ((f"--{name}-{place}", colour) for name, own in palettes.items() for place, colour in enumerate(own))
         return ":root { " + " ".join(f"{name}: {colour};" for name, colour in named) + " }"
 
-    light = block(series=charts.LIGHT, group=charts.GROUPS_LIGHT)
-    dark = block(series=charts.DARK, group=charts.GROUPS_DARK)
+    light = block(series=palette.LIGHT, group=palette.GROUPS_LIGHT)
+    dark = block(series=palette.DARK, group=palette.GROUPS_DARK)
     return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
 
 

@@ -11,6 +11,7 @@ from piebald.report import charts, markup
 from piebald.report.averages import mean
 from piebald.report.charts import Chart, series, short
 from piebald.report.comparison import Comparison
+from piebald.report.palette import COLOURS, GROUPS_LIGHT
 from piebald.report.tables import History
 
 Measure = Callable[[History], dict[int, float]]
@@ -176,7 +177,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
 def _weights(label: str, history: History) -> Chart | None:
     """The shares of clients in the global model over time, stacked."""
     at, found = shares(history)
-    if len(at) < 3 or not 2 <= len(found) <= charts.COLOURS * 4:
+    if len(at) < 3 or not 2 <= len(found) <= COLOURS * 4:
         return None
     every = -(-len(at) // POINTS)
     data = [
@@ -188,7 +189,7 @@ def _weights(label: str, history: History) -> Chart | None:
             "x": at[::every],
             "y": values[::every],
             "line": {"width": 0.5, "color": charts.group(place), "shape": "hv"},
-            "fillcolor": f"{charts.group(place)}/{0.75 if place < len(charts.GROUPS_LIGHT) else 0.4}",
+            "fillcolor": f"{charts.group(place)}/{0.75 if place < len(GROUPS_LIGHT) else 0.4}",
             "hovertemplate": "%{y:.1%}",
         }
         for place, (client, values) in enumerate(found.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from piebald.arguments import PathLike, checked, checked_class
 from piebald.errors import unknown
@@ -17,14 +17,13 @@ from piebald.report.averages import mean, quantile, spread
 from piebald.report.chosen_models import noted
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.client_names import client_names
+from piebald.report.learning_curves import Over, Point
 from piebald.report.notebook import html_table
 from piebald.report.schema import COLUMNS
 from piebald.report.store import RunStore
 
 if TYPE_CHECKING:
     import pandas
-
-Over = Literal["rounds", "megabytes", "seconds"]  # what curves are drawn over
 
 _NO_LIMIT = 2**62  # server steps
 
@@ -40,16 +39,6 @@ _JUDGED = """
                                      max(CASE model WHEN 'global' THEN value END)) AS value
     FROM score WHERE metric = ? AND split = ? AND client IS NOT NULL AND value IS NOT NULL GROUP BY version, client
 """
-
-
-class Point(TypedDict):
-    """One evaluation: after `version` server steps, `bytes` sent both ways and `seconds` of the runtime's clock."""
-
-    version: int
-    bytes: int
-    seconds: float
-    wall: float
-    mean: float
 
 
 @checked_class
@@ -176,7 +165,7 @@ class History:
     @checked
     def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
         """Draw the run's curve, see `Comparison.plot`."""
-        from piebald.report.plotting import plot
+        from piebald.report.curve_plot import plot
 
         return plot([self], metric, over, ax)
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from piebald.private_files import write_private
 from piebald.report import markup
-from piebald.report.charts import LIGHT
-from piebald.report.figures import LOOK
+from piebald.report.curve_plot import LOOK
 from piebald.report.markup import Cell
 from piebald.report.page import frame
+from piebald.report.palette import LIGHT
 from piebald.report.schema import explained
 from piebald.report.wording import duration
 from piebald.vertical.kernels import PolynomialKernel, mmd2

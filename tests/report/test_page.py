@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from piebald.errors import RunFolderError
-from piebald.report import charts, write_report
+from piebald.report import charts, palette, write_report
 from piebald.report.comparison import Comparison
 from piebald.report.page import render
 from piebald.report.tables import History
@@ -264,8 +264,8 @@ def test_unequal_work_is_a_banner(run):
 
 
 def test_colours_of_clusters_are_not_those_of_methods():
-    assert not set(charts.LIGHT) & set(charts.GROUPS_LIGHT)
-    assert not set(charts.DARK) & set(charts.GROUPS_DARK)
+    assert not set(palette.LIGHT) & set(palette.GROUPS_LIGHT)
+    assert not set(palette.DARK) & set(palette.GROUPS_DARK)
 
 
 def test_heat_maps_start_at_zero(page):

@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 from piebald.errors import SettingError
-from piebald.report import charts, figures
+from piebald.report import charts, figures, palette
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 from piebald.report.tables import History
@@ -57,7 +57,7 @@ def test_a_comparison_has_the_pages_numbers_and_colours(metric: str | None, over
         values = [2.0, 1.0] if metric == "loss" else [scale * 0.2, scale * 0.5]
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), [value + 0.01 * (np.mean(seeds) - 0.5) for value in values])
-        assert to_hex(line.get_color()) == charts.LIGHT[place]
+        assert to_hex(line.get_color()) == palette.LIGHT[place]
     assert len(ax.collections) == 1, "only one label has several seeds, and so a band"
     assert ax.get_ylabel() == f"Mean {metric or 'accuracy'} over clients"
     ax.figure.savefig(io.BytesIO())  # a dollar sign in a label is no formula

@@ -11,8 +11,8 @@ from piebald.errors import RunFolderError, SettingError
 from piebald.report import findings, headline
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.found_runs import load
+from piebald.report.learning_curves import Band
 from piebald.report.page import render
-from piebald.report.seed_bands import Band
 from piebald.report.store import RunStore
 from piebald.report.tables import History
 
