@@ -106,7 +106,7 @@ EXPLAINED = {
     ("opacus", "epsilon, RDP"): ("ours has whole orders of the Renyi divergence only, so its bound is larger", 0.002),
     ("opacus", "epsilon, PLD"): ("opacus' PRV accountant gives an upper bound that is up to 0.01 too high", 0.002),
     ("CFL's authors", "CFL, cut of noise"): (
-        "their clusters are linked completely, the paper's algorithm 1 singly",
+        "their clusters use complete linkage, the paper's algorithm 1 single linkage",
         1.0,
     ),
     ("statistics' libraries", "logistic regression"): ("400 rounds of gradient descent beside a Newton solver", 1e-4),

@@ -47,15 +47,15 @@ class Compare(Distfl):
             for channels in (0.0, *CHANNELS):
                 module = copy.deepcopy(spec.model).eval()
                 spec.layout.load(module, sum(self._uploads(cohort, rows, spec)) / len(rows))
-                began, x, misfit = time.perf_counter(), noise, None
+                began, x, mismatch = time.perf_counter(), noise, None
                 if channels:
                     made = synthesise(module, batch_norm_targets(module, channels), noise, 100, 0.1, 0.2)
-                    x, misfit = made.x, made.misfit
+                    x, mismatch = made.x, made.mismatch
                 answers = responses(module, spec.layout, self._uploads(cohort, rows, spec), x, afresh=True)
                 distances = unlikeness(divergences(answers)).numpy()
                 found = by_silhouette(distances, accept=-1.0)
                 lines.append({
-                    "probes": probes, "channels": channels, "misfit": misfit,
+                    "probes": probes, "channels": channels, "mismatch": mismatch,
                     "true_silhouette": silhouette(distances, truth),
                     "ari": adjusted_rand_score(truth, found.labels), "seconds": time.perf_counter() - began,
                 })  # fmt: skip

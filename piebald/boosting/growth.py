@@ -47,7 +47,7 @@ class Grower:
         y: targets [n], a class as its number.
         target: the objective.
         settings: of boosting.
-        class_weights: weight of a row of each class, None where all weigh the same.
+        class_weights: weight of a row of each class, None where all are 1.
 
     Raises:
         SettingError: there are more rows than a tree can count.

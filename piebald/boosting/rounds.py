@@ -29,7 +29,7 @@ class Start:
 
     Attributes:
         margins: where boosting starts [G].
-        class_weights: weight of a row of each class, None where all weigh the same.
+        class_weights: weight of a row of each class, None where all are 1.
         rows: training rows of each client.
     """
 

@@ -29,7 +29,7 @@ class TreeSettings(Component):
             "uniform".
         patience: end when the loss on all clients' validation rows has not been less for so many rounds, and keep the
             rounds up to the best; None for all rounds.
-        balanced: rows weigh such that all classes have the same weight over all clients.
+        balanced: weight rows so that all classes have the same weight over all clients.
         least_rows: training rows that each leaf is about, at least; splits with fewer on a side are taken back.
         missing: a number that stands for a gap, such as -9, besides NaN; None for none.
         max_depth: splits from the root to a leaf, at most.

@@ -84,7 +84,7 @@ class SummedRows:
             grown: this round's trees so far, one for each group.
             level: whose splits are to be found, from 0.
             thresholds: of each column [d, t].
-            class_weights: weight of a row of each class, None where all weigh the same.
+            class_weights: weight of a row of each class, None where all are 1.
             words: of the random key of this client's subsample in this round.
 
         Returns:

@@ -73,7 +73,7 @@ def audit(
         Path | None, typer.Option(help="The credentials of the other side: nothing that it tells of may be missing.")
     ] = None,
     archive: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where files of the log that were put aside were moved to.")
+        Path | None, typer.Option(metavar="FOLDER", help="Where rotated files of the log were moved to.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -13,7 +13,8 @@ LogLevel = Annotated[
 ]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, one object a line.")]
 LogFile = Annotated[
-    Path | None, typer.Option("--log-file", help="Write the log to this file, put aside at 10 MB, up to five times.")
+    Path | None,
+    typer.Option("--log-file", help="Write the log to this file, rotated at 10 MB; five rotated files are kept."),
 ]
 StatusPort = Annotated[
     int | None, typer.Option("--status-port", min=1, max=65535, help="Serve a read-only status page on this port.")

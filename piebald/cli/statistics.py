@@ -66,7 +66,7 @@ def statistics(
     as_json: Json = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
-    from piebald import federated_statistics as room
+    from piebald import federated_statistics
 
     kept = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:
@@ -87,7 +87,9 @@ def statistics(
     else:
         rows = asked_rows(file, client, sets, split, divided=standardise)
         own: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
-        found = room.statistics(rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept)
+        found = federated_statistics.statistics(
+            rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept
+        )
     _print_found(found, column, standardise, as_json)
 
 
@@ -105,10 +107,10 @@ def glm(
     as_json: Json = False,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
-    from piebald import federated_statistics as room
+    from piebald import federated_statistics
 
     asked = asked_rows(file, client, sets, split)
-    found = room.glm(
+    found = federated_statistics.glm(
         asked.source,
         target=target or asked.target,
         columns=column or (asked.features if asked.columns else None),

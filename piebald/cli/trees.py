@@ -49,7 +49,7 @@ def trees(
 ) -> None:
     """Grow gradient-boosted trees on the rows of all clients, with xgboost at each of them."""
     end_on_term()
-    from piebald import trees_of_experiment as room
+    from piebald import trees_of_experiment
     from piebald.partition.client_tables import is_table
     from piebald.progress import Bar
 
@@ -67,11 +67,11 @@ def trees(
             for name, given in {**own, "column": column}.items():
                 if given is not None:
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
-            found = room.trees_of_sites(file, site_flags(file, sets, credentials), credentials, **more)
+            found = trees_of_experiment.trees_of_sites(file, site_flags(file, sets, credentials), credentials, **more)
         elif is_table(file):
-            found = room.trees_of_table(file, sets or (), columns=column, **own, **more)
+            found = trees_of_experiment.trees_of_table(file, sets or (), columns=column, **own, **more)
         else:
-            found = room.trees_of_experiment(file, sets or (), columns=column, **own, **more)
+            found = trees_of_experiment.trees_of_experiment(file, sets or (), columns=column, **own, **more)
     if as_json:
         return print_json(found.plain())
     if not quiet:

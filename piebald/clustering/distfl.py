@@ -81,7 +81,7 @@ class Distfl(Clustering):
             statistics, as a plain reading of the paper has it.  Running statistics of a few rows are mostly noise.
         steps: of synthesis at a step, at most.
         lr: of the synthesis, by Adam.
-        fit: misfit at which the statistics fit, see `knowledge.distance`.
+        fit: mismatch at which the statistics fit, see `knowledge.distance`.
         loss: of the synthesis, "squared" or as "published", see `knowledge.distance`.
         first: step whose uploads are grouped first; before, all clients are one cluster.
         every: server steps from one grouping to the next, 0 for only once; in between clusters stay, and newcomers join
@@ -365,7 +365,7 @@ class Distfl(Clustering):
                 "surplus": found.surplus,
                 "threshold": found.threshold,
                 "tried": {str(count): score for count, score in found.tried.items()},
-                "misfit": made.misfit if made.misfit == made.misfit else None,
+                "mismatch": made.mismatch if made.mismatch == made.mismatch else None,
                 "steps": made.steps,
                 "seconds": time.perf_counter() - began,
             },

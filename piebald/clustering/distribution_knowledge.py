@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from piebald.input_statistics import InputHooks, mean_and_variance
 
 Loss = Literal["squared", "published"]
-_PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the best misfit before
+_PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the best mismatch before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +32,10 @@ class BatchNormTarget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Synthesis:
-    """Synthesised inputs [z, ...], how far their statistics are off at last (`misfit`), and the steps it took."""
+    """Synthesised inputs [z, ...], how far their statistics are off at last (`mismatch`), and the steps it took."""
 
     x: Tensor
-    misfit: float
+    mismatch: float
     steps: int
 
 
@@ -93,15 +93,15 @@ def largest(values: Tensor, share: float) -> Tensor:
 def distance(
     x: Tensor, module: nn.Module, targets: Sequence[BatchNormTarget], loss: Loss = "squared"
 ) -> tuple[Tensor, float]:
-    """The loss of eq. 2 and 4 of inputs [z, ...] (with its gradient) and their misfit.
+    """The loss of eq. 2 and 4 of inputs [z, ...] (with its gradient) and their mismatch.
 
     As "published", the loss is the sum over layers of the lengths of the differences of means and of variances.  By
     default the lengths are "squared", which is ours: their gradient shrinks as the statistics fit, where that of a
-    length does not, and the steps of the synthesis do not jump about the optimum.  The misfit is the mean over all
+    length does not, and the steps of the synthesis do not jump about the optimum.  The mismatch is the mean over all
     channels of |difference of means| / deviation and |difference of variances| / variance, halved: 0 where all fits,
     whatever the layers' scales, so one limit does for all models.
     """
-    total, misfit, count = x.new_zeros(()), 0.0, 0
+    total, mismatch, count = x.new_zeros(()), 0.0, 0
     with InputHooks(module, [target.layer for target in targets]) as inputs:
         module(x)
     for target in targets:
@@ -111,9 +111,9 @@ def distance(
             total = total + (part.square().sum() if loss == "squared" else torch.linalg.vector_norm(part))
         with torch.no_grad():
             spread = target.variance.clamp(min=1e-6)
-            misfit += float((away.abs() / spread.sqrt() + wide.abs() / spread).sum()) / 2
+            mismatch += float((away.abs() / spread.sqrt() + wide.abs() / spread).sum()) / 2
         count += len(target.chosen)
-    return total, misfit / max(count, 1)
+    return total, mismatch / max(count, 1)
 
 
 def synthesise(
@@ -133,7 +133,7 @@ def synthesise(
         start: [z, ...], noise, or what was synthesised before (a warm start).
         steps: at most.
         lr: Adam's step size.
-        fit: the misfit to stop at.
+        fit: the mismatch to stop at.
         loss: see `distance`.
     """
     x = start.clone().requires_grad_()
@@ -142,11 +142,11 @@ def synthesise(
     for step in range(steps + 1):
         adam.zero_grad()
         with torch.enable_grad():
-            away, misfit = distance(x, module, targets, loss)
-        if misfit < best:
-            best, best_x = misfit, x.detach().clone()
-        recent, since = (misfit, 0) if misfit < _PROGRESS * recent else (recent, since + 1)
-        if misfit <= fit or since >= _PATIENCE or step == steps or not math.isfinite(misfit):
+            away, mismatch = distance(x, module, targets, loss)
+        if mismatch < best:
+            best, best_x = mismatch, x.detach().clone()
+        recent, since = (mismatch, 0) if mismatch < _PROGRESS * recent else (recent, since + 1)
+        if mismatch <= fit or since >= _PATIENCE or step == steps or not math.isfinite(mismatch):
             break
         (gradient,) = torch.autograd.grad(away, [x])
         x.grad = gradient

@@ -17,12 +17,12 @@ class Regions(Clustering):
     Each region has a model, which moves in every round by the recipe's aggregator and server optimizer, from its own
     clients alone.  After `region_rounds` rounds (the paper's kappa_2; kappa_1 are the local steps) all regions go on
     from the mean of their models, in which a region counts as much as its updates since the last such step: the sum of
-    their weights, or their number where the aggregator does not weigh them one by one.  With one round, linear weights
+    their weights, or their number where the aggregator has no weight for each.  With one round, linear weights
     and the plain server optimizer this is FedAvg.
 
-    The server aggregates for all regions, so it sees every update and the clients' bytes are those of FedAvg; what
-    regions with servers of their own would save between these and the centre is not counted.  A run whose rounds are no
-    multiple of `region_rounds` ends with a model for each region.
+    The server aggregates for all regions, so it sees every update and the clients' bytes are those of FedAvg.  What
+    regions with servers of their own would save between these and the central server is not counted.  A run whose
+    number of rounds is no multiple of `region_rounds` ends with a model for each region.
 
     Attributes:
         regions: how many, among which clients are dealt in turn; or the clients of each region by number, where those

@@ -269,8 +269,8 @@ class ClientContext(Protocol):
     def as_task(self, rng_version: int | str) -> ClientContext:
         """The same clients with the random numbers of another of their tasks, see `Task.rng_version`."""
 
-    def aside(self) -> ClientContext:
-        """The same clients with random numbers of their own: what is run there leaves those of the task as they are."""
+    def with_other_rng(self) -> ClientContext:
+        """The same clients with random numbers from another stream, so that those of the task stay as they are."""
 
     def run_sgd(
         self,

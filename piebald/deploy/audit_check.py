@@ -22,7 +22,7 @@ def check_log(
         folder: a party's credentials, or the run folder of a federation for those of its server.
         head: the digest of a line that was noted before.
         against: the credentials of the other side.
-        archive: where files that were put aside have been moved to.
+        archive: where rotated files have been moved to.
 
     Returns:
         The log, what its chain shows, and what else agrees with it, in words.

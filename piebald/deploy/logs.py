@@ -18,8 +18,8 @@ from piebald.plain_text import printable
 
 Level = Literal["debug", "info", "warning", "error"]
 
-_BYTES = 10 << 20  # of a log file before it is put aside
-_KEPT = 5  # log files put aside
+_BYTES = 10 << 20  # of a log file before it is rotated
+_KEPT = 5  # rotated log files
 _LOGGER = "piebald"
 
 
@@ -79,7 +79,7 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
     Args:
         level: what is written at least.
         as_json: one JSON object a line.
-        file: the file, put aside as FILE.1 to FILE.5 at 10 MB each.
+        file: the file, rotated at 10 MB to FILE.1, ..., FILE.5.
 
     Raises:
         SettingError: the file cannot be written.

@@ -48,7 +48,7 @@ class MaskedTreeSumsQuery(Query):
         nodes: how many nodes are open.
         level: of these nodes, from 0.
         start: margins that boosting starts from, one for each group.
-        class_weights: weight of a row of each class; None where all weigh the same.
+        class_weights: weight of a row of each class; None where all are 1.
         round: the number of the round, from 0.
         seed: of subsampling.
     """

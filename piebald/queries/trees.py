@@ -36,7 +36,7 @@ class TreesQuery(Query):
         boosting: the settings.
         objective, classes: what is predicted; 0 classes for a regression.
         start: margins that boosting starts from, one for each group.
-        class_weights: weight of a row of each class; None where all weigh the same.
+        class_weights: weight of a row of each class; None where all are 1.
         round: the number of the round, from 0.
         seed: of subsampling.
         split: whose rows are scored.

@@ -1,4 +1,4 @@
-"""FedPHP: what a client has learned for itself before teaches it again."""
+"""FedPHP: clients keep a mean of the models that they have trained, and learn its features again."""
 
 from __future__ import annotations
 

@@ -81,17 +81,17 @@ class AdaptiveLocalAggregation(Sgd):
 
     def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
         """The models [c, p] to train from, the weights W [c, p], and whether they have been learned before [c, 1]."""
-        adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.aside()
+        adaptive, sent, other = context.belongs(self._layers), inputs.model, context.with_other_rng()
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(
             lr=self.weight_lr, batch=self.batch, share=self.weight_share, rule=AggregationWeights(), passes=self.passes
         )
-        end = aside.run_sgd(local + (sent - local) * state["weights"], once, state=state)
+        end = other.run_sgd(local + (sent - local) * state["weights"], once, state=state)
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
         model, weights, first = end.model, end.state["weights"], differ & (begun == 0)
         if self.first_passes > 1 and bool(first.any()):
             more = dataclasses.replace(once, epochs=self.first_passes - 1)
-            again = aside.run_sgd(model, more, state=state | {"weights": weights})
+            again = other.run_sgd(model, more, state=state | {"weights": weights})
             model, weights = torch.where(first, again.model, model), torch.where(first, again.state["weights"], weights)
         return torch.where(adaptive, model, sent), weights, torch.maximum(begun, differ.to(begun.dtype))

@@ -123,8 +123,9 @@ class PublicDistillation(Sgd):
         if not bool((begun == 0).any()):
             return inputs.model, 0, state
         own = {"targets": context.public_targets()}
-        aside = context.aside().aside()  # so that the digestion draws the same numbers whether this happens or not
-        end = aside.run_sgd(inputs.model, self._public_config(inputs, self.public_steps), local_loss=self, own=own)
+        # another stream than the digestion's, which draws the same numbers whether this happens or not
+        other = context.with_other_rng().with_other_rng()
+        end = other.run_sgd(inputs.model, self._public_config(inputs, self.public_steps), local_loss=self, own=own)
         return torch.where(begun == 0, end.model, inputs.model), end.steps * (begun[:, 0] == 0), state
 
     def _digest(self, model: Tensor, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor | int]:
@@ -134,7 +135,7 @@ class PublicDistillation(Sgd):
             return model, 0
         own = {"outputs": inputs.vectors["outputs"]}
         config = self._public_config(inputs, self.digest_steps)
-        end = context.aside().run_sgd(model, config, local_loss=self, own=own)
+        end = context.with_other_rng().run_sgd(model, config, local_loss=self, own=own)
         return torch.where(known, end.model, model), end.steps * known[:, 0]
 
     def _public_config(self, inputs: TrainInput, steps: int) -> SgdConfig:

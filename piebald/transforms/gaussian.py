@@ -27,7 +27,7 @@ class Gaussian(Transform):
     At the server, the sum of the updates is divided by the number m of updates that a round expects, whoever arrives,
     and the noise has the deviation noise * clip / m (McMahan et al. 2018, the estimator with the fixed denominator).
     So an update that is there or not moves the result by clip / m at most.  The mean over those who arrived would move
-    by up to twice that, since the others would weigh more where one is missing.  Weights must be equal: weights by
+    by up to twice that, since the weights of the others grow where one is missing.  Weights must be equal: weights by
     examples would let a client's data decide how far it moves the mean.  Where steps are no rounds of one cluster that
     wait for everybody, there is no such m.  The mean is then over those who arrived, the deviation is noise * clip *
     (largest weight), and no budget is stated.

@@ -204,9 +204,9 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     code = "import sys; from piebald.cli import main; sys.exit(main(['recipes', '--json']))"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
-    complaint = child.stderr.read()
+    errors = child.stderr.read()
     child.stderr.close()
-    assert (child.wait(), complaint) == (1, b"")
+    assert (child.wait(), errors) == (1, b"")
 
 
 @pytest.mark.full

@@ -86,7 +86,9 @@ COMPOSED = {
     "SCAFFOLD with a private head, its variates in a secure aggregation": method("scaffold").with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, transforms=[{"kind": "secure_aggregation"}]
     ),
-    "hidden rows, a pull, a private head, momentum, asynchronous": method("dp_sgd", mu=0.5, momentum=0.5).with_(
+    "hidden rows, a proximal term, a private head, momentum, asynchronous": method(
+        "dp_sgd", mu=0.5, momentum=0.5
+    ).with_(
         sharing={"kind": "all_except", "private_layers": "classifier"}, scheduling={"kind": "asynchronous", "cohort": 3}
     ),
     "private heads, asynchronous, noise at the client, the largest tenth": method("hdafl").with_(

@@ -72,8 +72,8 @@ def test_synthesis_fits_the_statistics_of_any_input(form: str) -> None:
     start = torch.randn(60, *x.shape[1:], generator=torch.Generator().manual_seed(1))
     before = distance(start, model, targets)[1]
     made = synthesise(model, targets, start, steps=300, lr=0.05, fit=0.1)
-    assert made.misfit <= 0.1 < before
-    assert distance(made.x, model, targets)[1] == pytest.approx(made.misfit)
+    assert made.mismatch <= 0.1 < before
+    assert distance(made.x, model, targets)[1] == pytest.approx(made.mismatch)
     assert made.steps < 300
     warm = synthesise(model, targets, made.x, steps=300, lr=0.05, fit=0.1)
     assert warm.steps == 0
@@ -117,7 +117,7 @@ def test_moments_replace_batch_norm() -> None:
     assert [len(target.chosen) for target in targets] == [3, 4]
     start = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     made = synthesise(model, targets, start, 300, 0.05, 0.1)
-    assert made.misfit < 0.25 * distance(start, model, targets)[1]
+    assert made.mismatch < 0.25 * distance(start, model, targets)[1]
     with pytest.raises(SettingError, match="no layer of this model"):
         InputHooks(model, ["7"])
 

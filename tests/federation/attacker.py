@@ -118,7 +118,7 @@ class Attacker:
         """Take part, and send a result that is none."""
         return self.liar(True)
 
-    def misfit(self) -> Any:
+    def wrong_form(self) -> Any:
         """Take part, and send a model of another length."""
         return self.liar(False)
 

@@ -120,7 +120,8 @@ def test_replayed_results_are_dropped(running: Running) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("attack", "says"), [("garbage", "sent a body that"), pytest.param("misfit", "must send", marks=pytest.mark.long)]
+    ("attack", "says"),
+    [("garbage", "sent a body that"), pytest.param("wrong_form", "must send", marks=pytest.mark.long)],
 )
 def test_a_result_of_a_wrong_form_excludes_its_site(attack: str, says: str, short_run: Running) -> None:
     assert short_run.attack(attack) == "refused"

@@ -151,7 +151,7 @@ def test_json_lines_hold_names_numbers_and_no_control_characters() -> None:
     assert read["time"].endswith("+00:00")
 
 
-def test_a_log_file_is_private_and_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_is_private_and_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_BYTES", 2000)
     file = tmp_path / "site.log"
     start_log("debug", True, file)

@@ -40,7 +40,7 @@ KINDS = [
     Quantity(alpha=0.01),
     Quantity(alpha=5),
 ]
-DICE = np.random.default_rng
+RNG = np.random.default_rng
 
 
 def even(count: int = 1000, classes: int = 10) -> DataSet:
@@ -53,7 +53,7 @@ def even(count: int = 1000, classes: int = 10) -> DataSet:
 @given(clients=st.integers(1, 40), more=st.integers(0, 3000), seed=st.integers(0, 99))
 def test_sizes_add_up_and_fall(kind: Sizes, clients: int, more: int, seed: int) -> None:
     rows = clients * (clients + 1) // 2 + more
-    counts = kind.counts(clients, rows, DICE(seed))
+    counts = kind.counts(clients, rows, RNG(seed))
     assert counts.sum() == rows
     assert counts.min() >= 1
     assert (np.diff(counts) <= 0).all()
@@ -63,17 +63,17 @@ def test_sizes_add_up_and_fall(kind: Sizes, clients: int, more: int, seed: int) 
 
 
 def test_shapes_of_sizes() -> None:
-    assert PowerLaw().counts(10, 50_000, DICE(0))[:3].tolist() == [25058, 8860, 4823]  # rank ** -1.5 over their sum
-    skewed = Skewed(ratio=8).counts(10, 50_000, DICE(0))
+    assert PowerLaw().counts(10, 50_000, RNG(0))[:3].tolist() == [25058, 8860, 4823]  # rank ** -1.5 over their sum
+    skewed = Skewed(ratio=8).counts(10, 50_000, RNG(0))
     assert skewed[0] / skewed[-1] == pytest.approx(8, rel=0.01)
     assert skewed.mean() > np.median(skewed)
-    assert np.ptp(Uniform().counts(7, 100, DICE(0))) == 1
-    assert np.ptp(Quantity(alpha=1e6).counts(10, 1000, DICE(0))) <= 2
-    assert Quantity(alpha=1e-3).counts(10, 1000, DICE(0))[0] > 950
+    assert np.ptp(Uniform().counts(7, 100, RNG(0))) == 1
+    assert np.ptp(Quantity(alpha=1e6).counts(10, 1000, RNG(0))) <= 2
+    assert Quantity(alpha=1e-3).counts(10, 1000, RNG(0))[0] > 950
 
 
 def test_sizes_are_conserved_in_the_deal() -> None:
-    wanted = PowerLaw().counts(10, 1000, DICE(0)).tolist()
+    wanted = PowerLaw().counts(10, 1000, RNG(0)).tolist()
     for kind in (
         Iid(clients=10, sizes=PowerLaw(), test=0.0),
         Dirichlet(clients=10, alpha=0.3, sizes=PowerLaw(), test=0.0),

@@ -219,14 +219,14 @@ def test_what_others_send_makes_no_line_that_is_too_long(tmp_path: Path) -> None
     assert told["recipe"] == {"sha256": hashlib.sha256(json.dumps(recipe).encode()).hexdigest(), "bytes": 3_145_740}
 
 
-def test_a_log_that_is_put_aside_stays_one_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotated_log_stays_one_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "LONG", 1000)
     credentials = provisioned(tmp_path / "credentials", ["north"])
     path, archive = written(credentials / "north", 20), tmp_path / "archive"
-    aside = sorted(path.parent.glob("audit-*.jsonl"))
-    assert len(aside) > 2
-    assert max(file.stat().st_size for file in [*aside, path]) < 1500
-    noted = json.loads(aside[0].read_text().splitlines()[-1])["digest"]
+    rotated = sorted(path.parent.glob("audit-*.jsonl"))
+    assert len(rotated) > 2
+    assert max(file.stat().st_size for file in [*rotated, path]) < 1500
+    noted = json.loads(rotated[0].read_text().splitlines()[-1])["digest"]
     assert verify(path).lines == 20
     assert knows(path, noted)
     server = AuditLog(credentials / "server")
@@ -234,7 +234,7 @@ def test_a_log_that_is_put_aside_stays_one_chain(tmp_path: Path, monkeypatch: py
     server.write("received", site="north", run="ab", task=0, body=f"{0:032x}")
     assert missing(path, server.path) == []
     archive.mkdir()
-    for file in aside[:2]:
+    for file in rotated[:2]:
         file.rename(archive / file.name)
     with pytest.raises(SettingError, match=r"line 1 of .* it is line \d+ of the log, so name the folder"):
         verify(path)
@@ -245,8 +245,8 @@ def test_a_log_that_is_put_aside_stays_one_chain(tmp_path: Path, monkeypatch: py
     path.rename(path.with_name(f"audit-{first:09d}.jsonl"))  # a process that is killed after that
     AuditLog(path.parent).write("started", party="north")
     assert verify(path, archive).lines == 21
-    (archive / aside[1].name).unlink()
-    with pytest.raises(SettingError, match=f"line {aside[1].stem[-2:].lstrip('0')} of .* does not follow"):
+    (archive / rotated[1].name).unlink()
+    with pytest.raises(SettingError, match=f"line {rotated[1].stem[-2:].lstrip('0')} of .* does not follow"):
         verify(path, archive)
 
 

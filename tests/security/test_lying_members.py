@@ -170,14 +170,14 @@ def test_who_lies_later_is_named_and_the_sum_is_right(case: str) -> None:
 
 @pytest.mark.parametrize("shows", ["what it published", "something else"])
 def test_who_sends_garbage_shows_what_it_published_or_is_left_out(shows: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = key_material.sealed_for
+    real = key_material.encrypted_for
 
-    def sealed(graph: MaskingGraph, client: int, root: bytes, both: Any) -> dict[int, bytes]:
+    def encrypted(graph: MaskingGraph, client: int, root: bytes, both: Any) -> dict[int, bytes]:
         boxes = real(graph, client, root, both)
         return {to: bytes(len(box)) for to, box in boxes.items()} if client == BAD else boxes
 
     for module in (key_queries, share_checks):
-        monkeypatch.setattr(module, "sealed_for", sealed)
+        monkeypatch.setattr(module, "encrypted_for", encrypted)
     clients = WithOneLiar({} if shows == "what it published" else {"show_shares": garbled(SHARES)}, threshold=1.0)
     if shows == "what it published":  # six neighbours dispute it, and seven shares open a mask
         assert clients.right(clients.sum(), range(COUNT))

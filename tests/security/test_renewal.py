@@ -66,8 +66,8 @@ class Gate:
         self.listener.shutdown()
         self.listener.server_close()
 
-    def connect(self, kit: Path) -> ssl.SSLSocket:
-        made = tls.context(files(kit, "client"), False)
+    def connect(self, folder: Path) -> ssl.SSLSocket:
+        made = tls.context(files(folder, "client"), False)
         with closing(socket.create_connection(self.address)) as plain:  # which the other one takes over
             connection = made.wrap_socket(plain)
         self.opened.append(connection)
@@ -82,9 +82,9 @@ class Gate:
         except OSError:
             return False
 
-    def admits(self, kit: Path) -> bool:
+    def admits(self, folder: Path) -> bool:
         try:
-            return self.served(self.connect(kit))
+            return self.served(self.connect(folder))
         except OSError:
             return False
 

@@ -310,11 +310,11 @@ def test_hostile_paillier_numbers_are_refused(backend, name, number):
     owner = made.owner([size])
     evaluator = made.evaluator(owner.announcement, [size])
     bad = int(number(owner._key.public.n, owner._key._halves[0].p)).to_bytes(512, "little")
-    sealed = owner.encrypt(np.ones((4, 3)), size)
+    encrypted = owner.encrypt(np.ones((4, 3)), size)
     prepared = evaluator.prepare(np.ones((3, 4)) / 8, size)
     with pytest.raises(InvalidMessage, match=r"no ciphertexts under its key|not below its modulus"):
-        evaluator.multiply(sealed[:-512] + bad, prepared, size)
-    masked, _ = evaluator.multiply(sealed, prepared, size)
+        evaluator.multiply(encrypted[:-512] + bad, prepared, size)
+    masked, _ = evaluator.multiply(encrypted, prepared, size)
     with pytest.raises(InvalidMessage, match=r"no ciphertexts under its key|not below its modulus"):
         owner.decrypt(masked[:-512] + bad, size, np.zeros(3))
     assert name

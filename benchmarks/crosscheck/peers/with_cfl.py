@@ -1,7 +1,7 @@
 """CFL's authors' program: its clients, lengths, cosines, cut and means, in the loop of its notebook.
 
-Its sources lie in the folder clustered-federated-learning beside this environment's bin.  It links clusters completely,
-where the paper's algorithm 1 links them singly: the same cut where two groups pull apart, another one of noise.  Its
+Its sources lie in the folder clustered-federated-learning beside this environment's bin. It uses complete linkage,
+where the paper's algorithm 1 uses single linkage: the same cut of two separate groups, another one of noise. Its
 clients take a hundredth from the learning rate in each round, which is undone, and keep a fifth of the rows for tests.
 """
 

@@ -2,7 +2,7 @@
 
 Its sources lie in the folder FL-bench beside this environment's bin.  Servers are made without their files and logs.
 FedPer is HDAFL with the classifier private.  FedDyn's clients leave the proximal term to the optimizer's decay, which
-is given, and CFL's server links clusters completely, where the paper's algorithm 1 links them singly.  Its LG-FedAvg
+is given, and CFL's server uses complete linkage, where the paper's algorithm 1 uses single linkage.  Its LG-FedAvg
 shares the first layers, where the paper shares the last ones, and its APFL takes the gradient of the global model's
 step a second time, so both are left out.  Its data sets and the networks of torchvision are not used, so it needs no
 torchvision.

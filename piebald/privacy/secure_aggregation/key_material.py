@@ -65,7 +65,7 @@ def share_digests(both: bytes, graph: MaskingGraph, owner: int, holder: int) -> 
     return b"".join(share_digest(share, which, graph, owner, holder) for which, share in halves.items())
 
 
-def sealed_for(graph: MaskingGraph, client: int, root: bytes, both: Mapping[int, bytes]) -> dict[int, bytes]:
+def encrypted_for(graph: MaskingGraph, client: int, root: bytes, both: Mapping[int, bytes]) -> dict[int, bytes]:
     """The box with a client's two shares for each of its neighbours."""
     return {to: masks.encrypt_box(box_key(root, graph, to, client, to), both[to]) for to in graph.neighbours[client]}
 

@@ -31,12 +31,12 @@ from piebald.privacy.secure_aggregation.key_material import (
     DIGESTS,
     ROOT,
     commitment,
+    encrypted_for,
     key_claim,
     own_seed,
     proof,
     public_keys,
     root_of,
-    sealed_for,
     share_digests,
     shares_by_holder,
 )
@@ -173,7 +173,7 @@ class ShareKeys(KeyQuery):
         secrets.kept.update({CONTEXT: rows([graph.context], masks.KEY), **graph.vectors()})
         client = secrets.client
         both = shares_by_holder(graph, client, root)
-        boxes = sealed_for(graph, client, root, both)
+        boxes = encrypted_for(graph, client, root, both)
         published = [share_digests(both[holder], graph, client, holder) for holder in graph.holders(client)]
         return {
             SHARES: rows([boxes[to] for to in graph.neighbours[client]], BOX),

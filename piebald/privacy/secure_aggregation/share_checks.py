@@ -30,8 +30,8 @@ from piebald.privacy.secure_aggregation.key_material import (
     DIGESTS,
     box_key,
     dispute_claim,
+    encrypted_for,
     root_of,
-    sealed_for,
     share_digests,
     shares_by_holder,
 )
@@ -99,7 +99,7 @@ class ShowShares(KeyQuery):
             raise Declined(f"{len(shown)} neighbours dispute their shares, and {graph.threshold} shares open a mask")
         root = root_of(secrets)
         both = shares_by_holder(graph, client, root)
-        boxes = sealed_for(graph, client, root, both)
+        boxes = encrypted_for(graph, client, root, both)
         for reader, signature in zip(readers, signed, strict=True):
             digests = share_digests(both[reader], graph, client, reader)
             claim = dispute_claim(graph, client, reader, boxes[reader], digests)

@@ -80,7 +80,7 @@ class SecureAggregation(MaskingTransform):
             `gaussian` where there is one (with its noise, if that is added at the client), otherwise 8.
         bits: of a number that travels, 32 or 64.
         heaviest: the largest weight of a client; None is 1 where all weights are equal, otherwise 10,000.
-        aggregation: how clients weigh their updates, as a table; set by the recipe.
+        aggregation: the weights of updates, as the table of an aggregator; set by the recipe.
         vectors: shapes of the other vectors of an update, by name; set by the recipe.
         packing: what says which numbers of an update are sent, as a table, None for all of them; set by the recipe.
     """

@@ -41,7 +41,7 @@ class EngineContext:
         rng_versions = [rng_version] * len(self.stack.clients)
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
 
-    def aside(self) -> EngineContext:
+    def with_other_rng(self) -> EngineContext:
         rng_versions = [f"{version}.aside" for version in self.stack.rng_versions]
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
 

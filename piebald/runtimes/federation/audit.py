@@ -1,7 +1,7 @@
 """The audit log of a party: who joined, what left which site and what allowed it, as a chain of digests.
 
     <credentials>/audit.jsonl             one JSON object a line: line, at, event, what it is about, previous, digest
-    <credentials>/audit-000000001.jsonl   the lines from this one on, put aside when they were 16 MB
+    <credentials>/audit-000000001.jsonl   the lines from this one on, rotated at 16 MB
     <credentials>/audit.head              number and digest of the last line
 
 `digest` is the SHA-256 of the line without it, and `previous` that of the line before.  So whoever changes, removes or
@@ -13,7 +13,7 @@ Whoever writes a log and its head anew leaves a chain as well.  The head must th
 else has noted, or the log with that of the other side (`missing`) or with the results of a run.  A line is on the disk
 before what it tells of leaves.
 
-The chain goes on from one file to the next, so a file that is put aside can be moved to an archive: who checks the
+The chain goes on from one file to the next, so a rotated file can be moved to an archive: who checks the
 chain then names the folder where it lies.
 """
 
@@ -37,8 +37,8 @@ from piebald.private_files import write_private
 
 FILE = "audit.jsonl"
 HEAD = "audit.head"
-LONG = 16 << 20  # bytes of a file before it is put aside
-_ASIDE = re.compile(r"audit-(\d{9,})\.jsonl")
+LONG = 16 << 20  # bytes of a file before it is rotated
+_ROTATED = re.compile(r"audit-(\d{9,})\.jsonl")
 _NOTED = re.compile(r"(\d{1,18}) ([0-9a-f]{64})\n")
 _FIRST = "0" * 64
 _END = re.compile(rb',"digest":"([0-9a-f]{64})"\}')
@@ -72,7 +72,7 @@ class AuditLog:
         with self._lock:
             if self.path.is_symlink():
                 raise SettingError(f"{self.path} is a link, and the log would be written elsewhere: remove it")
-            self._put_aside()
+            self._rotate()
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
             with os.fdopen(handle, "r+b") as file:
                 size = self._end(file)
@@ -97,7 +97,7 @@ class AuditLog:
             about = {"event": "audit", "lines": self._line, "head": self._head, "log": str(self.path)}
             log.info("the audit log %(log)s has %(lines)d lines, and its head is %(head)s: keep it elsewhere", about)
 
-    def _put_aside(self) -> None:
+    def _rotate(self) -> None:
         """Rename a file that is long, so that the next line begins another one."""
         if not self._read or self.path.stat().st_size < LONG:
             return
@@ -117,7 +117,7 @@ class AuditLog:
         if whole:
             last = whole[:-1].rpartition(b"\n")[2]
             self._line, self._head = _checked(self.path, last, None, None)
-        elif earlier := _aside(self.path.parent):  # it was killed after it had put the file aside
+        elif earlier := _rotated(self.path.parent):  # it was killed after the rotation of the file
             for self._line, _, self._head in _lines(earlier[max(earlier)], None, None):
                 pass
         self._follow_head()
@@ -200,11 +200,11 @@ class Verified:
 
 
 def verify(path: Path, archive: Path | None = None) -> Verified:
-    """Check the chain of an audit log, with the files that were put aside.
+    """Check the chain of an audit log, with the rotated files.
 
     Args:
         path: the log.
-        archive: the folder where files that were put aside have been moved to.
+        archive: the folder where rotated files have been moved to.
 
     Raises:
         SettingError: it cannot be read, a line does not follow from the one before (the first such line is named), or
@@ -258,11 +258,11 @@ def _result(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _entries(path: Path, archive: Path | None = None) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """The lines of a log whose chain holds so far: number, content and digest; first those that were put aside."""
+    """The lines of a log whose chain holds so far: number, content and digest; first those of rotated files."""
     number, head = 0, _FIRST
     folders = (path.parent,) if archive is None else (archive, path.parent)
-    aside = {place: one for folder in folders for place, one in _aside(folder).items()}
-    files = [aside[place] for place in sorted(aside)]
+    rotated = {place: one for folder in folders for place, one in _rotated(folder).items()}
+    files = [rotated[place] for place in sorted(rotated)]
     for file in [*files, path] if path.exists() else files:
         for line in _lines(file, number, head):
             yield line
@@ -283,11 +283,11 @@ def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[i
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
-def _aside(folder: Path) -> dict[int, Path]:
-    """The files that were put aside, by the number of their first line."""
+def _rotated(folder: Path) -> dict[int, Path]:
+    """The rotated files, by the number of their first line."""
     if not folder.is_dir():
         return {}
-    return {int(match[1]): path for path in folder.iterdir() if (match := _ASIDE.fullmatch(path.name))}
+    return {int(match[1]): path for path in folder.iterdir() if (match := _ROTATED.fullmatch(path.name))}
 
 
 def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> tuple[int, str]:

@@ -61,9 +61,9 @@ class LaterWork:
     ) -> Iterator[tuple[dict[int, int], list[ClientStack], list[float], SumRequest | None]]:
         """Take all of it out, what is not summed in one piece: counts of stacks by number, then all stacks."""
         waiting, self._waiting = self._waiting, {}
-        singly = {number: one for number, one in waiting.items() if one[2] is None}
+        single = {number: one for number, one in waiting.items() if one[2] is None}
         pieces = [{number: one} for number, one in waiting.items() if one[2] is not None]
-        for piece in [singly, *pieces] if singly else pieces:
+        for piece in [single, *pieces] if single else pieces:
             stacks = [stack for mine, _, _ in piece.values() for stack in mine]
             costs = [cost for _, mine, _ in piece.values() for cost in mine]
             counts = {number: len(mine) for number, (mine, _, _) in piece.items()}
