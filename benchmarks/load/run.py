@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -91,25 +92,23 @@ class Crowd:
 
     def kill_group(self, group: int) -> None:
         """Kill a process of sites, and start it again."""
-        self.sites[group].kill()
-        self.sites[group].wait()
+        _end(self.sites[group])
         self.sites[group] = self._sites(self.groups[group])
 
     def kill_server(self) -> None:
         """Kill the server, and take the run up again."""
-        self.server.kill()
-        self.server.wait()
+        _end(self.server)
         self.server = self._spawn("resume", str(self.out))
 
     def version(self) -> int:
-        """Steps that are committed."""
+        """Steps that are recorded."""
         if not (self.out / "run.db").exists():
             return 0
         with RunStore.open_read_only(self.out) as store:
             return store.version
 
     def wait_for(self, version: int) -> None:
-        """Wait until so many steps are committed."""
+        """Wait until so many steps are recorded."""
         until = time.monotonic() + PATIENCE
         while self.version() < version:
             if self.server.poll() is not None or time.monotonic() > until:
@@ -125,9 +124,17 @@ class Crowd:
     def close(self) -> None:
         """End everything."""
         for process in (self.server, *self.sites):
-            process.kill()
-            process.wait()
+            _end(process)
         self.link.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and close the pipe to it."""
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):  # of a command that it did not read any more
+            process.stdin.close()
 
 
 def _rows(path: Path) -> Path:

@@ -29,11 +29,16 @@ from tests import processes
 HOWTO = pages.ROOT / "docs" / "howto"
 FEDERATION, OPERATE, KEEP = (transcripts(HOWTO / f"{name}.md") for name in ("federation", "operate", "keep-running"))
 SITES = ("north", "south", "east")
-RARE = (  # lines of logs that need 20 seconds without a word, private layers, or a site that does not stay
+RARE = (  # lines of logs that need 20 seconds without a word, private layers, a site that does not stay, or a full disk
     "<time> waiting for ",
     "<time> this site goes on with the state",
     "the run is over",
     "hdafl (seed <n>): server step",
+    "<time> the number of updates ",
+    "<time> the status ",
+    "<time> credentials/north cannot be written",
+    "<time> results cannot be taken",
+    "server step <n> could not be recorded",
 )
 # Commands of these pages that are not run here, and what compares their output instead.
 ELSEWHERE = {
