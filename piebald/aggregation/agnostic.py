@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the mixture of clients on which the model is worst is sought while it trains."""
+"""Agnostic federated learning: weights move towards the mixture of clients on which the model is worst."""
 
 from __future__ import annotations
 

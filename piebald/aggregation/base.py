@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Aggregator(Component):
     """How the updates of a step are combined.
 
-    An aggregator sees single updates, unless it is a `aggregation.Linear`, whose weighted sum may be formed where
+    An aggregator sees single updates, unless it is an `aggregation.Linear`, whose weighted sum may be formed where
     clients train or under encryption.
     """
 
@@ -58,10 +58,10 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
 
 @runtime_checkable
 class PreparesCohort(Protocol):
-    """An aggregator that must know something before it weighs updates, e.g. scores that clients give."""
+    """An aggregator that needs more before it weights updates, e.g. scores from clients."""
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
-        """The cohort with what was found out, among its updates' metrics."""
+        """The cohort, with what was found out in the metrics of its updates."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Credit: an auto-encoder learns what updates look like, and who does not look so counts little."""
+"""Credit: weights from the error with which an auto-encoder of updates reconstructs each of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from piebald.randomness import torch_generator
 
 
 class Credit(Robust):
-    """Updates that an auto-encoder rebuilds badly get little credit (Li, Cheng, Liu, Wang, Chen 2019).
+    """Updates that an auto-encoder reconstructs badly get small weights (Li, Cheng, Liu, Wang, Chen 2019).
 
     "Abnormal client behavior detection in federated learning": each update is cut down to `numbers` of its numbers
-    (the paper's surrogate vector; here evenly spread over all layers), an auto-encoder rebuilds it, the anomaly score A
-    is the error, and update k counts n_k A_k^-power.
+    (the paper's surrogate vector; here evenly spread over all layers), an auto-encoder reconstructs it, the anomaly
+    score A is the error, and update k counts n_k A_k^-power.
 
     The paper trains the auto-encoder beforehand, on the updates of a public data set.  A context without one has only
     the updates of this step, so it is trained on those, each cut to the median length so that a scaled update cannot
@@ -27,7 +27,7 @@ class Credit(Robust):
     Attributes:
         power: L of the paper, at least 0; 0 is a plain mean.
         numbers: of one surrogate vector, at most.
-        hidden: width of the auto-encoder's middle; a wide one learns the odd ones by heart.
+        hidden: width of the auto-encoder's middle; a wide one reconstructs unusual updates, too.
         steps: of training it, with Adam.
         weighting: n_k: all "equal" or by "examples".
     """

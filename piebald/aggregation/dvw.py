@@ -27,8 +27,8 @@ class Dvw(Linear):
     and scored; its own client sends its matrix along with the model (the paper's count of models exchanged, below
     figure 8).  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
     Where transforms change updates, and in tasks without classes, a model also goes back to its own client.
-    Regression tasks are weighted by 1 / (mean validation loss), which is ours: the paper leaves them open, and this
-    has no scale of its own, since shares are made of it.
+    Regression tasks are weighted by 1 / (mean validation loss), which is ours: the paper leaves them open, and its
+    scale does not matter, since weights are divided by their sum.
 
     Attributes:
         score: "micro_f1" (eq. 3), "accuracy", "macro_f1", "geometric_mean" or "matthews"; negative ones count 0.

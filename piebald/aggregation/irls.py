@@ -14,7 +14,7 @@ from piebald.contracts import Cohort
 
 
 class Irls(Robust):
-    """Each parameter's values are sorted and fitted by a line; who lies off it counts less (Fu et al. 2019).
+    """Each parameter's values are sorted and fitted by a line; values far from it count less (Fu et al. 2019).
 
     For one parameter over n clients: x is a value's rank, y the value.  The line is the repeated-median one (Siegel
     1982).  Residuals are divided by 1.4826 (1 + 5 / (n - 1)) times their median, which gives e; with the leverage h

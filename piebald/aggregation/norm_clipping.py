@@ -14,8 +14,8 @@ class NormClipping(Robust):
     """Updates longer than a bound are scaled down to it, then averaged (Sun et al. 2019, "Can you really backdoor
     federated learning?").
 
-    No share of attackers is detected; each moves the mean by its share of the bound at most.  So it resists
-    scaled-up models, not against many attackers.
+    No share of attackers is detected; each moves the mean by its share of the bound at most.  So it protects
+    against scaled-up models, not against many attackers.
 
     Attributes:
         bound: longest update, None for the median length of the updates of this step (safe below half attackers).

@@ -38,8 +38,9 @@ class ProductAverage(Aggregator):
 
     Attributes:
         average: of the clients' "models", as in FlexLoRA, or of their "changes", B A + sum_k p_k (B_k A_k - B_k0 A_k0)
-            with what the client started from.  With models, a client of low rank says zero of what it was not sent, so
-            that it fades; with changes it stays.  Where all have one rank and the same start, both are the same.
+            with what the client started from.  With models, a client of low rank contributes zeros for what it was not
+            sent, so that it decays; with changes it stays.  Where all have one rank and the same start, both are the
+            same.
     """
 
     takes_parts: ClassVar[bool] = True

@@ -46,12 +46,12 @@ class QFair(Linear):
 
 
 def initial_loss(update: Update) -> float:
-    """The loss that an update carries; 0 for a client that does not say one, which so gains nothing by it."""
+    """The loss that an update carries; 0 for a client that reports none, so that it gains nothing by that."""
     return float(update.metrics.get("initial_loss", 0.0))
 
 
 def needs_initial_loss(kind: str, recipe: RecipeComponents) -> str | None:
-    """Why an aggregator that weighs by losses cannot work beside a trainer that does not send them, or None."""
+    """Why an aggregator that weights by losses cannot work beside a trainer that does not send them, or None."""
     trainer = recipe.training.table()["kind"]
     if trainer == "initial_loss":
         return None

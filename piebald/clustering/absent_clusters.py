@@ -1,4 +1,4 @@
-"""Clusters none of whose clients was asked this time: who of those that were belongs to them?"""
+"""Clusters none of whose clients was asked in this round, and which of the round's clients belong to them."""
 
 from __future__ import annotations
 

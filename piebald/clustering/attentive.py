@@ -1,4 +1,4 @@
-"""FedAMP: every client has a model at the server, drawn towards those of clients whose models are alike."""
+"""FedAMP: every client has a model at the server, moved towards those of clients with similar models."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Attentive(Clustering):
     the plain mean of all these models.
 
     Attributes:
-        alpha: alpha_k of the paper, step towards the others, at least 0; with 0 nobody learns from anybody.
-        sigma: how far apart models may be that learn from one another, as a squared length, above 0.
+        alpha: alpha_k of the paper, step towards the others, at least 0; with 0 clients do not learn from one another.
+        sigma: scale of the squared distance within which models learn from one another, above 0.
     """
 
     from_current_model: ClassVar[bool] = True

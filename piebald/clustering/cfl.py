@@ -15,16 +15,16 @@ from piebald.contracts import Cohort, ServerContext
 
 
 class Cfl(Clustering):
-    """Clusters are cut in two by the cosines of updates, again and again (Sattler, Müller, Samek 2020, algorithm 2).
+    """Clusters are repeatedly cut in two by the cosines of updates (Sattler, Müller, Samek 2020, algorithm 2).
 
-    A cluster is cut when it has settled and its members have not: the mean update is shorter than `eps1` and the
-    longest one longer than `eps2`.  The cut is the one with the least largest cosine between both sides (algorithm 1:
-    single linkage), and is made if gamma_max < sqrt((1 - that cosine) / 2) (theorem 1).  Both halves begin with the
-    cluster's model.  Clusters are never joined again.  Updates are compared by their trained parameters: running
-    statistics of batch norms, which are no gradients, would fill most of their length.
+    A cluster is cut when its mean has converged and its members have not: the mean update is shorter than `eps1`
+    and the longest one longer than `eps2`.  The cut is the one with the least largest cosine between both sides
+    (algorithm 1: single linkage), and is made if gamma_max < sqrt((1 - that cosine) / 2) (theorem 1).  Both halves
+    begin with the cluster's model.  Clusters are never joined again.  Updates are compared by their trained
+    parameters: running statistics of batch norms, which are no gradients, would fill most of their length.
 
     The authors' program, and FL-bench after it, join the two groups of which the least cosine is largest (complete
-    linkage), which is not the cut of algorithm 1.  Where two groups pull apart, both cuts are the same.
+    linkage), which is not the cut of algorithm 1.  Where there are two clear groups, both cuts are the same.
 
     The paper's thresholds are lengths and go with the learning rate and the network, so by default they are taken
     relative to the longest update of the cluster's first step, which is what `relative` says.

@@ -69,7 +69,7 @@ class Distfl(Clustering):
 
     A client that was not asked keeps its cluster and model.  An uploaded model over `reach` times as long as the median
     one is left out of the mean and trains on alone.  Clusters keep their numbers from round to round.  One of them is
-    taken for normal: its model represents the run, and newcomers start from it.  Private layers keep the run's first
+    the normal cluster: its model represents the run, and newcomers start from it.  Private layers keep the run's first
     numbers in the comparison, since only their clients know them.  Without batch norm, the trainer `with_moments`
     uploads what is needed.
 

@@ -53,7 +53,7 @@ class HoldsRows(Protocol):
 
 
 class Clients(HoldsRows, Protocol):
-    """Who holds what.  Clients are numbered from 0; their rows are fetched only when asked for.
+    """The clients and their rows.  Clients are numbered from 0; their rows are fetched only when asked for.
 
     They may offer more: `InMemory`, `HasServerRows`, `HasPublicRows`, `RowsAtSites`.
     """
@@ -101,7 +101,7 @@ class HasServerRows(Protocol):
 
 @runtime_checkable
 class HasPublicRows(Protocol):
-    """Clients that have some rows in common, which are no secret of anybody's; never those of `Clients.common`."""
+    """Clients that have some rows in common, which are not secret; never those of `Clients.common`."""
 
     @property
     def public_rows(self) -> Rows | None:
@@ -119,7 +119,7 @@ class RowsAtSites(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """How fast a client is.  The default is instant and always there.
+    """The speed and the availability of a client.  The default is instant and always available.
 
     Attributes:
         seconds_per_step: time of one optimizer step.

@@ -19,7 +19,7 @@ class OwnChoice(Query):
     """The query by which a client finds its own model, by its validation rows, when the run has ended (`keep`).
 
     The answer is a model [p], as vector "model", and metrics that `record` makes a record of.  It is meant for the
-    client itself: a site answers it to nobody.
+    client itself: a site does not send it.
 
     Attributes:
         split: the rows on which the chosen model is judged afterwards, None for no judgement.

@@ -1,4 +1,4 @@
-"""Contracts of what one client keeps secret."""
+"""Contracts of the secrets of one client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNATURE = 1024  # bytes of a signature with the certificate behind it
 
 
 class Signer(Protocol):
-    """How a client vouches for what it tells others through the server, and checks what they tell it."""
+    """Signatures of a client for what it sends to others through the server, and checks of theirs."""
 
     def sign(self, text: bytes) -> bytes:
         """A signature of `SIGNATURE` bytes."""
@@ -49,7 +49,7 @@ class SumDemands(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientSecrets:
-    """What one client keeps secret, for keys and masks.
+    """The secrets of one client, for keys and masks.
 
     Attributes:
         client: its number.

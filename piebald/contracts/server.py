@@ -98,7 +98,7 @@ class QueryRequest:
 
 
 class AsksClients(Protocol):
-    """Who can ask clients and judge their answers: what it takes to agree with them on keys."""
+    """The server as key agreement sees it: it asks clients, and checks their answers."""
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
         """Put queries to clients and wait for all answers, in the order of the requests.
@@ -108,14 +108,14 @@ class AsksClients(Protocol):
         """
 
     def exclude_client(self, client: int, reason: str) -> None:
-        """Ask a client for nothing more in this run, since what it sent is wrong beyond doubt; say so and record it."""
+        """Exclude a client from the rest of the run, because what it sent is certainly wrong; log and record it."""
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
         """Whether a client has signed this text; true where the runtime cannot check it, so clients must, too."""
 
 
 class ServerContext(AsksClients, Protocol):
-    """What the server's loop offers to components that work at the server.
+    """The interface of the server's loop for components at the server.
 
     Attributes:
         spec: the model, its layout and the objective; `spec.seed` is the run's.
@@ -195,7 +195,7 @@ class KeyAgreement(Protocol):
 
 
 class RunRecorder(Protocol):
-    """Where the server writes what happened; `report.store` keeps it in a run folder."""
+    """The record of a run, written by the server; `report.store` keeps it in a run folder."""
 
     @property
     def lasts(self) -> bool:

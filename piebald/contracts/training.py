@@ -260,7 +260,7 @@ class StepsOutcome:
 
 
 class ClientContext(Protocol):
-    """What client code is given by an engine: training and evaluation on the data of a stack of clients."""
+    """The interface of an engine for client code: training and evaluation on the data of a stack of clients."""
 
     @property
     def initial(self) -> Tensor:
@@ -333,7 +333,7 @@ class ClientContext(Protocol):
         """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
 
     def rows(self, split: Split) -> list[Rows]:
-        """The clients' own rows, for what is told of them without a model."""
+        """The clients' own rows, for queries without a model."""
 
     def noise_keys(self) -> list[int]:
         """A key of 256 bits for each client, from which `noise.NoiseSource` draws noise that belongs to this task.

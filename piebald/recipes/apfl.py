@@ -20,7 +20,7 @@ def apfl(
     adaptive: bool = True,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg, and for each client a mixture of the global model and one of its own, with a weight that it learns.
+    """FedAvg, and for each client a mixture, with a learned weight, of the global model and a model of its own.
 
     All clients count the same, as in the paper.
     """

@@ -23,7 +23,7 @@ def fedala(
     adaptive_layers: str | tuple[str, ...] = "classifier",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg whose clients learn how much of each number of the global model's higher layers to take over."""
+    """FedAvg whose clients learn for each parameter of the higher layers how much of the global one to take over."""
     trainer = AdaptiveLocalAggregation(
         weight_lr=weight_lr, weight_share=weight_share, adaptive_layers=adaptive_layers, **training
     )

@@ -17,5 +17,5 @@ from piebald.training.sgd import SgdSettings
 def fedamp(
     cohort: CohortSize = 1.0, alpha: float = 0.1, sigma: float = 1.0, mu: float = 0.1, **training: Unpack[SgdSettings]
 ) -> Recipe:
-    """A model for each client, drawn towards the models of those whose models are like its own."""
+    """A model for each client, moved towards the models of clients with similar models."""
     return fedavg(cohort).with_(training=LastTrained(mu=mu, **training), clustering=Attentive(alpha=alpha, sigma=sigma))

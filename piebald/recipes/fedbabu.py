@@ -1,4 +1,4 @@
-"""FedBABU: the body is trained together under a head that nobody trains, then each client fine-tunes."""
+"""FedBABU: the body is trained together under a fixed head, then each client fine-tunes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fedbabu(
     tune: Literal["all", "shared", "private"] = "all",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg of the body, under a head that keeps its first values; each client fine-tunes what it gets."""
+    """FedAvg of the body under a fixed head; each client fine-tunes the model for its own use."""
     return fedavg(cohort).with_(
         training=SharedOnly(tune_epochs=tune_epochs, tune=tune, **training), sharing=AllExcept(private_layers=private)
     )

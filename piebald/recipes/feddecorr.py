@@ -17,5 +17,5 @@ from piebald.training.sgd import SgdSettings
     Decorrelation,
 )
 def feddecorr(cohort: CohortSize = 1.0, beta: float = 0.1, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg whose clients keep the features of a batch from correlating."""
+    """FedAvg with a penalty on the correlation of a batch's features."""
     return fedavg(cohort).with_(training=Decorrelation(beta=beta, **training))

@@ -1,4 +1,4 @@
-"""FedLC: logits calibrated by the labels that a client has."""
+"""FedLC: logits calibrated by the classes of a client's rows."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from piebald.training.sgd import SgdSettings
 
 @recipe("Zhang et al. 2022, Federated learning with label distribution skew via logits calibration", LogitCalibration)
 def fedlc(cohort: CohortSize = 1.0, tau: float = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg whose clients unlearn less of the classes of which they have few rows."""
+    """FedAvg with logits calibrated by how many rows of each class a client has."""
     return fedavg(cohort).with_(training=LogitCalibration(tau=tau, **training))

@@ -1,4 +1,4 @@
-"""FedMD: outputs for public rows travel, models stay."""
+"""FedMD: clients exchange outputs for public rows instead of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedPHP: clients keep a mean of the models that they have trained, and learn its features again."""
+"""FedPHP: clients keep a mean of the models that they have trained, and train towards its features."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from piebald.training.sgd import SgdSettings
 def fedphp(
     cohort: CohortSize = 1.0, lam: float = 0.05, mu: float = 0.9, horizon: int = 100, **training: Unpack[SgdSettings]
 ) -> Recipe:
-    """FedAvg whose clients keep a mean of the models that they have trained, use it, and learn its features again."""
+    """FedAvg whose clients keep and use a mean of the models that they have trained, and train towards its features."""
     return fedavg(cohort).with_(training=InheritedPrivate(lam=lam, mu=mu, horizon=horizon, **training))

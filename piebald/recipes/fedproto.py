@@ -1,4 +1,4 @@
-"""FedProto: prototypes of classes travel, models stay."""
+"""FedProto: clients exchange prototypes of classes instead of models."""
 
 from __future__ import annotations
 

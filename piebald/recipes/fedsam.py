@@ -14,5 +14,5 @@ from piebald.training.sharpness_aware import SharpnessAware
 
 @recipe("Qu et al. 2022, Generalized federated learning via sharpness aware minimization", SharpnessAware)
 def fedsam(cohort: CohortSize = 1.0, rho: float = 0.05, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg whose clients step along the gradient at the worst point near their model, two passes a step."""
+    """FedAvg with sharpness-aware steps: along the gradient at the worst point near the model, two passes a step."""
     return fedavg(cohort).with_(training=SharpnessAware(rho=rho, **training))

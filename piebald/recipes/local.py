@@ -14,5 +14,5 @@ from piebald.training.sgd import Sgd, SgdSettings
 
 @recipe("Baseline: every client alone", Sgd)
 def local(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """Every client trains a model of its own and sends nothing; it gets tasks as often as in the other recipes."""
+    """Every client trains a model of its own and sends nothing; it gets as many tasks as in the other recipes."""
     return fedavg(cohort, **training).with_(sharing=Nothing())

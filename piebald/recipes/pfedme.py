@@ -1,4 +1,4 @@
-"""pFedMe: personal models near the global one, which follows them."""
+"""pFedMe: personal models near the global one, which moves towards them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pfedme(
     server_lr: float = 1.0,
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Each client looks for a personal model near the global one, which follows the personal ones.
+    """Each client finds a personal model near the global one, which moves towards the personal ones.
 
     Algorithm 1; `server_lr` is its beta.  All clients count the same, as in the paper.
     """

@@ -1,4 +1,4 @@
-"""What a setting means and may be, read from the part that checks it: its docstring and its type."""
+"""The meaning, type and range of a setting, read from the component that checks it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from piebald.recipe_settings import ALIASES
 
 
 def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
-    """The part and the field that a recipe's setting ends up in; None for one that chooses between parts."""
+    """The component and the field that hold a recipe's setting; None for one that chooses between components."""
     axis, field = ALIASES.get(setting, (None, setting))
     for one in [axis] if axis else [one for one in Recipe.axes if one != "transforms"]:
         part = type(getattr(recipe, one))
@@ -28,7 +28,7 @@ def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
 
 @functools.cache
 def documented(part: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a part, or of a section of a file, and its parents say of each field."""
+    """The meaning of each field in the docstrings of a component, or of a section of a file, and of its parents."""
     found: dict[str, str] = {}
     for base in reversed(part.__mro__):
         if not base.__module__.startswith("piebald.") or not issubclass(base, BaseModel) or "__doc__" not in vars(base):

@@ -13,7 +13,7 @@ class ServerView(NamedTuple):  # made for every result, and a tuple is made four
     Attributes:
         version: server steps made.
         now: seconds on the runtime's clock;  stepped: when the last step was made.
-        available: clients that are there now and not excluded, busy or not;  idle: of these, not busy.
+        available: clients that are available now and not excluded, busy or not;  idle: of these, not busy.
         busy: clients with a task under way.
         requested: tasks sent since the last step;  outstanding: of these, still under way.
         waiting: updates that arrived and that no step has used.

@@ -36,7 +36,7 @@ def _built(groups: Any) -> tuple[LearnerGroup, ...]:
 
 
 class AdaptiveFrequency(Sgd):
-    """Train until further training no longer pays; what is trained for one request is a validation cycle (Metis,
+    """Train until the validation loss no longer falls; the training for one request is a validation cycle (Metis,
     section V).
 
     After every `epochs` epochs (1 in the paper) the loss on the client's validation rows is compared with the one
@@ -50,12 +50,12 @@ class AdaptiveFrequency(Sgd):
     Before its second task it knows no speed, and C3 applies only once 20 cycles have been noted.
 
     The paper leaves two things open.  The loss before the first epoch is that of the model received.  A loss that keeps
-    falling, or a great `vc_tomb`, would let a cycle go on without end: `cycles` ends it.
+    falling, or a large `vc_tomb`, would let a cycle go on without end: `cycles` ends it.
 
     Attributes:
         steps: not allowed here.
-        epochs: passes over the client's rows between two looks at the validation loss.
-        cycles: looks at the validation loss in one validation cycle, at most.  Ours: the paper has no limit.
+        epochs: passes over the client's rows between two evaluations of the validation loss.
+        cycles: evaluations of the validation loss in one validation cycle, at most.  Ours: the paper has no limit.
         vc_loss: VC_loss, in percent: a fall by no more than this is a failure.  vc_tomb: VC_tomb, failures that are
             tolerated.
         groups: clients with other thresholds, like [{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }].

@@ -1,4 +1,4 @@
-"""FedALA: a client learns, number by number, how much of the global model to take over."""
+"""FedALA: a client learns for each parameter how much of the global model to take over."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class HorizontalFlip(_OfImages):
 
 
 class GaussianNoise(Augmentation):
-    """Inputs with Gaussian noise on each number.  It protects nobody: it is drawn from the run's seed.
+    """Inputs with Gaussian noise on each number.  It does not protect privacy, since it is drawn from the run's seed.
 
     Attributes:
         deviation: standard deviation, above 0, in the unit of the inputs (images are in [0, 1]).
@@ -167,7 +167,7 @@ def _mixed(one: Tensor, two: Tensor, share: float) -> Tensor:
 
 
 class FunctionAugmentation(Augmentation):
-    """A function `f(x, y, rng)` of one's own, which returns the changed x and y.
+    """A function `f(x, y, rng)` of the user, which returns the changed x and y.
 
     In Python, the function itself may be given in the place of this component.  It must be found by its module and name
     wherever clients train, so it is no lambda.  It gets inputs and targets [b, ...] in the form that the clients' rows

@@ -1,4 +1,4 @@
-"""FedDecorr: features of a batch are kept from becoming copies of one another."""
+"""FedDecorr: a penalty on the correlation of a batch's features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What methods that look at a model's features ask of the model."""
+"""Requirements of methods that use a model's features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mean gradient at a model that stands still."""
+"""The mean gradient at a fixed model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class GradientSum:
-    """A `contracts.UpdateRule` that leaves the parameters where they are and sums the gradients of the steps."""
+    """A `contracts.UpdateRule` that keeps the parameters and sums the gradients of the steps."""
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
         return (StateVector("sum"),)

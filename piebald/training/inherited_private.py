@@ -1,4 +1,4 @@
-"""FedPHP, at the client: a mean of the models that it has trained teaches the next one."""
+"""FedPHP, at the client: the next model is regularized towards a mean of the models that it has trained."""
 
 from __future__ import annotations
 

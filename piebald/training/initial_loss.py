@@ -1,4 +1,4 @@
-"""SGD that also tells how badly the model that was sent fits."""
+"""SGD that also sends the loss of the model that was sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piebald.training.sgd import Sgd
 class InitialLoss(Sgd):
     """SGD; the update carries F_k(w_t), the loss of the model that was sent on the client's training rows.
 
-    The methods that care for the clients with the largest losses need it: q-FedAvg, TERM, agnostic federated learning.
+    Methods for fairness between clients need it: q-FedAvg, TERM, agnostic federated learning.
     It is sent as the metric "initial_loss", 0 without rows, and costs one pass over the rows.
     """
 

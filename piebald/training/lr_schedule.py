@@ -22,7 +22,7 @@ class LrSchedule(Component):
 
 
 class Constant(LrSchedule):
-    """Always 1."""
+    """The constant 1."""
 
     def factor(self, version: int) -> float:
         return 1.0
@@ -68,7 +68,7 @@ AnyLrSchedule = Annotated[
 
 
 class Warmup(LrSchedule):
-    """A straight rise to 1 over `rounds` server steps, then another schedule, which begins there.
+    """A linear rise to 1 over `rounds` server steps, then another schedule, which begins there.
 
     Attributes:
         rounds: server steps of the rise; the first one has its part already.
@@ -85,7 +85,7 @@ class Warmup(LrSchedule):
 
 
 class FunctionLrSchedule(LrSchedule):
-    """What a function `f(version)` of one's own returns.
+    """The value of a function `f(version)` of the user.
 
     In Python, the function itself may be given in the place of this component.  It must be found by its module and name
     wherever clients train, so it is no lambda.

@@ -1,4 +1,4 @@
-"""pFedMe: personal models near the shared one, which follows them."""
+"""pFedMe: personal models near the shared one, which moves towards them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MoreauEnvelope(Sgd):
     paper.)  The client uses its last t.  Statistics of batch norm are those of t.
 
     Attributes:
-        lam: lambda of the paper, above 0; where lr * lam is 2 or more, no search ends.
+        lam: lambda of the paper, above 0; where lr * lam is 2 or more, the search does not converge.
         eta: learning rate of w, above 0; w moves by the share eta * lam of its distance to t.
         inner_steps: K, gradient steps of each search.
     """

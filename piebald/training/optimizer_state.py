@@ -1,4 +1,4 @@
-"""What becomes of an optimizer's state between two tasks of a client.
+"""The state of a client's optimizer between two tasks.
 
 Three answers are in the literature:
 

@@ -20,13 +20,13 @@ _BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of 
 
 
 class Optimizer(Component):
-    """How a client's parameters move along their gradients: the setting `optimizer` of a trainer.
+    """How a client's parameters are updated from their gradients: the setting `optimizer` of a trainer.
 
     `lr`, `weight_decay` and `momentum` are settings of the trainer, since methods and schedules work with them.  Other
     settings of `torch.optim` are settings of the optimizer.  The update is arithmetic on flat vectors, number by
     number, written once for all engines.
 
-    Optimizers of one's own derive from this class and are named like any component.  `update` has to give the same
+    A user's own optimizers derive from this class and are named like any component.  `update` has to give the same
     numbers wherever a vector is cut.
     """
 

@@ -30,8 +30,8 @@ class Prototypes(Sgd):
     have, and which these are; the server sends back the mean of each over the clients that have the class.  lam times
     the mean squared difference from it is added to a row's loss, as in the authors' program (eq. 7 has the distance of
     a batch's mean feature).  Eq. 6 weighs prototypes by rows and divides by the number of clients as well; here, as in
-    the program, they count alike.  A class that no client of a step has keeps its prototype, and one that nobody has
-    had yet draws nothing.
+    the program, they count alike.  A class that no client of a step has keeps its prototype, and one that no
+    client has had yet has no term.
 
     Models may be unlike, as long as they have equally many features: nothing of a model is sent.  They are used with
     their own classifiers; `NearestPrototype` uses the prototypes.

@@ -1,4 +1,4 @@
-"""FedMD, at the client: learn from what all clients' models say of public rows, then from the own ones."""
+"""FedMD, at the client: learn from the mean outputs of all clients' models for public rows, then from its own rows."""
 
 from __future__ import annotations
 

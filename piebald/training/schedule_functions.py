@@ -1,4 +1,4 @@
-"""Schedules that are functions of one's own, named so that workers, sites and a resumed run find them."""
+"""Schedules that are functions of the user, named so that workers, sites and a resumed run find them."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class SharedOnly(Sgd):
-    """SGD on the shared layers under private ones that nobody trains, so that they are the same everywhere; each client
-    fine-tunes the model for its own use (Oh et al. 2022, "FedBABU: toward enhanced representation for federated image
-    classification", algorithm 1).
+    """SGD on the shared layers under private ones that are not trained, so that they are the same everywhere; each
+    client fine-tunes the model for its own use (Oh et al. 2022, "FedBABU: toward enhanced representation for federated
+    image classification", algorithm 1).
 
     The tuned model is computed whenever it is needed and is never sent.  The paper fine-tunes once, when training has
     ended; here every evaluation does, from the model of that round.

@@ -1,4 +1,4 @@
-"""FedSAM: clients look for flat minima."""
+"""FedSAM: sharpness-aware minimization at the clients."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ class StepSchedule(Component):
 
 
 class ConstantStepSchedule(StepSchedule):
-    """Always 1."""
+    """The constant 1."""
 
     def factor(self, step: int, steps: int) -> float:
         return 1.0
 
 
 class WarmupStepSchedule(StepSchedule):
-    """A straight rise, then 1.
+    """A linear rise to 1, then 1.
 
     Attributes:
         warmup: share of the steps, rounded up, over which the factor rises to 1 in equal parts; the first step has its
@@ -46,11 +46,11 @@ class WarmupStepSchedule(StepSchedule):
 
 
 class LinearStepSchedule(StepSchedule):
-    """A straight fall from 1 at the first step after a warm-up; the step behind the last one would have `floor`.
+    """A linear fall from 1 at the first step after a warm-up; the step after the last one would have `floor`.
 
     Attributes:
         warmup: share of the steps, rounded up, over which the factor rises to 1 in equal parts.
-        floor: where the fall ends.
+        floor: the factor at the end of the fall.
     """
 
     warmup: float = Field(default=0.0, ge=0, le=1)
@@ -75,7 +75,7 @@ class CosineStepSchedule(LinearStepSchedule):
 
 
 class FunctionStepSchedule(StepSchedule):
-    """What a function `f(step, steps)` of one's own returns.
+    """The value of a function `f(step, steps)` of the user.
 
     In Python, the function itself may be given in the place of this component.  It must be found by its module and name
     wherever clients train, so it is no lambda.

@@ -1,4 +1,4 @@
-"""Numbers of a few bits each, packed without gaps, and runs of ones; what comes from others is read within bounds."""
+"""Numbers of a few bits each, packed without gaps, and runs of ones; bytes from others are checked."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class WireContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compressed:
-    """A change on its way.
+    """A compressed change.
 
     Attributes:
         packed: the bytes [n] that are sent in its place.
@@ -65,7 +65,7 @@ class Compressed:
 
 
 class Compressor(Transform):
-    """What is sent in the place of a change, so that it takes fewer bytes.  It is the last transform of a recipe.
+    """A compressed form of changes, which takes fewer bytes.  It is the last transform of a recipe.
 
     The client packs its change, behind all other transforms, and the server unpacks it where it arrives, so everything
     else in a recipe sees changes [s] as ever.  Only vectors["model"] is packed; private layers are not in it, and other

@@ -208,6 +208,13 @@ class BySteps(Linear):
         return float(update.steps)
 
 
+class Faint(Linear):
+    """Weights of a hundredth of the loss."""
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return 0.01 * update.metrics["loss"]
+
+
 MASKED = {"kind": "secure_aggregation", "range": 4.0, "bits": 64}
 
 
@@ -216,6 +223,17 @@ def test_secure_aggregation_refuses_what_it_would_not_compute(aggregator: Linear
     recipe = recipes.fedavg(lr=0.1).with_(aggregation=aggregator)
     with pytest.raises(SettingError, match=f"{aggregator.kind} needs individual updates"):
         recipe.with_(transforms=[MASKED])
+
+
+def test_weights_that_masked_sums_would_round_away_are_not_taken_without_a_word() -> None:
+    """Before, the mean of clients with such weights was rounded to about a hundredth without a word."""
+    recipe = recipes.fedavg(lr=0.1).with_(aggregation=Faint(), transforms=["secure_aggregation"])
+    with pytest.warns(RuntimeWarning, match="set that to the largest weight of a client, or set bits = 64"):
+        piebald.run(recipe, federation(), model, **FEW)
+    finer = recipe.with_(transforms=[{"kind": "secure_aggregation", "heaviest": 0.1}])
+    plain = piebald.run(recipes.fedavg(lr=0.1).with_(aggregation=Faint()), federation(), model, **FEW)
+    masked = piebald.run(finer, federation(), model, **FEW)
+    torch.testing.assert_close(masked.model().weight, plain.model().weight, atol=1e-5, rtol=0)
 
 
 def test_secure_aggregation_computes_a_users_weighted_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
+_ROUGH = 1e-4  # of the range: a standard deviation of the rounding of the mean above which a warning is given
 
 
 class SumSettings(Protocol):
@@ -207,6 +209,14 @@ class SecureRound:
         if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
         weight = share * transform.heaviest
+        if 2 * off / share > _ROUGH * math.sqrt(clients):
+            warnings.warn(
+                f"secure_aggregation rounds the mean by more than {_ROUGH * transform.reach:g}, because weights are "
+                f"small beside its heaviest = {transform.heaviest:g}: set that to the largest weight of a client, or "
+                "set bits = 64",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         loss = decoded[1].item() / share * transform.loss_reach
         body = decoded[2:] * transform.reach
         vectors = {"model": transform.spread((body[:shared] * transform.heaviest).float(), context)}
