@@ -84,7 +84,7 @@ class SumPlan:
         """The largest Euclidean length of what changes in the sums when one row takes the place of another.
 
         Two numbers a and b of a column change its sums by a - b and a^2 - b^2, of which the squares add up to at most 4
-        in [-1, 1], at its ends; and two counts of a histogram.  A number in the place of a missing one changes less.
+        in [-1, 1], at its ends; and two counts of a histogram.  A number in place of a missing one changes less.
         """
         numbers = len(self.bounds) * (4 + 2 * (self.bins > 0))
         return math.sqrt(numbers + 2 * (len(self.categories) + len(self.tables)))

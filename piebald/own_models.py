@@ -1,4 +1,4 @@
-"""Models that some clients have in the place of the run's."""
+"""Models that some clients have in place of the run's."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def formed(value: Any) -> Form:
 
 
 def plain(value: Form) -> Any:
-    """A form as plain values, with lists in the place of tuples."""
+    """A form as plain values, with lists in place of tuples."""
     if isinstance(value, Mapping):
         return {name: list(shape) for name, shape in value.items()}
     return [list(one) if isinstance(one, tuple) else one for one in value]

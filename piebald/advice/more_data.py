@@ -198,8 +198,8 @@ def sentences(
             continue
         more = outlook(f"more {one.what}", one.gain, higher, near)
         what = {
-            "rows": "With all training rows in the place of half of them",
-            "clients": f"With all clients in the place of half of them, the {one.clients} that are in both",
+            "rows": "With all training rows in place of half of them",
+            "clients": f"With all clients in place of half of them, the {one.clients} that are in both",
         }[one.what]
         told.append(f"{what}{' gain' if one.what == 'clients' else f' {label} gains'} {amounts[one.what]}: {more}.")
         if one.before is not None:

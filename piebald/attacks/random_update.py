@@ -13,7 +13,7 @@ from piebald.randomness import torch_generator
 
 
 class RandomUpdate(Attack):
-    """Gaussian noise in the place of the change (Blanchard et al. 2017, the Gaussian attack).
+    """Gaussian noise in place of the change (Blanchard et al. 2017, the Gaussian attack).
 
     Attributes:
         sigma: standard deviation of each number (the paper's 200 is refused as too long a step by the default check).

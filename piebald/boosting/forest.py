@@ -17,7 +17,7 @@ Ints32 = NDArray[np.int32]
 
 PARTS = 4  # numbers of a node: split, number, gain, rows
 SENT = 2  # those that a client needs to predict
-LEAF, ABSENT = -1, -2  # what stands in the place of a split
+LEAF, ABSENT = -1, -2  # what stands in place of a split
 MOST_ROWS = 1 << 24  # training rows of a client: what float32 counts exactly
 MOST_TREES = 100_000
 MOST_COLUMNS = 4096

@@ -47,7 +47,7 @@ class LossBatch:
 
 
 class LocalLoss(Protocol):
-    """A loss in the place of the objective's while a client trains, for `ClientContext.run_sgd`."""
+    """A loss in place of the objective's while a client trains, for `ClientContext.run_sgd`."""
 
     @property
     def reads_features(self) -> bool:

@@ -122,8 +122,8 @@ class GroupSettings(Protocol):
 
     Attributes:
         layers: patterns, see `parameters.matching`.
-        lr: learning rate in the place of the trainer's, or None.
-        weight_decay: weight decay in the place of the trainer's, or None.
+        lr: learning rate in place of the trainer's, or None.
+        weight_decay: weight decay in place of the trainer's, or None.
     """
 
     @property
@@ -285,7 +285,7 @@ class ClientContext(Protocol):
         own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
         """Run mini-batch SGD from `model` [c, p] along  g + prox * (w - prox_center) + correction  (parameters only,
-        not buffers), or another optimizer (`SgdConfig.rule`) with this in the place of the gradient.
+        not buffers), or another optimizer (`SgdConfig.rule`) with this in place of the gradient.
 
         The proximal term belongs to the objective, so `clip` sees it; correction and weight decay are added after
         clipping.  `state` is the optimizer's, as in `SgdOutcome`; without it, the optimizer starts afresh.  Each call

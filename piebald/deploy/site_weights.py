@@ -14,7 +14,7 @@ log = logging.getLogger("piebald.federation")
 
 
 def with_own_weights(terms: RunTerms, weights: Mapping[str, str], folder: Path) -> tuple[RunTerms, Path | None]:
-    """The terms with this site's own folder in the place of the weights that the experiment names, and that folder.
+    """The terms with this site's own folder in place of the weights that the experiment names, and that folder.
 
     A site opens no path that a server gives it, and downloads nothing at its word.
 

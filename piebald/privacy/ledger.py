@@ -26,7 +26,7 @@ _MEANING = (
     "{pair}; a person with k rows is protected k times less). {who} No secret are which clients there are, and the "
     "columns, bounds and categories that were stated."
 )
-_PAIR = {"site": "one row in the place of another, since sites state how many rows they have"}
+_PAIR = {"site": "one row in place of another, since sites state how many rows they have"}
 _WHO = {
     "site": "Nobody needs to be trusted but the site itself, which adds noise to its own sums and counts them.",
     "server": "Who sums must be trusted: the noise is added to the sum.",

@@ -205,7 +205,7 @@ class RunStore:
         self._insert("score", rows)
 
     def confusion(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record columns of `confusion`, in the place of what was counted of the same clients at the same version."""
+        """Record columns of `confusion`, in place of what was counted of the same clients at the same version."""
         with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
             with schema.transaction(self._db):

@@ -58,7 +58,7 @@ class ClusterModel:
         self.model = self.keep(model)
 
     def kept(self, vectors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Vectors to keep in the place of others; what is the same tensor as before is kept already."""
+        """Vectors to keep in place of others; what is the same tensor as before is kept already."""
         return {name: one if one is before.get(name) else self.keep(one) for name, one in vectors.items()}
 
     def note_step(self, version: int) -> None:

@@ -47,7 +47,7 @@ class MaskedRounds:
         return self.transform.masked_reject_reason(result.update, work)
 
     def unmask(self, results: list[Result], make_context: MakeContext) -> tuple[list[Result], str | None]:
-        """The results with their common sum in the place of what was masked, or none of them and the reason."""
+        """The results with their common sum in place of what was masked, or none of them and the reason."""
         self.loss = None
         if self.transform is None or not results:
             return results, None

@@ -42,7 +42,7 @@ class ModelCache:
         self.sums = torch.zeros(size, dtype=torch.float64)  # W
 
     def swap(self, client: int, weight: float, model: Tensor, out: Tensor | None = None) -> None:
-        """Put a client's new model [s] in the place of its last one and write the global model into `out` [s].
+        """Put a client's new model [s] in place of its last one and write the global model into `out` [s].
 
         Args:
             client: whose.

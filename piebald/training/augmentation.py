@@ -169,7 +169,7 @@ def _mixed(one: Tensor, two: Tensor, share: float) -> Tensor:
 class FunctionAugmentation(Augmentation):
     """A function `f(x, y, rng)` of the user, which returns the changed x and y.
 
-    In Python, the function itself may be given in the place of this component.  It must be found by its module and name
+    In Python, the function itself may be given in place of this component.  It must be found by its module and name
     wherever clients train, so it is no lambda.  It gets inputs and targets [b, ...] in the form that the clients' rows
     have, and must draw all random numbers from the `torch.Generator` rng.
 

@@ -17,7 +17,7 @@ from piebald.errors import SettingError, unknown
 from piebald.model_spec import ModelSpec
 from piebald.parameters import copied
 
-AUTO = "auto"  # in the place of layers: the module says itself which
+AUTO = "auto"  # in place of layers: the module says itself which
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _NORMS = nn.modules.batchnorm
 

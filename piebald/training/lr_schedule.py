@@ -87,7 +87,7 @@ class Warmup(LrSchedule):
 class FunctionLrSchedule(LrSchedule):
     """The value of a function `f(version)` of the user.
 
-    In Python, the function itself may be given in the place of this component.  It must be found by its module and name
+    In Python, the function itself may be given in place of this component.  It must be found by its module and name
     wherever clients train, so it is no lambda.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""FedProto's inference: the class of the nearest prototype, in the place of the classifier's."""
+"""FedProto's inference: the class of the nearest prototype, in place of the classifier's."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class CosineStepSchedule(LinearStepSchedule):
 class FunctionStepSchedule(StepSchedule):
     """The value of a function `f(step, steps)` of the user.
 
-    In Python, the function itself may be given in the place of this component.  It must be found by its module and name
+    In Python, the function itself may be given in place of this component.  It must be found by its module and name
     wherever clients train, so it is no lambda.
 
     Attributes:

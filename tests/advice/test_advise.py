@@ -390,7 +390,7 @@ def test_numbers_to_predict_and_what_more_data_would_change(tmp_path: Path) -> N
         assert "odd" in (found.worse or {})
     assert found.spent.rounds <= 80
     rows_of, clients_of = found.more or ()
-    assert "With all training rows in the place of half of them" in text
+    assert "With all training rows in place of half of them" in text
     assert rows_of.gain is not None
     assert rows_of.clients == 6
     assert list(rows_of.points) == [0.25, 0.5, 1.0]

@@ -39,7 +39,7 @@ class Gone(Exception):
 
 
 class FakeRay:
-    """State actors in this process that die on command, in the place of Ray and of a connection."""
+    """State actors in this process that die on command, in place of Ray and of a connection."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.calls, self.deadly = 0, set[int]()

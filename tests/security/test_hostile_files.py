@@ -251,7 +251,7 @@ def read_all(folder: Path) -> None:
 
 
 def test_strange_values_in_a_database_are_one_sentence(tmp_path: Path) -> None:
-    """Before, numbers of 5,000 digits, deep nests and text in the place of numbers were raw errors."""
+    """Before, numbers of 5,000 digits, deep nests and text in place of numbers were raw errors."""
     ran(tmp_path / "run", rounds=1).close()
     whole = (tmp_path / "run" / "run.db").read_bytes()
     for change, says in STRANGE:

@@ -76,7 +76,7 @@ class WithOneLiar(Clients):
 
 
 def garbled(name: str, row: int = 0) -> Change:
-    """Another row in the place of one, or of all (-1)."""
+    """Another row in place of one, or of all (-1)."""
 
     def change(answer: Answer) -> Answer:
         answer[name] = answer[name].clone()

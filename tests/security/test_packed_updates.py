@@ -145,7 +145,7 @@ def test_what_is_packed_for_another_task_or_client_is_not_taken_for_it(folder: P
 
 
 def test_no_more_memory_is_taken_than_an_honest_update_takes() -> None:
-    """Before, zeros in the place of gaps took 140 times the model, and a bucket longer than it as much as it says."""
+    """Before, zeros in place of gaps took 140 times the model, and a bucket longer than it as much as it says."""
     layout = Layout.of(torch.nn.Linear(300, 300), frozenset())
     context, size = WireContext(layout, 0, 0, 0), layout.shared
     sparse, rounded = (

@@ -95,7 +95,7 @@ def test_noise_is_as_large_as_it_is_said_to_be_and_new_for_each_question(tmp_pat
     assert found.noise == pytest.approx(noise * influence * math.sqrt(3))
     assert found.privacy is not None
     assert found.privacy.epsilon_pld == pytest.approx(1.0, rel=1e-3)
-    assert "in the place of another" in found.privacy.meaning
+    assert "in place of another" in found.privacy.meaning
 
 
 CODES = {"x0": ("0", "1", "2"), "x2": ("0", "1")}

@@ -35,10 +35,10 @@ def product(backend, size, matrix, constant, coefficients, changed=lambda masked
     """One whole product; `changed` sees the masked message."""
     owner = backend.owner([size])
     evaluator = backend.evaluator(owner.announcement, [size])
-    ciphertext = owner.encrypt(matrix, size)
-    masked, mask = evaluator.multiply(ciphertext, evaluator.prepare(coefficients, size), size)
+    sealed = owner.encrypt(matrix, size)
+    masked, mask = evaluator.multiply(sealed, evaluator.prepare(coefficients, size), size)
     opened = owner.decrypt(changed(masked), size, constant)
-    for length, message in zip(backend.lengths(size), (ciphertext, masked, opened), strict=True):
+    for length, message in zip(backend.lengths(size), (sealed, masked, opened), strict=True):
         assert len(message) <= length.most
         assert not length.exact or len(message) == length.most
     announced = backend.announced([size])
@@ -119,9 +119,9 @@ def test_what_the_owner_opens_is_fresh_each_time_and_fills_its_range(backend):
     size = ProductSize(64, 2, 3, 1.0)
     owner = made.owner([size])
     evaluator = made.evaluator(owner.announcement, [size])
-    ciphertext = owner.encrypt(np.full((2, 3), 0.25), size)
+    sealed = owner.encrypt(np.full((2, 3), 0.25), size)
     prepared = [evaluator.prepare(np.full((64, 2), 0.5), size) for _ in range(2)]
-    seen = [owner.decrypt(evaluator.multiply(ciphertext, one, size)[0], size, np.zeros(3)) for one in prepared]
+    seen = [owner.decrypt(evaluator.multiply(sealed, one, size)[0], size, np.zeros(3)) for one in prepared]
     assert seen[0] != seen[1]
     if made.kind == "bfv":
         numbers = np.frombuffer(seen[0] + seen[1], dtype="<u8")
@@ -136,10 +136,10 @@ def test_another_key_is_noticed(backend):
     size = ProductSize(6, 4, 3, 1.0)
     owners = [made.owner([size]) for _ in range(2)]
     evaluator = made.evaluator(owners[0].announcement, [size])
-    ciphertext = owners[1].encrypt(np.ones((4, 3)), size)  # not the key that was announced
+    sealed = owners[1].encrypt(np.ones((4, 3)), size)  # not the key that was announced
 
     def whole():
-        masked, mask = evaluator.multiply(ciphertext, evaluator.prepare(np.ones((6, 4)) / 8, size), size)
+        masked, mask = evaluator.multiply(sealed, evaluator.prepare(np.ones((6, 4)) / 8, size), size)
         evaluator.unmask(owners[0].decrypt(masked, size, np.zeros(3)), mask, size)
 
     with pytest.raises(InvalidMessage, match=r"another key|not below its modulus"):
@@ -202,8 +202,8 @@ def test_noise_leaves_room_in_the_largest_product(backend):
     owner = made.owner([size])
     evaluator = made.evaluator(owner.announcement, [size])
     rng = np.random.default_rng(0)
-    ciphertext = owner.encrypt(rng.random((size.inner, 64)), size)
-    masked, _ = evaluator.multiply(ciphertext, evaluator.prepare(rng.random((8, size.inner)) / 500, size), size)
+    sealed = owner.encrypt(rng.random((size.inner, 64)), size)
+    masked, _ = evaluator.multiply(sealed, evaluator.prepare(rng.random((8, size.inner)) / 500, size), size)
     ciphertext = owner.he.ciphertext(split(masked, 1, "masked result")[0], "masked result", owner.he.last)
     assert owner._decryptor.invariant_noise_budget(ciphertext) >= 1
 

@@ -1,4 +1,4 @@
-"""Losses of a client's own in the place of the objective's, and the climb of sharpness-aware minimization."""
+"""Losses of a client's own in place of the objective's, and the climb of sharpness-aware minimization."""
 
 from __future__ import annotations
 

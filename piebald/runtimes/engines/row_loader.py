@@ -115,7 +115,7 @@ class RowLoader:
         return self.public(len(clients)) if config.rows == "public" else self.gather(clients, "train")
 
     def public(self, count: int) -> Gathered:
-        """The public rows for so many clients, once on the device; their positions are in the place of targets."""
+        """The public rows for so many clients, once on the device; their positions are in place of targets."""
         if self._public is None:
             rows = public_rows_of(self.clients)
             if rows is None:

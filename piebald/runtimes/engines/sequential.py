@@ -55,7 +55,7 @@ class SequentialEngine(ScoringEngine):
         if traits.mixes and work.row_privacy is not None:
             raise SettingError(
                 f"{work.trainer.kind} clips each row's own gradient but this model mixes the rows of a batch: "
-                "take one that does not, with group norm (nn.GroupNorm) in the place of batch norm"
+                "take one that does not, with group norm (nn.GroupNorm) in place of batch norm"
             )
         if bfloat16 and passes_of(work).precision == "float16":
             raise SettingError(

@@ -77,7 +77,7 @@ class StackResult:
         vectors: by name, [c, ...]; empty where they were summed or there is nothing to send.
         state: new client state by name, [c, ...] or a list with a tensor for each client.
         trained_norms: the lengths without buffers, where there are some.
-        packed: what each client sends in the place of vectors["model"], where updates are packed.  It stays where it
+        packed: what each client sends in place of vectors["model"], where updates are packed.  It stays where it
             was made: only a site sends it on.
     """
 

@@ -25,7 +25,7 @@ from piebald.runtimes.factored.vectors import FactoredVectors
 
 _WORTH = 0.5  # of a vector's length: vectors that would be packed to more than that stay as they are
 _MOST = 24  # layers: a float32 represents integers of this many bits exactly
-_CLIENT_ROWS = -1.0  # in the place of a number of rows: the client's own rows
+_CLIENT_ROWS = -1.0  # in place of a number of rows: the client's own rows
 
 
 class StatePacker:

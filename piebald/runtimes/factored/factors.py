@@ -1,4 +1,4 @@
-"""Products of rows in the place of weights: changes of a dense layer's weights, and weights that are sums.
+"""Products of rows in place of weights: changes of a dense layer's weights, and weights that are sums.
 
 Under SGD (also with momentum, weight decay, a proximal term around the start and a correction of the gradients) the
 change of the weights W0 of a dense layer is linear in its gradients, and a gradient is a product of the layer's inputs

@@ -45,7 +45,7 @@ def read_values(body: bytes | bytearray) -> dict[str, Any]:
 
 
 class OwnTerms(BaseModel):
-    """What the terms of a run say of a model that some clients have in the place of the run's.
+    """What the terms of a run say of a model that some clients have in place of the run's.
 
     Attributes:
         private, layout, frozen, weights: as in `RunTerms`.

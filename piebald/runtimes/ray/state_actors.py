@@ -86,7 +86,7 @@ class StateActorRing:
         return client % len(self.state_actors)
 
     def fill_in(self, arrays: Mapping[int, Any]) -> dict[int, Any]:
-        """A message's arrays with client state in the place of placeholders."""
+        """A message's arrays with client state in place of placeholders."""
         wanted = {place: one for place, one in arrays.items() if isinstance(one, StateKey)}
         clients = {one.client for one in wanted.values()}
         asked = [self.state_actors[home].give.remote(keys) for home, keys in self.at_home((c, c) for c in clients)]
