@@ -42,6 +42,7 @@ RARE = (  # lines of logs that need 20 seconds without a word, private layers, a
 )
 # Commands of these pages that are not run here, and what compares their output instead.
 ELSEWHERE = {
+    "piebald status credentials/server": "tests/federation/test_status.py",
     "piebald up --local": "test_extend.py, test_examples.py",
     "piebald server credentials/server more.toml": "test_a_site_that_asks_and_a_run_that_goes_on",
     "piebald server credentials/server experiment.toml --set": "tests/federation/test_provisioning.py",
