@@ -51,16 +51,16 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"))
 
 
-def imports(tree: ast.AST, *, in_functions: bool) -> Iterator[tuple[str, str | None]]:
-    """What is imported: (module, None) or (module, name); also what only types need."""
+def imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """What is imported: (module, None) or (module, name); also what only types need, and in functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"line {node.lineno}: imports are written out from the package's name"
             yield from ((node.module or "", alias.name) for alias in node.names)
-        elif in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from imports(node, in_functions=in_functions)
+        elif not isinstance(node, ast.expr):  # which holds no import
+            yield from imports(node)
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:
@@ -68,7 +68,7 @@ def circle(files: Mapping[str, Path]) -> list[str]:
     graph = {
         name: {
             known
-            for module, imported in imports(parsed(file), in_functions=True)
+            for module, imported in imports(parsed(file))
             for known in [f"{module}.{imported}" if f"{module}.{imported}" in files else module]
             if known in files and known != name
         }
@@ -122,7 +122,7 @@ def test_nothing_is_unpickled():
     unpickling = [
         f"{importer} imports {module}"
         for importer, file in PACKAGE.items()
-        for module, _ in imports(parsed(file), in_functions=True)
+        for module, _ in imports(parsed(file))
         if module.split(".")[0] in UNPICKLING
     ]
     assert unpickling == []
@@ -132,7 +132,7 @@ def test_no_private_name_is_imported_from_another_module():
     private = [
         f"{importer} imports {name} from {module}"
         for importer, file in PACKAGE.items()
-        for module, name in imports(parsed(file), in_functions=True)
+        for module, name in imports(parsed(file))
         if module.split(".")[0] == "piebald"
         and any(word.startswith("_") and not word.startswith("__") for word in [*module.split("."), name or ""])
     ]

@@ -189,9 +189,9 @@ def operate(world: Federation) -> None:
     shutil.move("long.toml", "experiment.toml")
     world.start("server", "piebald server credentials/server experiment.toml --out run --status-port 8478")
     world.wait("server", "step 3/2000")
-    until = time.monotonic() + 60
-    while "not heard" in world.say("piebald status run") and time.monotonic() < until:
-        time.sleep(0.2)  # the status is written now and then
+    shown, until = world.here(OPERATE["piebald status run"][0]), time.monotonic() + 60
+    while missing(shown, world.say("piebald status run"), True) and time.monotonic() < until:
+        time.sleep(0.2)  # the status is written now and then, at first without numbers of a site's tasks
     world.check(OPERATE, "piebald status run", numbers=True)
 
 
