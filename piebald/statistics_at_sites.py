@@ -8,9 +8,9 @@ from pathlib import Path
 from piebald.asked_experiment import asked
 from piebald.contracts import Split
 from piebald.errors import SettingError
-from piebald.federated_statistics.at_sites import statistics_at_sites
+from piebald.federated_statistics.exact_at_sites import statistics_at_sites
 from piebald.federated_statistics.hidden_at_sites import hidden_at_sites
-from piebald.federated_statistics.result import FederatedStatistics
+from piebald.federated_statistics.pooled_statistics import FederatedStatistics
 from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.privacy import SecureAggregation
 

@@ -10,9 +10,9 @@ from piebald.asked_experiment import AskedExperiment, asked
 from piebald.boosting.settings import Objective, TreeSettings
 from piebald.contracts import Split
 from piebald.errors import SettingError, check_names
-from piebald.federated_trees.at_sites import trees_at_sites
 from piebald.federated_trees.boost import Done, trees
-from piebald.federated_trees.result import BoostedTrees
+from piebald.federated_trees.boosted_trees import BoostedTrees
+from piebald.federated_trees.trees_at_sites import trees_at_sites
 from piebald.partition.client_tables import is_table
 from piebald.privacy import SecureAggregation
 from piebald.recipe import Recipe

@@ -17,7 +17,7 @@ from piebald.errors import SettingError
 from piebald.federated_statistics import exact
 from piebald.federated_statistics.columns import ClientColumns, columns_of
 from piebald.federated_statistics.exact import Answers, HereAnswers
-from piebald.federated_statistics.result import FederatedStatistics, Mode, NumberColumn, TextColumn
+from piebald.federated_statistics.pooled_statistics import FederatedStatistics, Mode, NumberColumn, TextColumn
 from piebald.federated_statistics.secure_sum import secure_sum
 from piebald.federated_statistics.wanted import Bins, Quantiles, Wanted, wanted_of
 from piebald.moments import Floats, Moments, merged

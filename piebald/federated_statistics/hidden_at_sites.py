@@ -15,17 +15,17 @@ from piebald.bounded_sums import SumPlan
 from piebald.client_work import ClientWork
 from piebald.contracts import SUM, ChecksSignatures, Clients, Query, QueryRequest, Runtime, Split, Task, Update
 from piebald.errors import RuntimeFault, SettingError, unknown
-from piebald.federated_statistics.at_sites import column_names
 from piebald.federated_statistics.columns import TARGET
 from piebald.federated_statistics.describe import of_sums
-from piebald.federated_statistics.result import FederatedStatistics, Mode
+from piebald.federated_statistics.exact_at_sites import column_names
+from piebald.federated_statistics.pooled_statistics import FederatedStatistics, Mode
 from piebald.federated_statistics.wanted import Wanted
 from piebald.moments import Floats
 from piebald.plain_text import printable
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import budget, noise_for
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.queries.bounded_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
 from piebald.server.client_queries import ClientQueries
 
 log = logging.getLogger("piebald.statistics")

@@ -15,9 +15,9 @@ from piebald.boosting.settings import Objective, TreeSettings
 from piebald.boosting.summed_rounds import SummedBoosting
 from piebald.boosting.targets import SCORES
 from piebald.contracts import Split
+from piebald.federated_trees.boosted_trees import BoostedTrees, Scores
 from piebald.federated_trees.encoding import TreeData, tree_data
 from piebald.federated_trees.folder import TreeFolder, fingerprint, kept_in
-from piebald.federated_trees.result import BoostedTrees, Scores
 from piebald.federated_trees.summed import SummedHere
 
 Done = Callable[[Boosted], None]

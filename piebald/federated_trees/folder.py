@@ -16,7 +16,7 @@ from piebald.boosting.forest import Forest, reject_reason
 from piebald.boosting.here import TreeRows
 from piebald.boosting.rounds import Boosted, Start
 from piebald.errors import RunFolderError
-from piebald.federated_trees.result import BoostedTrees
+from piebald.federated_trees.boosted_trees import BoostedTrees
 from piebald.report import tensor_files
 from piebald.report.lock import RunLock
 

@@ -20,7 +20,7 @@ from piebald.contracts import SERVER_ID, Query
 from piebald.partition import Lists, PooledClients
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.queries.batch_norms import BatchStatistics
-from piebald.queries.bounded_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
 from piebald.queries.confusion import Confusion
 from piebald.queries.evaluate import Evaluate
 from piebald.queries.server_rows import RootLoss, RootTraining

@@ -18,8 +18,8 @@ from piebald.contracts import Update
 from piebald.errors import PiebaldError
 from piebald.experiment_file import ExperimentSettings
 from piebald.federated_statistics import statistics
-from piebald.federated_statistics.at_sites import statistics_at_sites
-from piebald.federated_statistics.result import FederatedStatistics
+from piebald.federated_statistics.exact_at_sites import statistics_at_sites
+from piebald.federated_statistics.pooled_statistics import FederatedStatistics
 from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.partition.three_way_split import SPLITS
 

@@ -19,12 +19,12 @@ from piebald.contracts import SUM, Task
 from piebald.errors import PiebaldError, SettingError
 from piebald.federated_statistics.columns import ClientColumns
 from piebald.federated_statistics.hidden_at_sites import AskedSites, hidden_at_sites
-from piebald.federated_statistics.result import FederatedStatistics
+from piebald.federated_statistics.pooled_statistics import FederatedStatistics
 from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.prepare import PreparedRun
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import Ledger, noise_for
-from piebald.queries.bounded_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
 from piebald.queries.statistics import StatisticsQuery
 
 from .sites import InProcess, Policy, coded_plan, plan

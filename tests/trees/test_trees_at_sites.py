@@ -16,8 +16,8 @@ from piebald import recipes
 from piebald.boosting.settings import TreeSettings
 from piebald.contracts import Task, Update
 from piebald.errors import PiebaldError
-from piebald.federated_trees.at_sites import trees_at_sites
-from piebald.federated_trees.result import BoostedTrees
+from piebald.federated_trees.boosted_trees import BoostedTrees
+from piebald.federated_trees.trees_at_sites import trees_at_sites
 from piebald.models import Logistic
 from piebald.partition import clients_from
 from piebald.prepare import Options, PreparedRun, prepare

@@ -29,7 +29,7 @@ from piebald.queries.tree_sums import MaskedTreeSumsQuery
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.federated_trees.at_sites import trees_at_sites
+from piebald.federated_trees.trees_at_sites import trees_at_sites
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
 from tests.statistics.sites import InProcess

@@ -23,9 +23,9 @@ from piebald.contracts import Clients, Runtime, Split, Task, Update
 from piebald.errors import RuntimeFault, SettingError
 from piebald.federated_statistics.columns import TARGET
 from piebald.federated_trees.boost import Done, told
+from piebald.federated_trees.boosted_trees import BoostedTrees, Scores
 from piebald.federated_trees.encoding import Encoding
 from piebald.federated_trees.folder import kept_in
-from piebald.federated_trees.result import BoostedTrees, Scores
 from piebald.federated_trees.summed import SummedAtSites
 from piebald.model_spec import ModelSpec
 from piebald.plain_text import printable

@@ -16,7 +16,7 @@ from piebald.contracts import Clients, Runtime, Split, Task
 from piebald.errors import RuntimeFault, SettingError
 from piebald.federated_statistics.columns import MOST_COLUMNS, TARGET
 from piebald.federated_statistics.describe import of_answers
-from piebald.federated_statistics.result import FederatedStatistics, NumberColumn, TextColumn
+from piebald.federated_statistics.pooled_statistics import FederatedStatistics, NumberColumn, TextColumn
 from piebald.federated_statistics.wanted import Wanted
 from piebald.model_spec import ModelSpec
 from piebald.moments import Floats, Moments
