@@ -139,13 +139,13 @@ def is_for_sites_that_allow_it(piebald: Path, file: Path, folder: Path) -> None:
     from piebald.runtimes.federation.local_federation import free_port
     from piebald.runtimes.federation.provisioning import Description, provision
 
-    kits, sites = folder / "kits", ["east", "west"]
-    provision(Description(name="two", host="127.0.0.1", port=free_port(), days=2, sites=sites), kits)
-    (kits / "east" / "site.toml").write_text('[policy]\nplugins = ["otherlab"]\n')
+    credentials, sites = folder / "credentials", ["east", "west"]
+    provision(Description(name="two", host="127.0.0.1", port=free_port(), days=2, sites=sites), credentials)
+    (credentials / "east" / "site.toml").write_text('[policy]\nplugins = ["otherlab"]\n')
     pipes: Any = {"env": ENVIRONMENT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    clients = {name: subprocess.Popen([piebald, "client", kits / name], cwd=folder, **pipes) for name in sites}
+    clients = {name: subprocess.Popen([piebald, "client", credentials / name], cwd=folder, **pipes) for name in sites}
     try:
-        server = [piebald, "server", kits / "server", file, "--out", "federated"]
+        server = [piebald, "server", credentials / "server", file, "--out", "federated"]
         done = subprocess.run([*map(str, server)], cwd=folder, timeout=300, check=False, **pipes)
     finally:
         for process in clients.values():

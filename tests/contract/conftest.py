@@ -44,7 +44,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "feddecorr": {"beta": 1.0},
     "fedsam": {"rho": 0.2},
     "silobn": {},
-    "fedala": {"adaptive_layers": "*"},
+    "fedala": {"adaptive_layers": "*", "first_passes": 2},
     "fedphp": {"lam": 0.4, "horizon": 2},
     "fedamp": {"alpha": 0.4, "sigma": 20.0},
     "heterofl": {"widths": (1.0, 0.5, 0.3, 0.5, 1.0), "static_batch_norm": True},

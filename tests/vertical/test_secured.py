@@ -179,7 +179,7 @@ def test_a_silent_stranger_holds_up_nobody(tmp_path) -> None:
 
 
 @pytest.mark.full
-def test_two_processes_with_kits_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
+def test_two_processes_with_credentials_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
     made = run(settings(runtime={"kind": "federation"}), out=tmp_path / "run")
     assert_as_undisturbed(tmp_path / "run", undisturbed)
     assert made.score is not None
