@@ -106,7 +106,7 @@ class ClientWork(ModelSpec):
 
     def cut(self, task: Task) -> Task:
         """A task as it travels: with those numbers of the model that the one it is about has."""
-        held = self.held_of(task)
+        held = None if self.own_models is None else self.held_of(task)
         if held is None or "model" not in task.vectors:
             return task
         return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})

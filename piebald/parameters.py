@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -106,17 +107,17 @@ class Layout:
         shared = sum(slot.stop - slot.start for slot in slots if slot.name not in keep)
         return cls(tuple(slots), shared, start)
 
-    @property
+    @cached_property
     def private(self) -> frozenset[str]:
         """Names of the tensors that stay with the client."""
         return frozenset(slot.name for slot in self.slots if slot.start >= self.shared and slot.stop > self.shared)
 
-    @property
+    @cached_property
     def shared_trained(self) -> int:
         """Number of shared numbers that are parameters.  They come first; from there to `shared` are buffers."""
         return sum(slot.stop - slot.start for slot in self.slots if not slot.buffer and slot.stop <= self.shared)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[slice, ...]:
         """The slices that hold parameters (at most two); the rest are buffers."""
         return self.trained_part("all")
@@ -138,7 +139,7 @@ class Layout:
                 spans.append(slice(slot.start, slot.stop))
         return tuple(spans)
 
-    @property
+    @cached_property
     def variances(self) -> tuple[slice, ...]:
         """The shared slices that hold running variances of batch norm, which are never negative."""
         found = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]

@@ -82,7 +82,7 @@ def main() -> None:
     """Alternate and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="alternations of each workload")
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"], help="W1, W2, VGG-11, 1D-CNN, transformer")
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"], help="of workloads.py, like W1 and LSTM")
     parser.add_argument(
         "--peers", type=Path, help="a folder of virtual environments, see README: W1 and W2 on peers too"
     )

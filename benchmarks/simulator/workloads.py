@@ -76,6 +76,54 @@ class Encoder(nn.Module):
         return logits
 
 
+class NextCharacter(nn.Module):
+    """A two-layer LSTM on 40 characters that predicts the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(80, 8)
+        self.lstm = nn.LSTM(8, 100, 2, batch_first=True)
+        self.out = nn.Linear(100, 80)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Characters [batch, 40] to logits [batch, 80]."""
+        logits: Tensor = self.out(self.lstm(self.table(x))[0][:, -1])
+        return logits
+
+
+class Block(nn.Module):
+    """Two convolutions with group norm, and what came in."""
+
+    def __init__(self, inside: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inside, out, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, out) for _ in range(2))
+        self.past = nn.Conv2d(inside, out, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images to images."""
+        made = self.norms[0](self.first(x)).relu()
+        return torch.relu(self.norms[1](self.second(made)) + self.past(x))
+
+
+class Resnet8(nn.Module):
+    """ResNet-8 with group norm: a convolution and three blocks, 16 to 64 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(8, 16)
+        self.blocks = nn.Sequential(Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2))
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [batch, 3, 32, 32] to logits [batch, 10]."""
+        made = self.blocks(self.norm(self.first(x)).relu())
+        logits: Tensor = self.out(made.mean((2, 3)))
+        return logits
+
+
 IMAGE = (1, 28, 28)
 W1 = Workload("W1", 1000, 100, 60, 20, IMAGE, 62, lambda: build_model("mlp", IMAGE, 62, 0))
 W2 = Workload("W2", 100, 10, 100, 5, IMAGE, 62, lambda: build_model("leaf_cnn", IMAGE, 62, 0))
@@ -83,6 +131,9 @@ GENERAL = (
     Workload("VGG-11", 20, 20, 40, 2, (3, 32, 32), 10, lambda: build_model("vgg11", (3, 32, 32), 10, 0)),
     Workload("1D-CNN", 30, 30, (40, 320), 4, (9, 128), 6, lambda: build_model("cnn_1d", (9, 128), 6, 0)),
     Workload("transformer", 100, 20, 60, 4, (32,), 10, Encoder, tokens=256),
+    Workload("LSTM", 300, 60, (5, 60), 2, (40,), 80, NextCharacter, tokens=80),
+    Workload("ResNet-8", 40, 20, 40, 2, (3, 32, 32), 10, Resnet8),
+    Workload("logistic", 2000, 2000, (1, 40), 5, (60,), 10, lambda: nn.Linear(60, 10)),
 )
 WORKLOADS = {work.name: work for work in (W1, W2, *GENERAL)}
 

@@ -116,6 +116,7 @@ class ServerLoop:
         self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
         early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
+        self._offering = recipe.clustering if isinstance(recipe.clustering, SendsCandidates) else None
         self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
         self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None
         self._began, self._before = time.perf_counter(), 0.0
@@ -133,12 +134,12 @@ class ServerLoop:
     def _run(self) -> None:
         self._began, self._before = time.perf_counter(), self.totals.wall
         self._evaluate_if_due()
-        scheduler = self.recipe.scheduling
+        scheduler, view = self.recipe.scheduling, self._view()
         while not self._over():
-            view = self._view()
             asked = scheduler.num_to_request(view)
             if asked and not self._send(self._invitations.draw(self.runtime.clients(), asked, self.version)):
                 self._step()  # a round of nobody
+                view = self._view()
                 continue
             if self._queries.queue:
                 self._take(self._queries.queue.popleft())
@@ -149,8 +150,10 @@ class ServerLoop:
                 del result  # a name for it would keep the sum of its round in memory during the next one
             elif not asked and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
                 raise RuntimeFault(self.client_pool.stuck_reason())
-            if scheduler.should_step(self._view()):
+            view = self._view()
+            if scheduler.should_step(view):
                 self._step()
+                view = self._view()
         self._writer.finish(self.state)
         if self.evaluation.validate is None and self.work.choice is None:  # else of what is best, or chosen
             self._count_classes()
@@ -177,9 +180,7 @@ class ServerLoop:
         """Send training tasks; returns whether there is any."""
         if not clients:
             return False
-        clustering, offer = self.recipe.clustering, {}
-        if isinstance(clustering, SendsCandidates):
-            offer = clustering.candidates(self.cluster_models.models, self.work)
+        offer = self._offering.candidates(self.cluster_models.models, self.work) if self._offering else {}
         tasks = []
         self._masked.agree_keys(clients, self._context)
         for client in clients:

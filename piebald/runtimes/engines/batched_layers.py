@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from piebald.parameters import Layout, Slot, copied
-from piebald.runtimes.engines.matrix_products import gram
+from piebald.runtimes.engines.matrix_products import inner_products
 from piebald.runtimes.factored.factors import Factor, Weights
 
 
@@ -119,12 +119,13 @@ class Ahead:
     Attributes:
         x: all rows [c, r, in] that a layer will see, in the order of the steps.
         made: outputs [c, r, out] for them of each of the terms that the layer starts from.
-        gram: their inner products [c, r, r].
+        gram: their inner products [c, r, r], where a start is a sum over the same rows; otherwise each step computes
+            those with earlier rows, which are half of them.
     """
 
     x: Tensor
     made: list[Tensor]
-    gram: Tensor
+    gram: Tensor | None
 
 
 class FactoredDense(Layer):
@@ -145,7 +146,7 @@ class FactoredDense(Layer):
 
     def look_ahead(self, x: Tensor) -> None:
         """Compute products of the rows x [c, r, in] of all steps at once, where they are known to be the inputs."""
-        own = gram(x)
+        own = inner_products(x, x) if any(rows is x for start in self.starts for rows, _ in start.products) else None
         self.ahead = Ahead(x, [start.times(x, lambda rows: own if rows is x else None) for start in self.starts], own)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,7 +177,11 @@ class FactoredDense(Layer):
             self.x.append(ahead.x[:count, rows])
             out, *others = [made[:count, rows] for made in ahead.made]
             out = out * shares[0]
-            grams = [ahead.gram[:count, rows, span] for span in self._spans()]
+            if ahead.gram is None:
+                inner = inner_products(self.x[-1], ahead.x[:count, : rows.stop])
+            else:
+                inner = ahead.gram[:count, rows]
+            grams = [inner[:, :, span] for span in self._spans()]
         for made, share in zip(others, shares[1:], strict=True):
             out.add_(made, alpha=share)
         self.made.append(others)

@@ -43,11 +43,11 @@ def each_product(x: Tensor, w: Tensor) -> Tensor:
     return torch.bmm(x, w.transpose(1, 2))
 
 
-def gram(x: Tensor) -> Tensor:
-    """Inner products of rows, [c, r, r] for x [c, r, n], without gradient."""
+def inner_products(x: Tensor, rows: Tensor) -> Tensor:
+    """Inner products of each client's x [c, b, n] with its rows [c, r, n], [c, b, r], without gradient."""
     if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
-        return torch.stack([_onednn(one, one) for one in x])
-    return torch.bmm(x, x.transpose(1, 2))
+        return torch.stack([_onednn(one, own) for one, own in zip(x, rows, strict=True)])
+    return torch.bmm(x, rows.transpose(1, 2))
 
 
 def onednn_is_faster() -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from piebald.client_work import ClientWork
 from piebald.contracts import SERVER_ID, Clients, Device, Fleet, SumRequest, Task, Update
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.randomness import generator
+
+_DEVICES = 4096  # that are remembered
 
 
 class Instant:
@@ -50,13 +54,12 @@ class Event:
     bytes_down: int = 0
 
 
-@dataclass(order=True, slots=True)
-class Due:
-    """An event and when it is over, or may be over if it was not served yet."""
+class Due(NamedTuple):  # many are compared, and tuples are compared at once
+    """An event and when it is over, or may be over if it was not served yet; no two have one id."""
 
     time: float
     id: int
-    event: Event = field(compare=False)
+    event: Event
 
 
 class DeviceTimes:
@@ -70,12 +73,14 @@ class DeviceTimes:
 
     def __init__(self, fleet: Fleet, work: ClientWork, clients: Clients) -> None:
         self._fleet, self._work, self._clients = fleet, work, clients
+        self._device = functools.lru_cache(_DEVICES)(fleet.device)  # each task asks for its client's several times
+        self._min_steps = functools.cache(work.min_steps)
 
     def downloaded(self, event: Event) -> float:
         """When the task has reached the client."""
         if event.task.free or event.task.client == SERVER_ID:
             return event.sent
-        device = self._fleet.device(event.task.client)
+        device = self._device(event.task.client)
         return event.sent + device.latency + event.bytes_down / device.down
 
     def earliest(self, event: Event) -> float:
@@ -84,8 +89,8 @@ class DeviceTimes:
         downloaded = self.downloaded(event)
         if event.served or task.query is not None:
             return downloaded
-        device = self._fleet.device(task.client)
-        steps = self._work.min_steps(self._clients.size(task.client, "train") or 0)
+        device = self._device(task.client)
+        steps = self._min_steps(self._clients.size(task.client, "train") or 0) if device.seconds_per_step else 0
         soonest = downloaded + steps * device.seconds_per_step + device.latency
         leaves = self.leaves(task, event.sent)
         return soonest if leaves is None else min(soonest, leaves)
@@ -94,14 +99,16 @@ class DeviceTimes:
         """When the client's device, asked at `sent`, will go offline, or None."""
         if task.free or task.client == SERVER_ID:
             return None
-        intervals = self._fleet.device(task.client).on or ()
+        intervals = self._device(task.client).on
+        if not intervals:
+            return None
         return next((stop for start, stop in intervals if start <= sent < stop and stop < math.inf), None)
 
     def finished(self, event: Event) -> float:
         """When the answer has been uploaded."""
         if event.update is None or event.task.free or event.task.client == SERVER_ID:
             return self.downloaded(event)
-        device = self._fleet.device(event.task.client)
+        device = self._device(event.task.client)
         work = event.update.steps * device.seconds_per_step
         if event.task.query is not None:
             work = device.answering(event.update.examples)
@@ -109,14 +116,16 @@ class DeviceTimes:
 
     def next_wake(self, now: float) -> float:
         """When the next device comes online, if all are offline and nothing is under way."""
-        devices = (self._fleet.device(client) for client in range(len(self._clients)))
+        devices = (self._device(client) for client in range(len(self._clients)))
         starts = (start for device in devices for start, _ in device.on or () if start > now)
         return min(starts, default=now)
 
     def drops_out(self, task: Task) -> bool:
         """Whether the device drops out; it depends on the client and the version, not on when it is asked."""
-        device = self._fleet.device(task.client) if task.client != SERVER_ID else Device()
+        device = self._device(task.client) if task.client != SERVER_ID else Device()
+        if device.dropout <= 0:
+            return False
         # clients may drop out between the queries of a key agreement
         kind = (task.query.kind,) if isinstance(task.query, KeyQuery) else ()
         rng_key = ("dropout", self._work.seed, self._clients.names[task.client], task.version, *kind)
-        return device.dropout > 0 and generator(*rng_key).random() < device.dropout
+        return generator(*rng_key).random() < device.dropout

@@ -65,6 +65,7 @@ class Simulation:
 
     def __init__(self, settings: SimulationSettings, work: ClientWork, clients: Clients) -> None:
         self.settings, self.work, self.federation = settings, work, clients
+        self._known = len(clients)
         self.fleet: Fleet = settings.fleet or Instant()
         self._times = DeviceTimes(self.fleet, work, clients)
         self.state_store = settings.state_store(work)
@@ -120,7 +121,7 @@ class Simulation:
         return None
 
     def clients(self) -> Sequence[int]:
-        return self.fleet.available(len(self.federation), self._now)
+        return self.fleet.available(self._known, self._now)
 
     def now(self) -> float:
         return self._now
@@ -273,9 +274,7 @@ class Simulation:
     def _set_times(self, events: Sequence[Event]) -> None:
         """Set the true times of tasks that were served."""
         ids = {event.task.id for event in events}
-        for due in self._due:
-            if due.id in ids:
-                due.time = self._ends(due)
+        self._due = [due._replace(time=self._ends(due)) if due.id in ids else due for due in self._due]
         heapq.heapify(self._due)
 
     def _ends(self, due: Due) -> float:
