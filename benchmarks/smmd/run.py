@@ -4,11 +4,12 @@
     python benchmarks/smmd/run.py gap --seeds 3        one change of our conditions at a time, beside the paper's
     python benchmarks/smmd/run.py verify
     python benchmarks/smmd/run.py speed                the column of `phe` needs: pip install phe
+    python benchmarks/smmd/run.py parts                a direction under BFV, beside the prototype's way, and its parts
     python benchmarks/smmd/run.py write                put what was measured into RESULTS.md
     python benchmarks/smmd/run.py tables --scale full  encrypted with BFV instead of its integers in fixed point
 
 `--dry-run` prints the conditions beside the paper's and runs nothing; `--seeds` is 5 at full scale, else 1.
-Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all five in small.
+Measurements are kept in build/smmd/, and what is there is not run again.  Without a word, all six in small.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import conditions
 import gap
+import parts
 import prose
 import speed
 import tables
@@ -34,9 +36,9 @@ def write(raw_tables: Path) -> None:
     """Replace what stands between the marks of RESULTS.md, with the tables of this file."""
     page = HERE / "RESULTS.md"
     text = page.read_text("utf-8")
-    makers = {"tables": tables.tables, "gap": gap.tables, "speed": speed.tables, "verify": verify.tables}
-    files = {name: RAW / f"{name}.jsonl" for name in makers} | {"tables": raw_tables}
-    found = [make(files[name]) for name, make in makers.items() if files[name].exists()]
+    made_by = {"tables": tables, "gap": gap, "speed": speed, "parts": parts, "verify": verify}
+    files = {name: RAW / f"{name}.jsonl" for name in made_by} | {"tables": raw_tables}
+    found = [module.tables(files[name]) for name, module in made_by.items() if files[name].exists()]
     blocks = {name: block for made in found for name, block in made.items()}
     for name, block in blocks.items():
         text = put(text, name, block)
@@ -54,7 +56,7 @@ def put(text: str, name: str, inside: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["tables", "gap", "verify", "speed", "write"])
+    parser.add_argument("what", nargs="?", choices=["tables", "gap", "verify", "speed", "parts", "write"])
     parser.add_argument("--seeds", type=int, help="of the tables, and of gap")
     parser.add_argument("--scale", choices=conditions.BACKENDS, default="small", help="full: encrypt with BFV")
     parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
@@ -68,6 +70,8 @@ def main() -> None:
         verify.run(RAW / "verify.jsonl")
     if given.what in (None, "speed"):
         speed.run(RAW / "speed.jsonl", small=given.what is None)
+    if given.what in (None, "parts"):
+        parts.run(RAW / "parts.jsonl", 1 if given.what is None else 5)
     raw = RAW / ("tables_full.jsonl" if full else "tables.jsonl")
     if given.what in (None, "tables"):
         tables.run(seeds, raw, conditions.BACKENDS[given.scale])

@@ -340,11 +340,11 @@ class _BfvEvaluator(Evaluator):
         """Apply the giant steps and add a fresh encryption of the mask, at the smallest modulus."""
         he = self.he
         total = he.seal.Ciphertext()
-        self._encryptor.encrypt(he.encode(mask), total)
-        he.evaluator.mod_switch_to_next_inplace(total)
+        self._encryptor.encrypt_zero(he.second, total)  # at once at the level of the next operations
+        he.evaluator.add_plain_inplace(total, he.encode(mask))
         for step, term in sums.items():
             he.evaluator.transform_from_ntt_inplace(term)
-            he.evaluator.mod_switch_to_next_inplace(term)  # the next operations are cheaper there
+            he.evaluator.mod_switch_to_next_inplace(term)  # where the next operations are cheaper
             if step:
                 he.evaluator.rotate_rows_inplace(term, step * stride, self._galois)
             he.evaluator.add_inplace(total, term)

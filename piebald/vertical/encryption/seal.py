@@ -26,7 +26,8 @@ PRIMES = {8192: (60, 52, 52, 54), 16384: (60, 60, 60, 60, 60)}  # 218 and 300 bi
 # Homomorphic encryption standard, table 1)
 STANDARD = {8192: {256: 118, 192: 152, 128: 218}, 16384: {256: 237, 192: 305, 128: 438}}
 PLAIN_BITS = 50
-BLOCKS = 256  # up to so many blocks, their indicators are cached: 34 to 67 MB
+BLOCKS = 256  # up to so many blocks, their indicators are cached: 17 to 34 MB
+PIECE = 16  # plaintexts made at once: temporary arrays of 2 to 4 MB
 Unsigned = NDArray[np.uint64]
 
 
@@ -52,6 +53,7 @@ class SealContext:
 
     Attributes:
         row: number of slots in a row, which rotate together: degree / 2.
+        top, second, last: levels of ciphertexts, with all primes, without one of them, and with only one.
     """
 
     def __init__(self, degree: int) -> None:
@@ -65,7 +67,8 @@ class SealContext:
         self.context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
         self.evaluator, self.encoder = seal.Evaluator(self.context), seal.BatchEncoder(self.context)
         self.top, self.last = self.context.first_parms_id(), self.context.last_parms_id()
-        self._columns: dict[int, NDArray[np.float64]] = {}
+        self.second = self.context.first_context_data().next_context_data().parms_id()
+        self._columns: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         self._file, self._one = _memory_file(), threading.Lock()  # both parties may be threads of this process
         weakref.finalize(self, os.close, self._file)  # also where the process ends first
         self._version = self.save(parameters)[3:5]
@@ -159,10 +162,11 @@ class SealContext:
         Encoding is linear, so all plaintexts together are one matrix product with the coefficients of the blocks'
         indicators; they go to SEAL as raw bytes, without a Python list.  Many small blocks would make it large.
         """
-        if len(values) > BLOCKS:
+        most = int(np.abs(values).max(initial=0))
+        if len(values) > BLOCKS or len(values) * most > 2**27:  # sums beyond are not exact in floating point
             return [self.encode(np.mod(np.repeat(column, width), self.t)) for column in values.T]
-        coefficients = self._times_columns(values, width)
-        return [self._raw(column) for column in np.ascontiguousarray(coefficients.T)]
+        pieces = (values[:, start : start + PIECE] for start in range(0, values.shape[1], PIECE))
+        return [self._raw(coefficients) for piece in pieces for coefficients in self._times_columns(piece, width)]
 
     def ntt(self, plain: Any) -> Any:
         """A plaintext ready for products with fresh ciphertexts."""
@@ -171,27 +175,45 @@ class SealContext:
         return out
 
     def _times_columns(self, values: NDArray[np.int64], width: int) -> Unsigned:
-        columns, small = self._indicators(width), values.astype(np.float64)
-        low = high = np.zeros((self.degree, values.shape[1]), dtype=np.int64)
-        most = 2**25 * max(int(np.abs(values).max(initial=1)), 1)
-        chunk = max(2**53 // most, 1)  # sums of so many terms are exact in floating point
-        for start in range(0, columns.shape[2], chunk):
-            piece = slice(start, start + chunk)
-            low = low + (columns[0, :, piece] @ small[piece]).astype(np.int64)
-            high = high + (columns[1, :, piece] @ small[piece]).astype(np.int64)
-        # The value is low + 2^25 high, of up to 80 bits.  Its remainder follows from a quotient good to one unit, in
-        # integers that wrap at 2^64.
-        quotient = np.floor((low + high * 2.0**25) / self.t).astype(np.int64)
-        rest = low + (high << 25) - quotient * np.int64(self.t)
-        rest = np.where(rest < 0, rest + self.t, rest)
-        below: Unsigned = np.where(rest >= self.t, rest - self.t, rest).astype(np.uint64)
+        """Coefficients [count, degree] of the plaintexts of these values [degree / width, count]."""
+        even, odd = self._indicators(width)
+        first, second = np.split(values.astype(np.float64).T, 2, axis=1)
+        plus, minus = (first + second) @ even, (first - second) @ odd
+        middle = self.degree // 2
+        made = np.empty((values.shape[1], self.degree), dtype=np.uint64)
+        made[:, : middle + 1] = self._remainders(minus + plus)
+        made[:, middle + 1 :] = self._remainders(minus - plus)[:, -2:0:-1]
+        return made
+
+    def _remainders(self, halves: NDArray[np.float64]) -> Unsigned:
+        """The remainders of low + 2^25 high, of up to 80 bits, for halves [2, ...] of whole numbers.
+
+        They follow from a quotient that is good to one unit and not too large, in integers that wrap at 2^64.
+        """
+        low, high = halves
+        quotient = high * 2.0**25
+        quotient += low
+        quotient /= self.t
+        quotient -= 2.0**-10
+        rest = high.astype(np.int64) << 25
+        rest += low.astype(np.int64)
+        rest -= np.floor(quotient, out=quotient).astype(np.int64) * self.t
+        rest -= self.t
+        rest += (rest >> 63) & self.t  # add t to what is negative
+        below: Unsigned = rest.view(np.uint64)
         return below
 
-    def _indicators(self, width: int) -> NDArray[np.float64]:
-        """Coefficients [2, degree, degree / width] of plaintexts that are 1 in one block: low 25 bits, and the rest.
+    def _indicators(self, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Halves of sums and differences of coefficients of plaintexts that are 1 in one block of the first row.
 
-        Slots are values at the powers of 3 (first row) and their negatives (second row) of a root of unity, so
-        X -> X^g permutes slots: one indicator gives all others by permuting its coefficients.
+        Slots are values at the powers of 3 (first row) and their inverses (second row) of a root of unity, so X -> X^g
+        permutes slots: one indicator gives all others by permuting its coefficients.  The indicator of a block of the
+        second row has the coefficients of its twin in the first one, negative and in reverse order.  So for values u
+        and v of twins, coefficient i of u I + v J is (u - v) odd + (u + v) even, and coefficient degree - i is
+        (u - v) odd - (u + v) even, with odd and even half of I[i] + I[degree - i] and of I[i] - I[degree - i].
+
+        Returns:
+            Even and odd, each the low 25 bits and the rest [2, degree / 2 / width, degree / 2 + 1].
         """
         if width not in self._columns:
             first = np.zeros(self.degree, dtype=np.int64)
@@ -200,14 +222,15 @@ class SealContext:
             count = plain.coeff_count()
             source = np.zeros(self.degree, dtype=np.int64)
             source[:count] = [plain.data(place) for place in range(count)]
-            blocks, places = self.row // width, np.arange(self.degree)
-            columns = np.empty((self.degree, 2 * blocks), dtype=np.int64)
-            for number in range(2 * blocks):
-                power = pow(3, -(number % blocks) * width, 2 * self.degree) * (-1 if number >= blocks else 1)
-                moved = places * power % (2 * self.degree)
-                negative = moved >= self.degree
-                columns[moved % self.degree, number] = np.where(negative, (self.t - source) % self.t, source)
-            self._columns[width] = np.stack([columns & (2**25 - 1), columns >> 25]).astype(np.float64)
+            places = np.arange(self.degree)
+            found = np.empty((self.row // width, self.degree + 1), dtype=np.int64)
+            for number, indicator in enumerate(found):
+                moved = places * pow(3, -number * width, 2 * self.degree) % (2 * self.degree)
+                indicator[moved % self.degree] = np.where(moved >= self.degree, -source, source)
+            found[:, -1] = -found[:, 0]  # X^degree is -1
+            front, back = found[:, : self.row + 1], found[:, : self.row - 1 : -1]
+            even, odd = (_digits(_half((front + sign * back) % self.t, self.t)) for sign in (-1, 1))
+            self._columns[width] = even, odd
         return self._columns[width]
 
     def _raw(self, coefficients: Unsigned) -> Any:
@@ -220,6 +243,16 @@ class SealContext:
         """Parts after a header: magic number, its size, SEAL's version, no compression, nothing, size of the whole."""
         size = 16 + sum(map(len, parts))
         return b"".join([HEADER.pack(MAGIC, HEADER.size, self._version, 0, 0, size), *parts])
+
+
+def _half(values: NDArray[np.int64], t: int) -> NDArray[np.int64]:
+    """Halves modulo an odd t of numbers from 0 to t - 1."""
+    return (values + (values & 1) * t) >> 1
+
+
+def _digits(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The low 25 bits, and the rest [2, ...]."""
+    return np.stack([values & (2**25 - 1), values >> 25]).astype(np.float64)
 
 
 def _memory_file() -> int:

@@ -1,0 +1,107 @@
+"""What a direction under BFV consists of, and how long SEAL's own operations take, in milliseconds of processor time.
+
+The prototype encoded plaintexts through Python lists.  `lists` does so here, in the same minutes, by turns.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import speed
+from tables import KERNELS, read
+
+from piebald.component import build
+from piebald.vertical.encryption import bfv, seal
+
+ROWS, PRODUCTS = 128, ("polynomial (0, 2)", "Gaussian, sigma 1")
+WAYS = {"now": seal.BLOCKS, "lists": 0}  # up to so many blocks are encoded by a matrix product
+
+
+def least(act: Callable[[], Any], times: int = 40) -> float:
+    """The fewest milliseconds of processor time of an operation."""
+    spent = []
+    for _ in range(times):
+        began = time.process_time()
+        act()
+        spent.append(1000 * (time.process_time() - began))
+    return min(spent)
+
+
+def directions(pairs: int) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of whole directions by product and way, by turns."""
+    found: dict[str, dict[str, list[float]]] = {what: {way: [] for way in WAYS} for what in PRODUCTS}
+    for _ in range(pairs):
+        for what in PRODUCTS:
+            for way, blocks in WAYS.items():
+                seal.BLOCKS = blocks
+                timed = speed.time_direction(build("backend", {"kind": "bfv"}), speed.of_kernel(KERNELS[what], ROWS), 5)
+                found[what][way].append(1000 * sum(timed["cpu"].values()))
+    seal.BLOCKS = WAYS["now"]
+    return found
+
+
+def operations() -> list[tuple[str, int, float]]:
+    """SEAL's operations in a direction with the polynomial of degree 2: name, how often, milliseconds of one."""
+    backend = build("backend", {"kind": "bfv"})
+    ((size, own, _),) = speed.of_kernel(KERNELS["polynomial (0, 2)"], ROWS)
+    owner = backend.owner([size])
+    evaluator = backend.evaluator(owner.announcement, [size])
+    he, plan = owner.he, backend.layout(size)
+    baby, giant = bfv.steps(plan.columns)
+    do, new, empty = he.evaluator, he.seal.Ciphertext, he.seal.Plaintext
+    plain = he.encode(np.arange(he.degree, dtype=np.uint64) * np.uint64(2**30) % np.uint64(he.t))
+    (blob,) = bfv.split(owner.encrypt(own.matrix, size), plan.inputs, "statistics")
+    fresh, ready, term, small, last = he.ciphertext(blob, "statistics", he.top), new(), new(), new(), new()
+    transformed = he.ntt(plain)
+    do.transform_to_ntt(fresh, ready)
+    do.multiply_plain(ready, transformed, term)
+    do.mod_switch_to_next(fresh, small)
+    do.mod_switch_to(fresh, he.last, last)
+    total = new()
+    do.multiply_plain(ready, transformed, total)
+    count = plan.columns * plan.outputs
+    steps: list[tuple[str, int, Callable[[], Any]]] = [
+        ("encrypt with the private key", plan.inputs, lambda: owner._encryptor.encrypt_symmetric(plain)),
+        ("transform a plaintext", count, lambda: do.transform_to_ntt(plain, he.top, empty())),
+        ("rotate, three primes", baby - 1, lambda: do.rotate_rows(fresh, plan.block, evaluator._galois, new())),
+        ("transform a ciphertext", baby, lambda: do.transform_to_ntt(fresh, new())),
+        ("multiply by a plaintext", count, lambda: do.multiply_plain(ready, transformed, new())),
+        ("add", count - giant, lambda: do.add_inplace(total, term)),
+        ("transform back", giant, lambda: do.transform_from_ntt(term, new())),
+        ("leave out a prime", giant, lambda: do.mod_switch_to_next(fresh, new())),
+        ("rotate, two primes", giant - 1, lambda: do.rotate_rows(small, baby * plan.block, evaluator._galois, new())),
+        ("encrypt zero", plan.outputs, lambda: evaluator._encryptor.encrypt_zero(he.second, new())),
+        ("decrypt", plan.outputs, lambda: owner._decryptor.decrypt(last, empty())),
+    ]
+    return [(name, times, least(act)) for name, times, act in steps]
+
+
+def run(raw: Path, pairs: int = 5) -> None:
+    """Measure, and keep it."""
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    raw.write_text(json.dumps({"directions": directions(pairs), "operations": operations()}) + "\n")
+    for block in tables(raw).values():
+        print(block)
+
+
+def tables(raw: Path) -> dict[str, str]:
+    """Markdown by name."""
+    (found,) = read(raw)
+    text = [
+        "| one direction, 128 rows, 64 units | ms | plaintexts through lists, ms | times |",
+        "| --- | --- | --- | --- |",
+    ]
+    for what, ways in found["directions"].items():
+        ratio = statistics.median(a / b for a, b in zip(ways["now"], ways["lists"], strict=True))
+        now, lists = (statistics.median(ways[way]) for way in WAYS)
+        text.append(f"| {what} | {now:.0f} | {lists:.0f} | {ratio:.2f} |")
+    text += ["", "| operation of SEAL | times | ms each | ms |", "| --- | --- | --- | --- |"]
+    text += [f"| {name} | {times} | {ms:.3f} | {times * ms:.1f} |" for name, times, ms in found["operations"]]
+    text.append(f"| all of them | | | {sum(times * ms for _, times, ms in found['operations']):.1f} |")
+    return {"parts": "\n".join(text)}
