@@ -11,6 +11,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
+Kinds = tuple[tuple[str, torch.Size, torch.dtype], ...]  # names, shapes and types of a client's tensors
+
 
 class TensorStore:
     """Named tensors of each client; the least recently used ones move to a file once `budget` bytes are full.
@@ -26,7 +28,8 @@ class TensorStore:
     def __init__(self, budget: int = 4 << 30, prefix: str = "client_state") -> None:
         self.budget, self.prefix = budget, prefix
         self._near: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
-        self._far: dict[int, tuple[int, list[tuple[str, torch.Size, torch.dtype]]]] = {}
+        self._far: dict[int, tuple[int, Kinds]] = {}
+        self._kinds: dict[Kinds, Kinds] = {}  # each once: most clients have the same
         self._free: dict[int, list[int]] = {}
         self._bytes = 0
         self._file: IO[bytes] | None = None  # made when it is first needed
@@ -91,7 +94,7 @@ class TensorStore:
         self._near.clear()
         self._far.clear()
 
-    def _release(self, place: int, kinds: list[tuple[str, torch.Size, torch.dtype]]) -> None:
+    def _release(self, place: int, kinds: Kinds) -> None:
         """Mark a place in the file as free."""
         self._free.setdefault(_length(kinds), []).append(place)
 
@@ -109,7 +112,8 @@ class TensorStore:
             weakref.finalize(self, self._file.close)
         tensors = self._near.pop(client)
         self._bytes -= _size(tensors)
-        kinds = [(name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
+        found = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        kinds = self._kinds.setdefault(found, found)
         holes = self._free.get(_length(kinds))
         place = holes.pop() if holes else self._file.seek(0, 2)
         self._file.seek(place)
@@ -144,5 +148,5 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
     return sum([tensor.nbytes for tensor in tensors.values()])
 
 
-def _length(kinds: list[tuple[str, torch.Size, torch.dtype]]) -> int:
+def _length(kinds: Kinds) -> int:
     return sum(shape.numel() * dtype.itemsize for _, shape, dtype in kinds)

@@ -8,6 +8,8 @@ which other programs do not change at all.  Writes RESULTS.md next to this file,
 Cases with so many parameters are run in turn.  "mapped" is Piebald with `map_above = 0`: what lies in mapped files
 counts in the peak of the process, but not in that of its anonymous memory, which the system cannot take back
 ("anonymous", Linux only).
+
+`--steady` trains for ten rounds instead and prints the anonymous memory after each of them and the most during it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ SAVING: dict[str, dict[str, Any]] = {
     "both, bfloat16": {"accumulate": 8, "checkpointing": "blocks.*", "precision": "bfloat16"},
 }
 DEEP_BATCH = 64
+STEADY = "## Over ten rounds"  # from here on the page is written by hand
 WIDE = {"bare": "a plain loop", "piebald": "Piebald, sequential", "mapped": "Piebald, models mapped from disk"}
 
 
@@ -100,7 +103,12 @@ def bare(model: nn.Module, held: dict[str, tuple[Tensor, Tensor]]) -> list[float
 
 
 def piebalds(
-    model: nn.Module, held: dict[str, tuple[Tensor, Tensor]], map_above: int = 4 << 30, **training: Any
+    model: nn.Module,
+    held: dict[str, tuple[Tensor, Tensor]],
+    map_above: int = 4 << 30,
+    rounds: int = ROUNDS,
+    after: Callable[[], None] = lambda: None,
+    **training: Any,
 ) -> list[float]:
     """The same with the package; an update's time is that of its round, shared among its clients."""
     import piebald
@@ -111,13 +119,14 @@ def piebalds(
     class Clock(Callback):
         def on_server_step(self, step: Any) -> None:
             marks.append(time.process_time())
+            after()
 
     began = time.process_time()
     piebald.run(
         piebald.recipes.fedavg(**{"lr": LR, "batch": BATCH} | training),
         piebald.clients_from(held, test=0, validation=0),
         model,
-        rounds=ROUNDS,
+        rounds=rounds,
         evaluate_every=0,
         runtime=piebald.Simulator(engine="sequential", workers=0, onednn=False, map_above=map_above),
         callbacks=[Clock()],
@@ -147,6 +156,23 @@ def one(case: str, parameters: float) -> dict[str, Any]:
     peak = peak_bytes()
     copies = {"copies": (peak - before) / (4 * parameters), "anonymous": anonymous.most / (4 * parameters)}
     return {"case": case, "seconds": times, "bytes": peak, **copies}
+
+
+def steady(parameters: float, rounds: int) -> None:
+    """Print the anonymous memory at the end of each round and the most during it, in copies of the model."""
+    torch.set_num_threads(1)
+    anonymous, model, held = Anonymous(), wide(parameters), rows((1000,), 1000, ROWS)
+    ends: list[tuple[float, float]] = []
+
+    def after() -> None:
+        ends.append((anonymous._now() - anonymous._before, anonymous.most))
+        anonymous.most = 0
+
+    with anonymous:
+        seconds = piebalds(model, held, rounds=rounds, after=after)
+    print("| round | after it | the most during it | processor seconds of an update |\n|---|---|---|---|")
+    for number, ((end, most), spent) in enumerate(zip(ends, seconds, strict=True), start=1):
+        print(f"| {number} | {end / 4 / parameters:.2f} | {most / 4 / parameters:.2f} | {spent:.2f} |")
 
 
 class Anonymous:
@@ -252,7 +278,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each case with so many parameters, in turn")
     parser.add_argument("--case", help="measure one case in this process, and print it")
     parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--steady", action="store_true", help="print the memory of ten rounds, and nothing else")
     given = parser.parse_args()
+    if given.steady:
+        steady(given.parameters, 10)
+        return
     if given.case:
         print(json.dumps(one(given.case, given.parameters)))
         return
@@ -261,7 +291,9 @@ def main() -> None:
     for case in [*WIDE] * given.runs + deep:
         print(case, file=sys.stderr, flush=True)
         found[case].append(measure(case, given.parameters))
-    (given.out / "RESULTS.md").write_text(table(found, given.parameters), encoding="utf-8")
+    page = given.out / "RESULTS.md"
+    _, mark, kept = page.read_text("utf-8").partition(STEADY) if page.exists() else ("", "", "")
+    page.write_text(table(found, given.parameters) + (f"\n{mark}{kept}" if mark else ""), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Compare the Ray runtime with the simulator, with one actor and two, and its memory over 200 rounds.
 
     python benchmarks/ray/run.py
+    python benchmarks/ray/run.py --only W2      one of the workloads
+    python benchmarks/ray/run.py --only feed    what the driver does for each result, and how many actors it can feed
 
 Needs `pip install 'piebald[ray]'` and two idle cores.  Every measurement is a process of its own.
 """
@@ -9,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,13 @@ sys.path.insert(0, str(HERE.parent / "simulator"))
 
 STORE = 1 << 30  # bytes of Ray's object store
 CASES = {"simulator 1": ("simulator", 1), "ray 1": ("ray", 1), "simulator 2": ("simulator", 2), "ray 2": ("ray", 2)}
+
+FEED = (
+    ("W1", "fedavg", "batched"),
+    ("W1", "fedavg", "sequential"),
+    ("W2", "fedavg", "sequential"),
+)
+FEED_ROUNDS = 12
 
 
 def runtime(kind: str, workers: int) -> Any:
@@ -52,6 +63,73 @@ def speed(case: str, name: str, method: str) -> float:
     )
     walls = [row["wall"] for row in run.rounds]
     return (walls[-1] - walls[0]) / work.rounds
+
+
+def feed(name: str, method: str, engine: str, actors: int) -> dict[str, float]:
+    """Processor milliseconds for each result of a client, after the first sixth of a run, by kind of process."""
+    from workloads import WORKLOADS
+
+    import piebald
+    from piebald.callbacks import Callback
+
+    work, marks = WORKLOADS[name], list[dict[str, float]]()
+
+    class Clock(Callback):
+        def on_server_step(self, step: Any) -> None:
+            marks.append(processor_seconds() | {"wall": time.perf_counter()})
+
+    run = piebald.run(
+        piebald.recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
+        work.data(),
+        work.network(),
+        rounds=FEED_ROUNDS,
+        evaluate_every=0,
+        runtime=piebald.Ray(store=STORE, engine=engine, workers=actors, onednn=False),
+        callbacks=[Clock()],
+    )
+    first = len(marks) // 6
+    results = sum(row["arrived"] for row in run.rounds[first:])
+    return {kind: 1000 * (marks[-1][kind] - marks[first - 1][kind]) / results for kind in marks[-1]}
+
+
+def processor_seconds() -> dict[str, float]:
+    """What this process, the other processes of Ray, and all actors have used of processors so far."""
+    actors, ray = processes("RayWorker"), processes("")
+    rest = [pid for pid in children(os.getpid()) if pid not in ray]
+    used = {kind: sum(map(seconds_of, pids)) for kind, pids in (("actors", actors), ("Ray", rest))}
+    return {"driver": time.process_time(), **used}
+
+
+def children(pid: int | str) -> list[str]:
+    """All processes below one."""
+    try:
+        mine = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has just ended
+        return []
+    return mine + [one for child in mine for one in children(child)]
+
+
+def seconds_of(pid: str) -> float:
+    """Processor seconds of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def feeding(pairs: int) -> None:
+    """Print what the driver does for each result, and the number of actors that follows."""
+    print(
+        "| results | actors | driver, ms | Ray's own processes, ms | an actor, ms | results a second | actors to feed |"
+    )
+    print("| --- " * 7 + "|")
+    for name, method, engine in FEED:
+        for actors in (1, 2):
+            runs = [measure("feed", name, method, engine, str(actors)) for _ in range(pairs)]
+            driver, ray, train = (statistics.median(run[kind] for run in runs) for kind in ("driver", "Ray", "actors"))
+            cells = f"{driver:.2f} | {ray:.2f} | {train:.1f} | {1000 / driver:,.0f} | {train / driver:.0f}"
+            print(f"| {name}, `{method}`, {engine} | {actors} | {cells} |", flush=True)
 
 
 def memory(rounds: int) -> list[dict[str, float]]:
@@ -144,14 +222,23 @@ def main() -> None:
     """Alternate and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3, help="alternations of each workload")
+    parser.add_argument("--only", choices=["feed", "CNN", "W2", "W1"], help="one of the parts")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         what, *rest = options.one
-        print(json.dumps(memory(int(rest[0])) if what == "memory" else speed(what, *rest)))
+        if what == "feed":
+            print(json.dumps(feed(*rest[:3], int(rest[3]))))
+        else:
+            print(json.dumps(memory(int(rest[0])) if what == "memory" else speed(what, *rest)))
+        return
+    if options.only == "feed":
+        feeding(options.pairs)
         return
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     for name, method in (("CNN", "fedavg"), ("W2", "fedavg"), ("W1", "ditto")):
+        if options.only not in (None, name):
+            continue
         times: dict[str, list[float]] = {case: [] for case in CASES}
         for _ in range(options.pairs):
             for case in CASES:
@@ -159,7 +246,7 @@ def main() -> None:
         for case, seconds in times.items():
             shown = ", ".join(f"{second:.3f}" for second in sorted(seconds))
             print(f"{name} {method:7} {case:12} median {statistics.median(seconds):.3f} s a round ({shown})")
-    for row in measure("memory", "200"):
+    for row in measure("memory", "200") if options.only is None else ():
         print("  ".join(f"{name} {value:.0f}" for name, value in row.items()))
 
 

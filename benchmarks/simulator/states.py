@@ -1,0 +1,105 @@
+"""Measure a million clients that keep state between rounds, in a file beyond 64 MB of memory.
+
+    python benchmarks/simulator/states.py
+
+SCAFFOLD keeps a control variate for each client and Ditto a model.  Clients have 40 rows and train an epoch in batches
+of 20; a row of the table is a tenth of the run.  Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from steady import megabytes
+
+HERE = Path(__file__).parent
+REGISTERED, COHORT, ROUNDS, HIDDEN = 1_000_000, 1_000, 50, 134  # 10,060 parameters
+ROWS, WIDTH, CLASSES = 40, 64, 10
+BUDGET = 64 << 20
+
+
+def one(method: str, registered: int, cohort: int, rounds: int) -> list[dict[str, float]]:
+    """A run in this process: what there is after each tenth."""
+    import piebald
+    from piebald.callbacks import Callback
+    from piebald.partition import Lists, PooledClients
+
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
+    rows = np.random.default_rng(0).integers(0, 4_000, registered * ROWS)
+    train = Lists(rows, np.arange(registered + 1) * ROWS)
+    clients = PooledClients(x, y, {"train": train}, classes=[str(n) for n in range(CLASSES)])
+    found: list[dict[str, float]] = []
+
+    class Watch(Callback):
+        def on_server_step(self, step: Any) -> None:
+            taken = len(found) * rounds // 10
+            if step["version"] >= taken:
+                own, _ = megabytes()
+                clocks = {"wall": time.perf_counter(), "cpu": time.process_time()}
+                found.append({"round": step["version"], "own": own, "disk": deleted_files() / 2**20} | clocks)
+
+    piebald.run(
+        piebald.recipes.make(method, cohort=cohort, lr=0.05, batch=20, epochs=1),
+        clients,
+        torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES)),
+        rounds=rounds,
+        evaluate_every=0,
+        measure="none",
+        runtime=piebald.Simulator(workers=0, memory=BUDGET),
+        callbacks=[Watch()],
+    )
+    return found
+
+
+def deleted_files() -> int:
+    """Bytes on disk of files that this process has open and nobody else can see, as temporary ones are."""
+    about = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            about.append(os.stat(f"/proc/self/fd/{name}"))
+        except OSError:  # the listing's own
+            continue
+    return sum(512 * one.st_blocks for one in about if stat.S_ISREG(one.st_mode) and not one.st_nlink)
+
+
+def main() -> None:
+    """Measure both and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--registered", type=int, default=REGISTERED)
+    parser.add_argument("--cohort", type=int, default=COHORT)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    sizes = (given.registered, given.cohort, given.rounds)
+    if given.one:
+        print(json.dumps(one(given.one, *sizes)))
+        return
+    print("| recipe | rounds | clients a second | of processor time | own memory, MB | on disk, MB |")
+    print("| --- " * 6 + "|")
+    for method in ("scaffold", "ditto"):
+        words = [f"--{name}={value}" for name, value in zip(("registered", "cohort", "rounds"), sizes, strict=True)]
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", method, *words], capture_output=True, text=True, check=True, cwd=HERE
+        )
+        marks = json.loads(done.stdout.splitlines()[-1])
+        for before, after in itertools.pairwise(marks):
+            served = (after["round"] - before["round"]) * given.cohort
+            rates = [served / (after[clock] - before[clock]) for clock in ("wall", "cpu")]
+            cells = f"{rates[0]:,.0f} | {rates[1]:,.0f} | {after['own']:,.0f} | {after['disk']:,.0f}"
+            print(f"| `{method}` | {before['round']:.0f} to {after['round']:.0f} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
