@@ -354,3 +354,39 @@ def test_a_node_that_goes_away_loses_nothing(
         cluster.add_node(num_cpus=1, object_store_memory=STORE)
         cluster.wait_for_nodes()
     assert len(started) > before
+
+
+@pytest.mark.long
+def test_four_nodes_serve_and_one_of_them_goes_away(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four actors, each on the only core of a node, and client state in memory of all nodes."""
+    real_serve, real_send, served = RayWorkerPool._serve_chunks, RayWorkerPool._send, list[Any]()
+
+    def serve(self: RayWorkerPool, *arguments: Any) -> Any:
+        while self._starting and len(added) == 2:  # so that all of them serve from the first round on
+            self._handle_started(self.connection.first([], [*self._starting]))
+        return real_serve(self, *arguments)
+
+    def send(self: RayWorkerPool, actor: Any, *arguments: Any) -> None:
+        served.append(actor)
+        real_send(self, actor, *arguments)
+        if disturbed and len(served) == 6:
+            cluster.remove_node(added.pop(), allow_graceful=False)
+
+    monkeypatch.setattr(RayWorkerPool, "_serve_chunks", serve)
+    added = [cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(2)]
+    disturbed = False
+    try:
+        cluster.wait_for_nodes()
+        monkeypatch.setattr(RayWorkerPool, "_send", send)
+        whole = on_ray(method("ditto"), ray={"workers": 4}, out=tmp_path / "whole")
+        assert len({actor._actor_id for actor in served}) == 4
+        assert_same(carry_out(method("ditto")), whole)
+        served.clear()
+        disturbed = True
+        assert_identical(whole, on_ray(method("ditto"), ray={"workers": 4}, out=tmp_path / "disturbed"))
+        assert len(added) == 1
+    finally:
+        for node in added:
+            cluster.remove_node(node)
