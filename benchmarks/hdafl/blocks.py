@@ -47,6 +47,21 @@ def sections(inside: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def merged(old: str, new: str) -> str:
+    """Return a block whose ### sections are the new ones, and the old ones that were not run again.
+
+    Sections are the same where their headings are, but for the number of rounds at the end."""
+    before, after = ({_called(title): (title, text) for title, text in sections(one).items()} for one in (old, new))
+    if not after:
+        return new
+    made = before | after
+    return "\n\n".join(f"### {title}\n{text.rstrip()}" for title, text in made.values())
+
+
+def _called(title: str) -> str:
+    return re.sub(r", \d+ rounds$", "", title)
+
+
 def rows(inside: str) -> list[dict[str, str]]:
     """Return the rows of the first table in a text, by the names of its columns."""
     lines = [line.strip().strip("|") for line in inside.splitlines() if line.startswith("|")]

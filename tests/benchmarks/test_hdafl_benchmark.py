@@ -55,6 +55,25 @@ print(prose.verdict([1.0], [Number(5.0)]))
     ]
 
 
+def test_tables_of_what_was_not_run_again_stay() -> None:
+    """Before, runs of one network on traffic took the tables of the other one away."""
+    program = """
+from blocks import merged
+old = "### one, `a`, 8 rounds\\n\\n| x |\\n\\n### one, `b`, 8 rounds\\n\\n| y |\\n"
+print(merged(old, "### one, `a`, 20 rounds\\n\\n| z |\\n"))
+assert merged("", "| a |") == "| a |"
+"""
+    made = "### one, `a`, 20 rounds\n\n| z |\n\n### one, `b`, 8 rounds\n\n| y |\n"
+    assert run("-c", program) == made
+
+
+@pytest.mark.full
+def test_some_cases_and_methods_can_be_run(tmp_path: Path) -> None:
+    some = ["--only", "paper", "--cases", "writer/C10", "iid/alone", "--methods", "FedAvg", "Local"]
+    shown = run(FOLDER / "run.py", *some, "--dry-run", "--out", tmp_path / "out")
+    assert shown.splitlines()[-1] == "6 runs: paper"  # three seeds of each
+
+
 @pytest.mark.full
 def test_runs_of_the_papers_scale_become_tables_and_a_figure(tmp_path: Path) -> None:
     """Before, the last step failed: runs were read as no list, and curves after their run folders were closed."""
