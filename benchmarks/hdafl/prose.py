@@ -170,8 +170,8 @@ def traffic(text: str) -> str:
     if not found:
         return ""
     lines = [
-        f"- {title}, after {count} rounds: FedAvg loses {base} points to the centralised model and HDAFL {mine}; FedAvg "
-        f"with one unsent epoch {tuned}."
+        f"- {title}, after {count} rounds: FedAvg loses {base} points to the centralised model and HDAFL {mine}; "
+        f"FedAvg with one unsent epoch {tuned}."
         for title, (count, base, mine, tuned, _) in found.items()
     ]
     size = [float(number) for number in re.findall(r"([\d.]+) MB as npz", block(text, "traffic"))]
