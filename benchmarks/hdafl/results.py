@@ -159,7 +159,8 @@ def traffic_tables(out: Path) -> Iterator[str]:
             runs = traffic_runs(out, model, case)
             if not runs:
                 continue
-            labels = (*settings.LABELS, traffic.CENTRAL)
+            ran = {run.label for run in runs}
+            labels = [label for label in (*settings.LABELS, traffic.CENTRAL) if label in ran]
             by_label = {label: [run for run in runs if run.label == label] for label in labels}
             meta = by_label[BASE][0].meta
             data = traffic.compressed(case, None, by_label[BASE][0].seed)
