@@ -353,6 +353,7 @@ def main() -> None:
     options = parser.parse_args()
     file, page = options.out / "results.jsonl", Path(__file__).parent / "RESULTS.md"
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines.sort(key=lambda line: int(line["seed"]))  # whichever was run first
     text = page.read_text("utf-8")
     for name, inside in blocks(lines, options.out, options.figures).items():
         print(f"\n{name}:\n\n{inside}")

@@ -47,6 +47,36 @@ def sections(inside: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def merged(old: str, new: str) -> str:
+    """Return a block whose tables are the new ones, with the old ones, and old rows, that were not run again.
+
+    Sections are the same where their headings are, but for the number of rounds at the end.  In a table of the same
+    columns, rows that agree in the cells before "recipe" were run together, so that they are replaced together."""
+    before, after = ({_called(title): (title, text) for title, text in sections(one).items()} for one in (old, new))
+    for name in before.keys() & after.keys():
+        title, text = after[name]
+        after[name] = (title, _merged_rows(before[name][1], text) if title == before[name][0] else text)
+    return "\n\n".join(f"### {title}\n{text.rstrip()}" for title, text in (before | after).values()) if after else new
+
+
+def _called(title: str) -> str:
+    return re.sub(r"( \([\d,]+ parameters\))?, \d+ rounds$", "", title)
+
+
+def _merged_rows(old: str, new: str) -> str:
+    lines = [[line for line in text.splitlines() if line.startswith("|")] for text in (old, new)]
+    heads = [cell.strip() for cell in lines[1][0].strip("|").split("|")] if lines[1] else []
+    if "recipe" not in heads or lines[0][:1] != lines[1][:1]:
+        return new
+    found: list[dict[tuple[str, ...], list[str]]] = [{}, {}]
+    for groups, group_lines in zip(found, lines, strict=True):
+        for line in group_lines[2:]:
+            group = tuple(cell.strip() for cell in line.strip("|").split("|")[: heads.index("recipe")])
+            groups.setdefault(group, []).append(line)
+    together = "\n".join([*lines[1][:2], *(line for group in (found[0] | found[1]).values() for line in group)])
+    return new.replace("\n".join(lines[1]), together)
+
+
 def rows(inside: str) -> list[dict[str, str]]:
     """Return the rows of the first table in a text, by the names of its columns."""
     lines = [line.strip().strip("|") for line in inside.splitlines() if line.startswith("|")]

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from piebald.report.comparison import Comparison
 
 COLOURS = {
-    "Local": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
+    "Local": "#8a8f98", "FedAvg": "#1f6fb4", "FedAvg_tuned": "#5aa9a0", "FedAvg_equal": "#c9a227",
+    "HDAFL": "#c8401f", "LG-FedAvg": "#a070c0",
     traffic.CENTRAL: "#14181f",
 }  # fmt: skip
 

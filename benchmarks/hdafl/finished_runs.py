@@ -48,8 +48,12 @@ def comparisons(out: Path, part: str) -> Iterator[tuple[str, str, int, Compariso
 
 
 def traffic_runs(out: Path, model: str, case: str) -> list[History]:
-    """Return the runs of one traffic case, only with seeds for which every recipe has finished."""
+    """Return the runs of one traffic case, only with seeds for which every recipe that was run has finished.
+
+    Empty where those of FedAvg, HDAFL or the centralised model are missing."""
     runs = finished(out / "traffic" / model / case / "C2")
-    labels = (*settings.LABELS, traffic.CENTRAL)
+    labels = {run.label for run in runs}
+    if not {BASE, OURS, traffic.CENTRAL} <= labels:
+        return []
     complete = set.intersection(*({run.seed for run in runs if run.label == label} for label in labels))
     return [run for run in runs if run.seed in complete]

@@ -87,7 +87,7 @@ def _table_5(out: Path) -> Iterator[list[str]]:
                 for label in settings.LABELS:
                     pairs = [(by[label, seed], by[traffic.CENTRAL, seed]) for seed in seeds if (label, seed) in by]
                     lost = [
-                        100 * (central.curve[-1].mean - at)
+                        100 * (central.curve[-1]["mean"] - at)
                         for run, central in pairs
                         if (at := _accuracy(run, rounds)) is not None
                     ]
@@ -106,11 +106,11 @@ def _table_5(out: Path) -> Iterator[list[str]]:
 
 
 def _accuracy(run: History, rounds: int) -> float | None:
-    return next((point.mean for point in run.curve if point.version == rounds), None)
+    return next((point["mean"] for point in run.curve if point["version"] == rounds), None)
 
 
 def _bytes(run: History, rounds: int) -> int:
-    return max((point.bytes for point in run.curve if point.version <= rounds), default=0)
+    return max((point["bytes"] for point in run.curve if point["version"] <= rounds), default=0)
 
 
 def _points(mean: float, low: float | None, high: float | None, seeds: int) -> str:

@@ -91,13 +91,14 @@ def claims(text: str) -> str:
                 else "mixed",
             ]
         )
-    for title, (base, mine, _, gain) in losses(text).items():
-        lost, won = paper.TABLE_5[8][0], paper.TABLE_5[8][2]
+    for title, (rounds, base, mine, _, gain) in losses(text).items():
+        lost, _, won, bytes_won = paper.TABLE_5[rounds]
         less = (lost > won) == (base > mine)
         lines.append(
             [
-                f"Table 5, 8 rounds, {title}: points lost to a centralised model, FedAvg and HDAFL; HDAFL's bytes gain",
-                f"{lost}, {won}; {paper.TABLE_5[8][3]}",
+                f"Table 5, {rounds} rounds, {title}: points lost to a centralised model, FedAvg and HDAFL; HDAFL's "
+                "bytes gain",
+                f"{lost}, {won}; {bytes_won}",
                 f"{base}, {mine}; {gain}",
                 f"{'agrees' if less else 'opposite'} on the order; bytes {'agrees' if gain > 1 else 'opposite'}",
             ]
@@ -113,15 +114,17 @@ def claims(text: str) -> str:
     return table(["what", "paper", "here", "verdict"], lines) if lines else ""
 
 
-def losses(text: str) -> dict[str, tuple[float, float, float, float]]:
-    """Points lost to the centralised model by FedAvg, by HDAFL, by tuned FedAvg, and HDAFL's gain, by traffic table."""
+def losses(text: str) -> dict[str, tuple[int, float, float, float, float]]:
+    """Rounds, points lost to the centralised model by FedAvg, HDAFL and tuned FedAvg, and HDAFL's gain, by table."""
     found = {}
     for title, inside in sections(block(text, "traffic")).items():
         by = {row["recipe"]: row for row in rows(inside)}
         if {"FedAvg", "HDAFL"} <= by.keys():
             three = (by[name]["loss to centralised"] for name in ("FedAvg", "HDAFL", settings.NAMES["FedAvg_tuned"]))
             base, mine, tuned = map(float, three)
-            found[re.sub(r" \(.*?\), \d+ rounds", "", title)] = (base, mine, tuned, float(by["HDAFL"]["gain in all"]))
+            name, _, count = re.sub(r" \(.*?\)", "", title).rpartition(", ")
+            gain = float(by["HDAFL"]["gain in all"])
+            found[name] = (int(count.removesuffix(" rounds")), base, mine, tuned, gain)
     return found
 
 
@@ -167,9 +170,9 @@ def traffic(text: str) -> str:
     if not found:
         return ""
     lines = [
-        f"- {title}: FedAvg loses {base} points to the centralised model and HDAFL {mine}; FedAvg with one unsent "
-        f"epoch {tuned}."
-        for title, (base, mine, tuned, _) in found.items()
+        f"- {title}, after {count} rounds: FedAvg loses {base} points to the centralised model and HDAFL {mine}; "
+        f"FedAvg with one unsent epoch {tuned}."
+        for title, (count, base, mine, tuned, _) in found.items()
     ]
     size = [float(number) for number in re.findall(r"([\d.]+) MB as npz", block(text, "traffic"))]
     gain = [Number(gain) for *_, gain in found.values()]
@@ -189,8 +192,8 @@ def advice(text: str) -> str:
     held = [row["rows a client"] for row in rows(block(text, "why"))]
     if not (iid and groups and why and losses(text)):
         return ""
-    same = [Number(base - mine) for name, (base, mine, *_) in losses(text).items() if name.startswith("the same")]
-    own = [Number(base - mine) for name, (base, mine, *_) in losses(text).items() if not name.startswith("the same")]
+    same = [Number(base - mine) for name, (_, base, mine, *_) in losses(text).items() if name.startswith("the same")]
+    own = [Number(base - mine) for name, (_, base, mine, *_) in losses(text).items() if not name.startswith("the same")]
     skewed = [row for name in NOT_IN_PAPER for row in overview(text, name)]
     first, last = why[0], why[-1]
     return "\n".join(

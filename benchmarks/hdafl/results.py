@@ -1,10 +1,10 @@
-"""Write RESULTS.md from run folders: each table replaces what is between its two markers, other text is kept."""
+"""Write RESULTS.md from run folders: each table replaces the one of its name, what has not been run keeps its own."""
 
 from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import figures
@@ -14,23 +14,25 @@ import prose
 import settings
 import torch
 import traffic
-from blocks import put
+from blocks import block, merged, put
 from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
 
 import piebald
 from piebald.report.comparison import Comparison
 
 SOURCES = {  # the parts whose runs are in a table, unless that of its name
-    "facts": (*settings.PARTS, "paper"),
+    "facts": ("tuning", "digits", "why", "leaf"),
     "overview": ("digits", "leaf"),
     "paper": ("paper", "traffic"),
+    "paper facts": ("paper", "traffic"),
 }
+SECTIONS = ("digits", "leaf", "traffic", "paper")  # blocks of several tables
 
 
 def write(out: Path, path: Path) -> str:
     """Write the tables into a file, which is created if it is missing, and the plots into its folder."""
     blocks = {
-        "facts": facts(out),
+        "facts": facts(out, SOURCES["facts"]),
         "overview": overview(out),
         "digits": "\n".join(digit_tables(out, "digits")),
         "leaf": "\n".join(digit_tables(out, "leaf")),
@@ -38,11 +40,12 @@ def write(out: Path, path: Path) -> str:
         "why": "\n".join(why_table(out)),
         "tuning": tuning_table(out),
         "paper": "\n".join(paper_tables.tables(out)),
+        "paper facts": facts(out, SOURCES["paper facts"]),
     }
     text = path.read_text("utf-8") if path.exists() else "# HDAFL on real data\n"
     for name, made in blocks.items():
         if any((out / part).exists() for part in SOURCES.get(name, (name,))):  # what has not been run keeps its table
-            text = put(text, name, made)
+            text = put(text, name, merged(block(text, name), made) if name in SECTIONS else made)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(prose.fill(text), "utf-8")
     drawn = figures.draw(out, path.parent)
@@ -156,7 +159,8 @@ def traffic_tables(out: Path) -> Iterator[str]:
             runs = traffic_runs(out, model, case)
             if not runs:
                 continue
-            labels = (*settings.LABELS, traffic.CENTRAL)
+            ran = {run.label for run in runs}
+            labels = [label for label in (*settings.LABELS, traffic.CENTRAL) if label in ran]
             by_label = {label: [run for run in runs if run.label == label] for label in labels}
             meta = by_label[BASE][0].meta
             data = traffic.compressed(case, None, by_label[BASE][0].seed)
@@ -194,15 +198,18 @@ def traffic_tables(out: Path) -> Iterator[str]:
                 )  # fmt: skip
 
 
-def facts(out: Path) -> str:
-    """List the versions, the training settings, and how far two recipes that must agree differ."""
+def facts(out: Path, parts: Sequence[str]) -> str:
+    """List the versions, the training settings, and how far two recipes that must agree differ, for some parts."""
     lines = [
         f"Piebald {piebald.__version__}, Python {platform.python_version()}, PyTorch {torch.__version__}, "
-        f"NumPy {np.__version__}; {finished_count(out)} finished runs.",
-        "",
-        f"Training: SGD, learning rate {settings.LEARNING_RATE}, batch {settings.BATCH}, one local epoch (E = 1).",
+        f"NumPy {np.__version__}; {finished_count(out, parts)} finished runs.",
     ]
-    worst, pairs = agreement(out)
+    if "digits" in parts:
+        lines += [
+            "",
+            f"Training: SGD, learning rate {settings.LEARNING_RATE}, batch {settings.BATCH}, one local epoch (E = 1).",
+        ]
+    worst, pairs = agreement(out, parts)
     lines.append(
         f"The global model of the fine-tuned runs is FedAvg's: over {pairs} pairs of runs its final mean accuracy "
         f"differs by at most {worst:.2e}."
@@ -210,15 +217,15 @@ def facts(out: Path) -> str:
     return "\n".join(lines)
 
 
-def finished_count(out: Path) -> int:
-    """Count the finished runs."""
-    return sum(len(finished(group)) for group in out.glob("*/*/*/*"))
+def finished_count(out: Path, parts: Sequence[str]) -> int:
+    """Count the finished runs of some parts."""
+    return sum(len(finished(group)) for part in parts for group in (out / part).glob("*/*/*"))
 
 
-def agreement(out: Path) -> tuple[float, int]:
+def agreement(out: Path, parts: Sequence[str]) -> tuple[float, int]:
     """Return the largest difference of FedAvg and the global model of a fine-tuned run, and the number of pairs."""
     worst, pairs = 0.0, 0
-    for part in ("digits", "leaf", "traffic", "paper"):
+    for part in parts:
         for folder in (out / part).glob("*/*/C*"):
             runs = {(run.label, run.seed): run for run in finished(folder)}
             for (label, seed), run in runs.items():

@@ -19,7 +19,8 @@ import paper
 import results
 from characters import letters_here
 from jobs import Job, all_jobs, run_job
-from settings import PAPER_PARTS, PARTS, SCALES
+from settings import LABELS, PAPER_PARTS, PARTS, SCALES
+from traffic import CENTRAL
 
 DEFAULT = {"small": PARTS, "full": PAPER_PARTS}
 
@@ -32,6 +33,8 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="the file to write, by default RESULTS.md in the output folder")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these seeds of the scale")
     parser.add_argument("--only", choices=("paper", *PARTS), nargs="+", help="only these parts, by default all")
+    parser.add_argument("--cases", nargs="+", help="only runs whose folder contains one of these texts, as writer/C10")
+    parser.add_argument("--methods", choices=(*LABELS, CENTRAL), nargs="+", help="only these methods, by default all")
     parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, run nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel runs, one thread each")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many minutes")
@@ -39,6 +42,8 @@ def main() -> int:
     options = parser.parse_args()
     scale, parts = SCALES[options.scale], tuple(options.only or DEFAULT[options.scale])
     jobs = [] if options.tables else all_jobs(scale, parts, options.seeds)
+    cases, methods = options.cases or [""], options.methods or (*LABELS, CENTRAL)
+    jobs = [job for job in jobs if job.label in methods and any(text in job.folder.as_posix() for text in cases)]
     if options.dry_run:
         print(f"{paper.printed(scale, letters_here())}\n\n{len(jobs)} runs: {', '.join(parts)}")
         return 0

@@ -161,8 +161,8 @@ def flat(x: Tensor) -> Tensor:
     """Inputs as embeddings [n, d], flattened; large images are averaged to 8 x 8 pixels, long signals to 32 samples."""
     from torch.nn import functional
 
-    if x.dim() == 4 and x[0].numel() > 256:
+    if x.dim() == 4 and x.shape[1:].numel() > 256:
         x = functional.adaptive_avg_pool2d(x.float(), 8)
-    elif x.dim() == 3 and x[0].numel() > 256:
+    elif x.dim() == 3 and x.shape[1:].numel() > 256:
         x = functional.adaptive_avg_pool1d(x.float(), 32)
     return x.float().flatten(1)

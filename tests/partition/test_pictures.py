@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from piebald import data
 from piebald.cli import main
 from piebald.data import DataSet
-from piebald.partition import Dirichlet, FastSlow, Iid, LazyClients, clients_from, pictures
+from piebald.partition import Dirichlet, FastSlow, Iid, LazyClients, Lists, PooledClients, clients_from, pictures
+from piebald.partition.survey import survey
 
 
 def test_every_picture_is_drawn(tmp_path) -> None:
@@ -66,3 +68,15 @@ def test_from_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> 
 def test_wrong_words(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("shape", "width"), [((3, 32, 32), 192), ((9, 128), 288), ((1, 30), 30), ((1, 8, 8), 64)])
+def test_a_client_without_training_rows_is_described(shape: tuple[int, ...], width: int) -> None:
+    """Before, images and signals of such a client ended in an IndexError: they were measured by the first row."""
+    assert pictures.flat(torch.zeros(0, *shape)).shape == (0, width)
+    lists = {"train": Lists(np.arange(6), np.array([0, 6, 6])), "test": Lists(np.arange(6, 8), np.array([0, 1, 2]))}
+    x = torch.arange(8.0).reshape(8, *[1] * len(shape)).expand(8, *shape)
+    y = torch.arange(8) % 2
+    seen = survey(PooledClients(x, y, lists, names=["all", "none"], classes=["a", "b"]))
+    assert seen is not None
+    assert seen.rows.tolist() == [6, 0]
