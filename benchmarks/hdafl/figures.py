@@ -66,7 +66,7 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
     lines, labels = panels[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.legend(lines, labels, loc="outside lower center", ncols=2 * columns, frameon=False)
     figure.savefig(path, dpi=120)
     return path
 
@@ -74,7 +74,8 @@ def _panels(curves: dict[str, Comparison], axis: str, name: str, path: Path) -> 
 def _figure_3(found: dict[str, dict[int, Comparison]], path: Path) -> Path:
     """As Fig. 3 of the paper: a row for each setting, a panel for each method, a line for each number of clients."""
     figure = Figure(figsize=(8.4, 3.2 * len(found)), layout="constrained")
-    for row, (setting, by_cohort) in zip(figure.subplots(len(found), 2, squeeze=False), found.items(), strict=True):
+    panels = figure.subplots(len(found), 2, squeeze=False, sharey=True)
+    for row, (setting, by_cohort) in zip(panels, found.items(), strict=True):
         for panel, label in zip(row, (finished_runs.OURS, finished_runs.BASE), strict=True):
             for cohort, made in by_cohort.items():
                 if (band := made.band(label, "version")) is not None:

@@ -38,7 +38,9 @@ def tables(out: Path) -> Iterator[str]:
     lines = list(_table_5(out))
     if lines:
         yield "\n### Table 5: points lost to the centralised model, and bytes gained\n"
-        yield table(["case", "rounds", "recipe", "loss, paper", "loss", "gain, paper", "gain", "seeds"], lines)
+        yield table(
+            ["case", "rounds", "recipe", "loss, paper", "loss", "to FedAvg", "gain, paper", "gain", "seeds"], lines
+        )
 
 
 def _table_3(found: dict[str, dict[int, Comparison]]) -> Iterator[str]:
@@ -96,13 +98,25 @@ def _table_5(out: Path) -> Iterator[list[str]]:
                     sent = float(np.mean([_bytes(run, rounds) for run, _ in pairs]))
                     packed = np.mean([traffic.compressed(case, None, seed)["npz"] for seed in seeds])
                     theirs = {BASE: printed[:2], OURS: printed[2:]}.get(label)
-                    half = "" if loss.low is None else f" [{loss.low:.1f}, {loss.high:.1f}]"
                     yield [
                         f"{case.replace('_', ' ')}, {model}", str(rounds), settings.NAMES.get(label, label),
-                        "" if theirs is None else f"{theirs[0]:.1f}", f"{loss.mean:.1f}{half}",
+                        "" if theirs is None else f"{theirs[0]:.1f}", _interval(loss, ".1f"),
+                        "" if label == BASE else _to_base(by, label, seeds, rounds),
                         "" if theirs is None else f"{theirs[1]:.1f}", f"{packed / sent:.2f}" if sent else "",
                         str(loss.count),
                     ]  # fmt: skip
+
+
+def _to_base(by: dict[tuple[str, int], History], label: str, seeds: list[int], rounds: int) -> str:
+    """Points more than FedAvg has after as many rounds, paired by seed; empty where one of them was not evaluated."""
+    pairs = [(_accuracy(by[label, seed], rounds), _accuracy(by[BASE, seed], rounds)) for seed in seeds]
+    made = Interval.of([100 * (mine - base) for mine, base in pairs if mine is not None and base is not None])
+    return "" if made is None else _interval(made, "+.1f")
+
+
+def _interval(made: Interval, form: str) -> str:
+    wide = made.low is None or made.high is None or made.count < 3
+    return f"{made.mean:{form}}" + ("" if wide else f" [{made.low:{form}}, {made.high:{form}}]")
 
 
 def _accuracy(run: History, rounds: int) -> float | None:
