@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PART = re.compile(r".+\.(\d+)\.part")  # what `write_private` writes first, with the process that does
+_PART = re.compile(r".+\.(\d+)\.part")  # what is written first (`_part`), with the process that does
 
 
 def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
@@ -20,9 +21,7 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
         lasting: whether to flush it to the disk, so that it survives a power failure.
     """
     data = text.encode() if isinstance(text, str) else text
-    # another process or thread may write the same file at the same time
-    temporary = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.part")
-    temporary.unlink(missing_ok=True)  # a link with this name would be written through
+    temporary = _part(path)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -35,6 +34,29 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
             sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path to write to.  Its file replaces this one, with mode 0600, once the block has ended without an error.
+
+    Args:
+        path: the file, which is replaced if it exists.
+    """
+    temporary = _part(path)
+    try:
+        yield temporary
+        temporary.chmod(0o600)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> Path:
+    """Where a file is written first: other processes and threads may write the same one at the same time."""
+    temporary = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.part")
+    temporary.unlink(missing_ok=True)  # a link with this name would be written through
+    return temporary
 
 
 def sync_folder(folder: Path) -> None:

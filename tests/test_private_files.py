@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from piebald.private_files import clear_parts, write_private
+from piebald.private_files import clear_parts, replaced, write_private
 
 
 def test_two_processes_may_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +97,17 @@ def test_two_threads_may_write_one_file(tmp_path: Path, monkeypatch: pytest.Monk
     write_private(path, "first")
     assert path.read_text() == "first"
     assert [one.name for one in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_file_that_breaks_off_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("before")
+    with pytest.raises(OSError, match="disk"), replaced(path) as part:  # noqa: PT012 - it breaks off while writing
+        part.write_text("half of")
+        assert path.read_text() == "before"
+        raise OSError("the disk is full")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(path.name, "before")]
+    with replaced(path) as part:
+        part.write_text("after")
+    assert path.read_text() == "after"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

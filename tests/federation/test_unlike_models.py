@@ -12,7 +12,7 @@ import piebald
 from piebald.errors import SettingError
 from piebald.runtimes.federation.run_terms import OwnTerms, RunTerms
 
-from .conftest import Sites, carry_out, settings
+from .conftest import Sites, carry_out, settings, until
 from .in_process import in_process
 
 CASES: dict[str, dict[str, Any]] = {
@@ -70,6 +70,9 @@ def test_sites_work_on_parts_of_the_model_as_the_simulator_does(case: str) -> No
 def test_a_federation_of_unlike_models_ends_as_the_simulator(case: str, sites: Sites) -> None:
     made = settings(**CASES[case], rounds=2)
     simulated = carry_out(made)
+    files = [sites.folder / f"site-{client + 1}" / "model.safetensors" for client in range(3)]
+    for file in files:
+        file.unlink(missing_ok=True)  # of another test's run
     real = carry_out(made, credentials=str(sites.folder / "server"))
     for name in ("bytes_down", "bytes_up"):
         trained = [[row for row in run.results if row["kind"] == "train"] for run in (simulated, real)]
@@ -80,8 +83,9 @@ def test_a_federation_of_unlike_models_ends_as_the_simulator(case: str, sites: S
     torch.testing.assert_close(real.start(), simulated.start(), atol=1e-4, rtol=1e-4)
     scores = [{(row["client"], row["metric"]): row["value"] for row in run.scores} for run in (simulated, real)]
     assert scores[1] == pytest.approx(scores[0], abs=1e-3)
-    for client in range(3):
-        left = load_file(sites.folder / f"site-{client + 1}" / "model.safetensors")
+    for client, file in enumerate(files):
+        until(file.exists)  # a site keeps its model once it has heard that the run has ended
+        left = load_file(file)
         wanted = simulated.work.of(client).layout
         assert {name: tuple(one.shape) for name, one in left.items()} == {one.name: one.shape for one in wanted.slots}
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from piebald.contracts import Split, Task, Update
 from piebald.errors import PiebaldError
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.private_files import write_private
+from piebald.private_files import replaced, write_private
 from piebald.runtimes.federation import client_log, site_choice
 from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.client_session import ClientSession, StartedTask, TrainingJob
@@ -37,7 +37,7 @@ from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.signing import CertificateSigner
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.transfer import fetch_terms
+from piebald.runtimes.federation.transfer import WAIT, fetch_terms
 from piebald.runtimes.federation.update_count import UpdateCount
 from piebald.runtimes.federation.waiting import site_waits_for
 from piebald.runtimes.federation.wire_format import pack_update
@@ -46,7 +46,6 @@ from piebald.version import __version__
 
 BEAT = 1.0  # seconds between two hellos
 ANSWER = 10.0  # seconds to wait for the answer to one, which may come behind a piece of a model
-WAIT = 20.0  # seconds to wait for any progress of a transfer
 
 log = logging.getLogger("piebald.federation")
 
@@ -218,8 +217,8 @@ class FederationClient:
             return self._choose()
         model = session.runner.personalize(version, global_model, session.store.state(before=1 << 53))
         path = self.credentials.folder / "model.safetensors"
-        session.runner.work.layout.save(model, path)
-        path.chmod(0o600)
+        with replaced(path) as file:
+            session.runner.work.layout.save(model, file)
         with self._secrets:
             session.store.save_secrets({})
         log.info("the model after step %d is in %s", version, path)

@@ -14,13 +14,12 @@ from piebald.runtimes.federation.audit import AuditLog
 from piebald.runtimes.federation.client_session import ClientSession, Delivery
 from piebald.runtimes.federation.disk_writes import DiskWrites, Ended
 from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.transfer import WAIT, send_body
 from piebald.runtimes.federation.wire_format import contents, digest
 from piebald.runtimes.federation.wire_messages import Piece
 
 LOOK = 1.0  # seconds between two looks for results, where nobody tells of one
 PAUSE = 0.5  # seconds between two attempts, while the server is away
-WAIT = 20.0  # seconds to wait for any progress of a transfer
 
 log = logging.getLogger("piebald.federation")
 

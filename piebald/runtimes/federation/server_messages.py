@@ -21,7 +21,7 @@ from piebald.runtimes.federation.pieces import Packer, piece_at
 from piebald.runtimes.federation.provisioning import Credentials
 from piebald.runtimes.federation.server_state import FederationState
 from piebald.runtimes.federation.stored_body import StoredBody
-from piebald.runtimes.federation.transfer import send_body
+from piebald.runtimes.federation.transfer import WAIT, send_body
 from piebald.runtimes.federation.wire_format import contents, task_body, unpack_update
 from piebald.runtimes.federation.wire_messages import (
     PROTOCOL,
@@ -39,7 +39,6 @@ from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
 _VECTORS = 8  # vectors of a whole model's size in a result, at most
-_WAIT = 20.0  # seconds to wait for any progress of a transfer to a site
 _TERMS_PIECE = 1 << 17  # bytes of a run's terms in one message
 
 log = logging.getLogger("piebald.federation")
@@ -271,7 +270,7 @@ class ServerMessages:
         )
         began = time.monotonic()
         status = send_body(
-            self.link, member.name, "task", head, body, timeout=_WAIT,
+            self.link, member.name, "task", head, body, timeout=WAIT,
             wanted=lambda: id in member.open and not state.closing, confirmed=one.confirm,
         )  # fmt: skip
         if status == "done" and one.trains:

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from piebald.contracts import OwnChoice
-from piebald.private_files import write_private
+from piebald.private_files import replaced, write_private
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.task_runner import TaskRunner
 
@@ -76,8 +76,8 @@ def make(path: Path, runner: TaskRunner, folder: Path) -> None:
     assert choice is not None
     chosen, record = runner.choose(version, models, store.state(before=1 << 53), store.trained)
     target = folder / "model.safetensors"
-    runner.work.layout.save(chosen, target)
-    target.chmod(0o600)
+    with replaced(target) as file_path:
+        runner.work.layout.save(chosen, file_path)
     write_private(folder / record_file(choice), json.dumps({"version": version, **record}, indent=2))
     path.unlink()
     log.info("the model after step %d is in %s: %s", version, target, record["why"])

@@ -17,6 +17,7 @@ from piebald.runtimes.federation.wire_format import Body, digest
 from piebald.runtimes.federation.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode
 
 TERMS = 16 << 20  # bytes of a run's terms, at most
+WAIT = 20.0  # seconds to wait for any progress of a transfer
 SMALL = 1 << 16  # bytes of a body that is sent as one request, and of the first pieces of a longer one
 _LEAST = 1 << 14  # bytes of a piece on a slow link
 _PIECE_TIME = 0.5  # seconds that a piece should take: a hello may have to wait for one
