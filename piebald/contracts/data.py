@@ -149,7 +149,7 @@ class Fleet(Protocol):
     """The devices of a federation."""
 
     def device(self, client: int) -> Device:
-        """The device of one client."""
+        """The device of one client, the same at each call."""
 
     def available(self, clients: int, now: float) -> Sequence[int]:
         """Clients out of range(clients) that can be asked at this time, increasing; `range(clients)` itself if all

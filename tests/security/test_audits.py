@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from piebald import recipes
 from piebald.privacy.accounting import central, fixed_cohorts, local, rows
 from piebald.recipe import Recipe
-from piebald.runtimes.engines import row_gradients, sequential
+from piebald.runtimes.engines import clipping, row_gradients
 from piebald.transforms import Gaussian
 
 from ..core.fakes import federation, simulate
@@ -161,7 +161,7 @@ def test_a_broken_dp_sgd(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "noise":
         monkeypatch.setattr(row_gradients, "hidden", an_eighth_of_the_noise(row_gradients.hidden))
     else:
-        for module in (row_gradients, sequential):
+        for module in (row_gradients, clipping):
             monkeypatch.setattr(module, "shrink", clip_of_nobody)
     scores, included, _ = one_run(1.0, 1)
     found = from_one_run(scores, included, 700, 1e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -14,12 +13,13 @@ from torch import Tensor, nn
 
 from piebald import pytree
 from piebald.client_work import ClientWork
-from piebald.contracts import PLAIN_PASSES, LocalLoss, PassSettings, Rows, SgdOutcome
+from piebald.contracts import LocalLoss, Rows, SgdOutcome
 from piebald.errors import SettingError
 from piebald.losses import for_training
 from piebald.machine import moved
 from piebald.parameters import Layout, Part, copied
 from piebald.randomness import key, torch_seed
+from piebald.runtimes.engines.clipping import ClippingEngine
 from piebald.runtimes.engines.compilation import compiled
 from piebald.runtimes.engines.device_copies import CohortCopies, moved_arrays
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout, mix
@@ -27,7 +27,7 @@ from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.loss_scale import LossScale
 from piebald.runtimes.engines.model_traits import Traits, passes_of, probe
 from piebald.runtimes.engines.recomputation import Checkpointing
-from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, RowGradients, noised, row_keys, shrink
+from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import (
     Gathered,
     RngKey,
@@ -37,13 +37,13 @@ from piebald.runtimes.engines.row_loader import (
     pass_slices,
     planned_steps,
 )
-from piebald.runtimes.engines.scoring import ScoringEngine, bind
+from piebald.runtimes.engines.scoring import bind
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
 from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
 
 
-class SequentialEngine(ScoringEngine):
+class SequentialEngine(ClippingEngine):
     """Trains the clients of a stack one after another, and scores models; the base of all other engines."""
 
     name = "sequential"
@@ -72,7 +72,6 @@ class SequentialEngine(ScoringEngine):
             name: value.clone() for name, value in self.module.named_buffers() if not value.dtype.is_floating_point
         }
         self._names = [slot.name for slot in work.layout.slots if not slot.buffer]
-        self._vectorizes: bool | None = None
         self._evaluator: LossEvaluator | None = None
         self._checkpointing: Checkpointing | None = None
         self._tensor_spans: dict[
@@ -340,62 +339,6 @@ class SequentialEngine(ScoringEngine):
         lot = min(config.step_rows, held)
         hidden = noised(named, self.work.layout, privacy, [lot], step, [self.rng_key(run, row)])
         return total / max(1, len(batch)), [one[0] for one in hidden]
-
-    def _clipped(
-        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None, passes: PassSettings
-    ) -> tuple[list[Tensor], Tensor]:
-        """The sum of these rows' clipped gradients, and the sum of their losses."""
-        tensors = self.work.layout.views(self.vector.detach())
-        with self.precision(passes):
-            every = torch.ones(len(rows), device=self.device)
-            found, loss = self.row_gradients.one(tensors, rows, every, keys, clip, dropout)
-        return [found[name] for name in self._names], loss
-
-    def _clipped_one_by_one(
-        self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None, passes: PassSettings
-    ) -> tuple[list[Tensor], Tensor]:
-        """The same for models that vmap cannot run: recurrent ones, and those that draw random numbers themselves."""
-        summed = [torch.zeros_like(parameter) for parameter in self.parameters]
-        total = torch.zeros((), device=self.device)
-        for row in range(len(rows)):
-            if dropout is not None:
-                dropout.start(keys[row])
-            with self.precision(passes):
-                one = rows[row : row + 1]
-                loss = self.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
-            found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-            torch._foreach_mul_(found, shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
-            torch._foreach_add_(summed, found)
-            total += loss.detach()
-        return summed, total
-
-    @cached_property
-    def row_gradients(self) -> RowGradients:
-        """Computes gradients of single rows through vmap."""
-        return RowGradients(self.module, self.work.layout, self.loss)
-
-    def vectorizes(self, rows: Rows) -> bool:
-        """Whether gradients of single rows can be computed through vmap; tried once, on two of some rows."""
-        if self._vectorizes is None and len(rows):
-            self._vectorizes = not self.traits.random and not self.padded and self._tried(rows[:2])
-        return bool(self._vectorizes)
-
-    def _tried(self, rows: Rows) -> bool:
-        keys = torch.arange(len(rows)).to(self.device)
-        with KeyedDropout() as dropout, warnings.catch_warnings():
-            warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
-            expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout, PLAIN_PASSES)
-            try:
-                found, _ = self._clipped(rows, keys, 1.0, dropout, PLAIN_PASSES)
-            except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
-                return False
-        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
-
-    @cached_property
-    def padded(self) -> bool:
-        """Whether an embedding has a padding row: under torch's vmap it would get a gradient."""
-        tables = (layer for layer in self.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
-        return any(table.padding_idx is not None for table in tables)
 
     # -- the module
 
