@@ -209,7 +209,7 @@ class _Worker:
         """Send what fits into the shared memory."""
         while self._queue and self._free:
             message = self._queue.popleft()
-            message.part = self._free.pop(0)
+            message.part = self._free.pop()  # the last one that became free, whose pages are in memory already
             try:
                 self.pipe.send_bytes(json.dumps(message.plain(self.inbox)).encode())
             except (BrokenPipeError, ConnectionResetError):
