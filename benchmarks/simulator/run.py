@@ -18,7 +18,14 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-OWN = ("bare", "bare in two processes", "piebald", "piebald in one process", "piebald with a run folder")
+OWN = (
+    "bare",
+    "bare in two processes",
+    "arithmetic alone",
+    "piebald",
+    "piebald in one process",
+    "piebald with a run folder",
+)
 PEERS = {  # by name: the script, and what to start it with
     "FedJAX": ("with_fedjax.py", ("python",)),
     "pfl, 1 process": ("with_pfl.py", ("python",)),
@@ -60,6 +67,10 @@ def piebald_run(name: str, folder: bool, in_process: bool) -> float:
 
 def one(what: str, name: str) -> float:
     """One measurement in this process."""
+    if what == "arithmetic alone":
+        from workloads import WORKLOADS, arithmetic
+
+        return arithmetic(WORKLOADS[name], WORKLOADS[name].data())
     if what.startswith("bare"):
         return bare(name, 2 if "two" in what else 1)
     return piebald_run(name, folder="folder" in what, in_process="one process" in what)

@@ -177,6 +177,29 @@ def bare_loop(work: Workload, clients: PooledClients, processes: int = 1, device
     return seconds
 
 
+def arithmetic(work: Workload, clients: PooledClients) -> float:
+    """Seconds a round of the arithmetic alone: forward and backward passes over a cohort's rows, by one thread.
+
+    All rows pass through one set of weights, in batches of 100 or of 500, whichever take less time.  Nothing is
+    updated, averaged or copied.
+    """
+    torch.set_num_threads(1)
+    model, loss_of = work.network(), nn.CrossEntropyLoss()
+    draw, sizes = np.random.default_rng(0), (100, 500)
+    spent = dict.fromkeys(sizes, 0.0)
+    for round_ in range(work.rounds + 1):  # the first one is not counted
+        cohort = draw.choice(work.clients, work.cohort, replace=False).tolist()
+        chosen = torch.from_numpy(np.concatenate([clients.indices(client, "train") for client in cohort]))
+        x, y = clients.x[chosen], clients.y[chosen]
+        for size in sizes:
+            began = time.perf_counter()
+            for rows, targets in zip(x.split(size), y.split(size), strict=True):
+                model.zero_grad()
+                loss_of(model(rows), targets).backward()
+            spent[size] += (time.perf_counter() - began) * bool(round_)
+    return work.epochs * min(spent.values()) / work.rounds
+
+
 def _train(
     work: Workload, clients: PooledClients, model: nn.Module, state: Tensor, out: Tensor, cohort: list[int], total: int
 ) -> None:
