@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from overhead import TARGETS
+from overhead import TARGETS, recipe_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -46,9 +46,7 @@ class Counted(TorchDispatchMode):
 def counted(what: str, name: str, stack: int, rounds: int = 6, first: int = 3) -> tuple[float, float]:
     """Operations and MB of a round, once clients have state."""
     work, mode = WORKLOADS[name], Counted()
-    recipe = piebald.recipes.make("fedavg" if what == "asynchronous" else what, cohort=work.cohort, lr=0.05, batch=20)
-    if what == "asynchronous":
-        recipe = recipe.with_(scheduling={"kind": "asynchronous", "cohort": work.cohort})
+    recipe = recipe_of(what, work.cohort)
     each, step = work.cohort if what == "asynchronous" else 1, ServerLoop._step
 
     def watched(loop: ServerLoop) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 TARGETS = {
@@ -25,6 +26,15 @@ TARGETS = {
 FEDAVG = ("asynchronous", "adamw", "run folder")  # FedAvg with something else
 
 
+def recipe_of(what: str, cohort: int) -> Any:
+    """The recipe of a row."""
+    from piebald import recipes
+
+    steps = {"optimizer": "adamw", "lr": 0.001} if what == "adamw" else {"lr": 0.05}
+    recipe = recipes.make("fedavg" if what in FEDAVG else what, cohort=cohort, batch=20, **steps)
+    return recipe if what != "asynchronous" else recipe.with_(scheduling={"kind": "asynchronous", "cohort": cohort})
+
+
 def one(what: str, name: str, engine: str) -> float:
     """Seconds for as many client updates as the workload's rounds have, after the first round's worth."""
     from workloads import WORKLOADS
@@ -32,10 +42,7 @@ def one(what: str, name: str, engine: str) -> float:
     import piebald
 
     work = WORKLOADS[name]
-    steps = {"optimizer": "adamw", "lr": 0.001} if what == "adamw" else {"lr": 0.05}
-    recipe = piebald.recipes.make("fedavg" if what in FEDAVG else what, cohort=work.cohort, batch=20, **steps)
-    if what == "asynchronous":
-        recipe = recipe.with_(scheduling={"kind": "asynchronous", "cohort": work.cohort})
+    recipe = recipe_of(what, work.cohort)
     # server steps that take a round's worth of updates
     each = work.cohort if recipe.scheduling.kind == "asynchronous" else 1
     devices = piebald.Simulator(fleet={"kind": "homogeneous", "seconds_per_step": 1.0}, engine=engine)
