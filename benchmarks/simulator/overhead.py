@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-TARGETS = {
+TARGETS = {  # for Ditto and IFCA 1.1 times their passes: two trainings; one, which takes three passes, and five more
     "fedavg": 1.0,
     "hdafl": 1.05,
     "fedprox": 1.05,
     "scaffold": 1.3,
     "asynchronous": 1.3,
     "adamw": 1.6,
+    "ditto": 2.2,
+    "ifca": 2.9,
     "run folder": 1.02,
 }
 FEDAVG = ("asynchronous", "adamw", "run folder")  # FedAvg with something else

@@ -25,11 +25,9 @@ class LowestLoss(Sgd):
             end = self.run_sgd(inputs, context)
             chosen = torch.full((len(inputs.versions),), -1.0, device=inputs.model.device)
         else:
-            models = [self._whole(inputs, offered[:, number]) for number in range(offered.shape[1])]
-            losses = torch.stack([context.score(model, "train")[0]["loss"] for model in models], dim=1)
-            best = torch.nan_to_num(losses, nan=torch.inf).argmin(1)
-            stacked = torch.stack(models, dim=1)
-            model = stacked[torch.arange(len(best), device=best.device), best]
+            scores = [context.score(self._whole(inputs, one), "train")[0]["loss"] for one in offered.unbind(1)]
+            best = torch.nan_to_num(torch.stack(scores, dim=1), nan=torch.inf).argmin(1)
+            model = self._whole(inputs, offered[torch.arange(len(best), device=best.device), best])
             end = context.run_sgd(model, self.sgd_config(inputs), state=self.start_state(inputs))
             chosen = best.float()
         done = self.output(end)
@@ -38,6 +36,8 @@ class LowestLoss(Sgd):
     def _whole(self, inputs: TrainInput, shared: torch.Tensor) -> torch.Tensor:
         """Offered numbers [c, s] with the clients' own private ones behind."""
         size = inputs.model.shape[-1]
+        if inputs.shared == size:  # one model stays one for all clients, and is scored on all their rows at once
+            return shared
         own = torch.zeros_like(inputs.model)
         own[:, inputs.shared :] = inputs.model[:, inputs.shared :]
         return pad(shared, size) + own
