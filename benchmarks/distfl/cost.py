@@ -1,6 +1,7 @@
 """Cost of extraction and clustering, relative to training: python benchmarks/distfl/cost.py --out runs/distfl
 
-Each step is timed by itself, in alternation, and the shares are computed from the medians.
+Each step is timed by itself, in alternation, and the shares are computed from the medians.  Then the time that the rule
+takes in a run is compared with that of the passes over the probes and of the matrices that it consists of.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+import piebald
 from piebald.clustering.distribution_knowledge import batch_norm_targets, distance
 from piebald.clustering.partitioning import by_silhouette
 from piebald.clustering.response_divergence import divergences, unlikeness
 from piebald.models import build_model
+from piebald.partition import Lists, PooledClients
 
 PROBES, BATCH = 200, 20
+CLIENTS, ROUNDS = 30, 6  # of the run whose rule is timed
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -68,6 +73,29 @@ def matrices(clients: int) -> float:
     return timed(lambda: by_silhouette(unlikeness(divergences(answers)).numpy()))
 
 
+def rule(name: str, step: dict[str, float]) -> dict[str, float]:
+    """Return the rule's median seconds in a round of a run, and those of its own steps, each as timed by itself."""
+    rows = np.arange(CLIENTS * BATCH)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(len(rows), 3, 32, 32, generator=rng), torch.randint(0, 10, (len(rows),), generator=rng)
+    train = Lists(rows, np.arange(CLIENTS + 1) * BATCH)
+    run = piebald.run(
+        piebald.recipes.distfl(probes=PROBES, lr=0.01, batch=BATCH),
+        PooledClients(x, y, {"train": train}, classes=[str(label) for label in range(10)]),
+        build_model(name, (3, 32, 32), 10),
+        rounds=ROUNDS,
+        runtime=piebald.Simulator(workers=0),
+        evaluate_every=0,
+    )
+    found = [row["value"] for row in run.notes if row["name"] == "clustering"][1:]  # the first one warms up
+    again = matrices(CLIENTS)
+    counted = [one["steps"] * step["synthesise"] + (CLIENTS + 1) * step["answer"] + again for one in found]
+    times = [one["seconds"] / steps for one, steps in zip(found, counted, strict=True)]
+    return {"steps": found[-1]["steps"], "seconds": found[-1]["seconds"], "counted": counted[-1]} | {
+        "times": statistics.median(times)
+    }
+
+
 def main() -> None:
     """Measure, and write one file."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -78,6 +106,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     found = {"steps": {name: steps(name, options.repeats) for name in ("cnn_bn", "resnet18")}}
     found |= {"matrices": {str(clients): matrices(clients) for clients in (100, 1000)}}
+    found |= {"rule": {name: rule(name, step) for name, step in found["steps"].items()}}
     (options.out / "cost.json").write_text(json.dumps(found))
     print(json.dumps(found, indent=2))
 

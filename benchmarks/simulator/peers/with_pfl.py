@@ -1,5 +1,6 @@
 """pfl-research 0.6: python with_pfl.py W1, or torchrun --nproc-per-node 2 with_pfl.py W1 for two processes"""
 
+import os
 import sys
 import time
 
@@ -78,4 +79,5 @@ FederatedAveraging().run(
     model_eval_params=NNEvalHyperParams(local_batch_size=None),
     callbacks=[clock],
 )
-print(seconds_a_round(clock.times))
+if os.environ.get("RANK", "0") == "0":  # two processes' lines may end up as one
+    print(seconds_a_round(clock.times))
