@@ -297,6 +297,21 @@ def cost(found: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def rule(found: dict[str, Any]) -> str:
+    """Table: the rule in a run beside the passes and matrices that it consists of."""
+    rows = [
+        [
+            name,
+            str(one["steps"]),
+            f"{1000 * one['seconds']:.0f}",
+            f"{1000 * one['counted']:.0f}",
+            f"{one['times']:.2f}",
+        ]
+        for name, one in found["rule"].items()
+    ]
+    return table(["model", "synthesis steps", "the rule, ms", "its steps by themselves, ms", "times, median"], rows)
+
+
 def study(lines: Sequence[Line]) -> str:
     """Lines: the clusters of DistFL by round."""
     return "\n".join(
@@ -334,7 +349,8 @@ def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
     if (out / "rounds.jsonl").exists():
         made["rounds"] = rounds([json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()])
     if (out / "cost.json").exists():
-        made["cost"] = cost(json.loads((out / "cost.json").read_text()))
+        costs = json.loads((out / "cost.json").read_text())
+        made |= {"cost": cost(costs), "rule": rule(costs)}
     return made
 
 
