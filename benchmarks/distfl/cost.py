@@ -74,7 +74,12 @@ def matrices(clients: int) -> float:
 
 
 def rule(name: str, step: dict[str, float]) -> dict[str, float]:
-    """Return the rule's median seconds in a round of a run, and those of its own steps, each as timed by itself."""
+    """Return the rule's seconds in a run's last round, those of its own steps, and the median of their ratios.
+
+    Args:
+        name: the network.
+        step: the median seconds of each step, as timed by itself.
+    """
     rows = np.arange(CLIENTS * BATCH)
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(len(rows), 3, 32, 32, generator=rng), torch.randint(0, 10, (len(rows),), generator=rng)
@@ -88,12 +93,11 @@ def rule(name: str, step: dict[str, float]) -> dict[str, float]:
         evaluate_every=0,
     )
     found = [row["value"] for row in run.notes if row["name"] == "clustering"][1:]  # the first one warms up
-    again = matrices(CLIENTS)
-    counted = [one["steps"] * step["synthesise"] + (CLIENTS + 1) * step["answer"] + again for one in found]
-    times = [one["seconds"] / steps for one, steps in zip(found, counted, strict=True)]
-    return {"steps": found[-1]["steps"], "seconds": found[-1]["seconds"], "counted": counted[-1]} | {
-        "times": statistics.median(times)
-    }
+    always = (CLIENTS + 1) * step["answer"] + matrices(CLIENTS)  # the synthesis ends with a forward pass of its own
+    counted = [one["steps"] * step["synthesise"] + always for one in found]
+    times = statistics.median(one["seconds"] / steps for one, steps in zip(found, counted, strict=True))
+    last = found[-1]
+    return {"steps": last["steps"], "seconds": last["seconds"], "counted": counted[-1], "times": times}
 
 
 def main() -> None:

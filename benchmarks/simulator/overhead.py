@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-TARGETS = {  # for Ditto and IFCA 1.1 times their passes: two trainings; one, which takes three passes, and five more
+TARGETS = {  # Ditto's and IFCA's: 1.1 times (2 trainings) and (a training of 3 passes and 5 more, in trainings)
     "fedavg": 1.0,
     "hdafl": 1.05,
     "fedprox": 1.05,
