@@ -52,7 +52,8 @@ def progress(comparison: Comparison) -> str:
         row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
         if end and row and row["reached"] == row["runs"]:
             rounds = count(row["rounds"])
-            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {rounds} rounds"
+            after = f"{rounds} round{'' if rounds == '1' else 's'}"
+            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {after}"
     return f"{shown.name.capitalize()} over the run"
 
 

@@ -106,6 +106,13 @@ def test_the_target_is_first_reached_at():
     )
 
 
+def test_one_round_is_a_round():
+    best = [tiny("best", seed, [[0.9], [0.91], [0.92]]) for seed in range(2)]
+    for later, words in (([[0.1], [0.5], [0.8]], "after 1 round"), ([[0.1], [0.5], [0.905]], "after 2 rounds")):
+        made = Comparison([*best, *(tiny("other", seed, later) for seed in range(2))])
+        assert findings.progress(made).endswith(words)
+
+
 def test_runs_are_found_however_deep(runs, tmp_path):
     found = load([runs / "hdafl", runs])
     assert len(found) == 15
