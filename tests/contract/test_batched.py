@@ -159,6 +159,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "private head and momentum": ("hdafl", {"momentum": 0.3, "weight_decay": 0.1}),
     "validation cycles": ("adaptive_dvw", {"cycles": 3, "vc_tomb": 2, "momentum": 0.5, "limit_staleness": False}),
     "ditto": ("ditto", {"lam": 0.3}),
+    "ditto, momentum and decay": ("ditto", {"lam": 0.3, "momentum": 0.5, "weight_decay": 0.1, "personal_epochs": 3}),
+    "a correction and a proximal term": ("feddyn", {"alpha": 0.2, "weight_decay": 0.1}),
     "fine-tuned": ("fine_tuned", {"tune_epochs": 2}),
     "momentum at the server": ("fedavgm", {}),
     "control variates": ("scaffold", {}),
@@ -181,6 +183,15 @@ def test_what_is_linear_in_gradients_need_not_be_formed(setting: str, workers: i
     ]
     assert_same(*runs)
     assert workers or begun
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_models_that_are_drawn_to_others_than_they_start_from_need_not_be_formed(decay: float, formed: Any) -> None:
+    begun = formed(True)
+    check("dense", recipes.ditto(lr=0.1, batch=8, lam=0.3, weight_decay=decay))
+    both = len(begun)
+    check("dense", recipes.fedavg(lr=0.1, batch=8, weight_decay=decay))
+    assert both == 2 * (len(begun) - both) > 0  # the personal model and the shared one
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,15 @@ class BatchedEngine(VmappedEngine):
         if self.traits.random or not self.traits.each or run.config.privacy is not None:
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
-        start = FactoredVectors.of(run.model)
-        correction = None if run.correction is None else FactoredVectors.of(run.correction)
-        factored = self._worth_factoring(run, start, correction, plans)
+        start, shifts = FactoredVectors.of(run.model), _shifts(run)
+        factored = self._worth_factoring(run, start, [shift.vectors for shift in shifts], plans)
         module = self._module(factored)
         if module is None or not plans[0]:
             return super().run_sgd(run)
         large = self.device.type == "cpu" and len(plans) * self.work.layout.size > _FORMED
         if not factored and large:
             return SequentialEngine.run_sgd(self, run)
-        batched = _BatchedRun(self, module, run, order, start, correction, [len(plan) for plan in plans])
+        batched = _BatchedRun(self, module, run, order, start, shifts, [len(plan) for plan in plans])
         batched.begin(gathered, plans)
         for step, passes in enumerate(self.passes(plans, rng_keys, run.config)):
             batched.step(step, gathered, passes)
@@ -81,7 +80,7 @@ class BatchedEngine(VmappedEngine):
         self,
         run: SgdRun,
         start: FactoredVectors,
-        correction: FactoredVectors | None,
+        shifts: Sequence[FactoredVectors],
         plans: Sequence[Sequence[Places]],
     ) -> list[Slot]:
         """Dense layers whose weights need not be formed: their steps are linear in the gradients, and it is cheaper."""
@@ -89,18 +88,13 @@ class BatchedEngine(VmappedEngine):
         nonlinear = config.clip is not None or isinstance(config.lr, Tensor) or config.rule is not None
         nonlinear = nonlinear or bool(config.augmentation)  # factors are products of the rows as they are stored
         nonlinear = nonlinear or config.part != "all"
-        apart = run.state or (run.prox and run.prox_center is not run.model) or start.factors
-        # then the start and the correction both change, see `FactoredDense.moved`
-        twice = correction is not None and (run.prox or config.weight_decay)
-        if nonlinear or apart or twice or (self.traits.mixes and len(plans) > 1):
+        if nonlinear or run.state or start.factors or (self.traits.mixes and len(plans) > 1):
             return []
         found, steps = [], len(plans[0])
         for layer in self.packer.layers:
             (out, inside), rows = layer.slot.shape, layer.rows * sum(len(batch) for batch in plans[0])
-            free = all(one is None or one.has_terms(layer.slot) for one in (start, correction))
-            products = (
-                [] if correction is None else [factor for factor, _ in correction.factors if factor.slot == layer.slot]
-            )
+            free = all(one.has_terms(layer.slot) for one in (start, *shifts))
+            products = [factor for shift in shifts for factor, _ in shift.factors if factor.slot == layer.slot]
             others = rows * (1 + len(products))  # a product has about as many rows
             if free and rows * others * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
                 found.append(layer.slot)
@@ -120,21 +114,36 @@ class BatchedEngine(VmappedEngine):
         return made[names]
 
 
+class _Shift(NamedTuple):
+    """Vectors [c, p], and the multiple of them that is added to the gradients at every step."""
+
+    vectors: FactoredVectors
+    share: float
+
+
+def _shifts(run: SgdRun) -> list[_Shift]:
+    """What gradients are shifted by: the correction, and the proximal term's center where that is not the start."""
+    found = [] if run.correction is None else [_Shift(FactoredVectors.of(run.correction), 1.0)]
+    if run.prox and run.prox_center is not None and run.prox_center is not run.model:
+        found.append(_Shift(FactoredVectors.of(run.prox_center), -run.prox))
+    return found
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scalars:
     """Coefficients of weights and velocity of the factored layers after some steps (see `_BatchedRun`).
 
     Attributes:
-        start, correction, gradients: coefficients of the weights.
-        u_start, u_correction, u_gradients: coefficients of the velocity.
+        start, shifts, gradients: coefficients of the weights.
+        u_start, u_shifts, u_gradients: coefficients of the velocity.
     """
 
-    start: float = 1.0
-    correction: float = 0.0
-    gradients: list[float] = dataclasses.field(default_factory=list)
-    u_start: float = 0.0
-    u_correction: float = 0.0
-    u_gradients: list[float] = dataclasses.field(default_factory=list)
+    start: float
+    shifts: list[float]
+    gradients: list[float]
+    u_start: float
+    u_shifts: list[float]
+    u_gradients: list[float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -168,8 +177,9 @@ class _BatchedRun:
     """One run of SGD on one stack.
 
     Parameters outside of factored layers [c, q] are updated step by step.  For factored layers only coefficients are:
-    with g_t the gradient of step t and S the correction, their weights and velocity are  a W0 + b S + sum_t c_t g_t,
-    and Metis' eq. 2 with weight decay, a proximal term and a correction is a recursion of a, b and c alone.
+    with g_t the gradient of step t and S_i what gradients are shifted by, their weights and velocity are  a W0 + sum_i
+    b_i S_i + sum_t c_t g_t,  and Metis' eq. 2 with weight decay, a proximal term and a correction is a recursion of a,
+    b and c alone.
     """
 
     def __init__(
@@ -179,10 +189,11 @@ class _BatchedRun:
         run: SgdRun,
         order: list[int],
         start: FactoredVectors,
-        correction: FactoredVectors | None,
+        shifts: Sequence[_Shift],
         planned: Sequence[int],
     ) -> None:
-        self.engine, self.module, self.order, self.start, self.correction = engine, module, order, start, correction
+        self.engine, self.module, self.order, self.start, self.shifts = engine, module, order, start, shifts
+        self.to_start = run.prox if run.prox_center is run.model else 0.0
         layout, self.spans = module.rest
         own = dataclasses.replace(
             run,
@@ -199,7 +210,7 @@ class _BatchedRun:
         self.leaves = Leaves(layout, self.w, run.config.part)
         straight = order == sorted(order)
         self.sorted = None if straight else moved(torch.tensor(order), engine.device)
-        self.scalars = _Scalars()
+        self.scalars = _Scalars(1.0, [0.0] * len(shifts), [], 0.0, [0.0] * len(shifts), [])
         self.history = [self.scalars]
         self.total = torch.zeros(len(order), device=engine.device)
         module.batched_pass.scale, module.batched_pass.shares = [], self._shares()
@@ -235,23 +246,25 @@ class _BatchedRun:
             inside = direct[0].slot.shape[1]
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
             seen = rows.view(len(index), -1, inside)
-            if self.correction is not None and self.engine.row_loader.indexed and self.ahead.each == 1:
+            if self.run.correction is not None and self.engine.row_loader.indexed and self.ahead.each == 1:
                 places = [gathered.places[row] for row in self.order]
                 self.places, first = (part.to(self.w.device) for part in client_row_places(index, ends, plans, places))
-                self.correction = self._by_steps(self.correction, seen, self.places, first)
-        starts = [self.start] if self.correction is None else [self.start, self.correction]
+                self.shifts = [
+                    _Shift(self._by_steps(vectors, seen, self.places, first), share) for vectors, share in self.shifts
+                ]
+        starts = [self.start, *(shift.vectors for shift in self.shifts)]
         for layer in self.module.factored:
             layer.begin([one.layer(layer.slot, self.sorted) for one in starts])
         for layer in direct:
             layer.look_ahead(seen)
 
-    def _by_steps(self, correction: FactoredVectors, x: Tensor, places: Tensor, first: Tensor) -> FactoredVectors:
-        """The correction, with sums over a client's rows expressed by the rows of its steps x [c, r, in]."""
+    def _by_steps(self, vectors: FactoredVectors, x: Tensor, places: Tensor, first: Tensor) -> FactoredVectors:
+        """The vectors, with sums over a client's rows expressed by the rows of its steps x [c, r, in]."""
         factors = []
-        for factor, scale in correction.factors:
+        for factor, scale in vectors.factors:
             made = in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
             factors.append((made or factor, scale))
-        return correction.like(correction.matrices, factors, correction.own)
+        return vectors.like(vectors.matrices, factors, vectors.own)
 
     def _rows(self, step: int, gathered: Gathered, one: PassRows, active: int) -> tuple[Rows, Tensor | None]:
         """The rows [c * b, ...] of a step of some clients, with a mask [c, b] as in `pad_rows`."""
@@ -296,20 +309,23 @@ class _BatchedRun:
 
     def _shares(self) -> list[float]:
         """Coefficients of the terms that factored layers start from."""
-        scalars = self.scalars
-        return [scalars.start] if self.correction is None else [scalars.start, scalars.correction]
+        return [self.scalars.start, *self.scalars.shifts]
 
     def _advance(self, config: SgdConfig) -> None:
         """The recursion of the factored layers' coefficients."""
         if not self.module.factored:
             return
-        now, lr, decay, prox = self.scalars, self.run.rate, config.weight_decay, self.run.prox
-        start = config.momentum * now.u_start - lr * (decay * now.start + prox * (now.start - 1))
-        correction = config.momentum * now.u_correction - lr * (self.correction is not None)
+        now, lr, pull = self.scalars, self.run.rate, config.weight_decay + self.run.prox
+        start = config.momentum * now.u_start - lr * (pull * now.start - self.to_start)
+        shifts = [
+            config.momentum * u - lr * (pull * b + shift.share)
+            for u, b, shift in zip(now.u_shifts, now.shifts, self.shifts, strict=True)
+        ]
         pairs = zip(now.u_gradients, now.gradients, strict=True)
-        push = [*(config.momentum * u - lr * (decay + prox) * c for u, c in pairs), -lr]
+        push = [*(config.momentum * u - lr * pull * c for u, c in pairs), -lr]
         gradients = [c + u for c, u in zip([*now.gradients, 0.0], push, strict=True)]
-        self.scalars = _Scalars(now.start + start, now.correction + correction, gradients, start, correction, push)
+        moved = [b + u for b, u in zip(now.shifts, shifts, strict=True)]
+        self.scalars = _Scalars(now.start + start, moved, gradients, start, shifts, push)
         self.module.batched_pass.shares, self.module.batched_pass.scale = self._shares(), gradients
         self.history.append(self.scalars)
 
@@ -327,26 +343,28 @@ class _BatchedRun:
             """A number for each client [c, 1], or one number where all are equal."""
             return values[0] if len(set(values)) == 1 else self.w.new_tensor(values)[back].unsqueeze(1)
 
-        def ended(own: Tensor, start: Sequence[float], correction: Sequence[float], scale: Tensor) -> FactoredVectors:
+        def ended(
+            own: Tensor, start: Sequence[float], shifts: Sequence[Sequence[float]], scale: Tensor
+        ) -> FactoredVectors:
             terms = [term.times(by_client(start)) for term in self.start.matrices]
             found = [(factor, scale[back]) for factor in factors]
-            if self.correction is not None:
-                terms += [term.times(by_client(correction)) for term in self.correction.matrices]
-                found += [(factor, own * by_client(correction)) for factor, own in self.correction.factors]
+            for (vectors, _), share in zip(self.shifts, zip(*shifts, strict=True), strict=True):
+                terms += [term.times(by_client(share)) for term in vectors.matrices]
+                found += [(factor, own * by_client(share)) for factor, own in vectors.factors]
             return self.start.like(
                 [term for term in terms if isinstance(term.share, Tensor) or term.share], found, own[back], self.spans
             )
 
-        starts, corrections = [at.start for at in ends], [at.correction for at in ends]
         scale = self._rectangle([at.gradients for at in ends], width)
-        model = ended(self.w, starts, corrections, scale)
-        shares = [self.w.new_tensor([start - 1 for start in starts]), self.w.new_tensor(corrections)]
-        model.start = self.start.alone
-        model.moved = {layer.slot.start: layer.moved(scale, shares)[back] for layer in self.module.factored}
+        model = ended(self.w, [at.start for at in ends], [at.shifts for at in ends], scale)
+        changes = self.w.new_tensor([[at.start - 1, *at.shifts] for at in ends]).unbind(1)
+        if sum(bool(change.any()) for change in changes) < 2:  # else products of these terms would be needed, too
+            model.start = self.start.alone
+            model.moved = {layer.slot.start: layer.moved(scale, changes)[back] for layer in self.module.factored}
         state = {}
         if (own := self.stepper.velocity) is not None:
             push = self._rectangle([at.u_gradients for at in ends], width)
-            state["velocity"] = ended(own, [at.u_start for at in ends], [at.u_correction for at in ends], push)
+            state["velocity"] = ended(own, [at.u_start for at in ends], [at.u_shifts for at in ends], push)
         return SgdOutcome(model, steps[back], (self.total / steps)[back], state)
 
     def _rectangle(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:

@@ -98,15 +98,19 @@ class Factor:
             total[: len(d)].add_(d.sum((1, 2)) * own[: len(d), step])
         return total if self.order is None else total[self.order.argsort()]
 
-    def into(self, made: Tensor, scale: Tensor) -> None:
-        """Write the sums over steps into `made` [c, out * in], for coefficients of the steps [c, steps]."""
+    def into(self, made: Tensor, scale: Tensor, add: bool = False) -> None:
+        """Write the sums over steps into `made` [c, out * in], or add them; `scale` has each step's coefficients [c,
+        steps].
+        """
         x, d = self.rows(scale)
         order = range(len(scale)) if self.order is None else self.order.tolist()
         if math.prod(self.slot.shape) < _LARGE and self.order is None:
-            made.copy_(torch.bmm(d.transpose(1, 2), x).flatten(1))
+            each = torch.bmm(d.transpose(1, 2), x).flatten(1)
+            made.add_(each) if add else made.copy_(each)
             return
         for client, own, rows in zip(order, d, x, strict=True):
-            made[client].view(self.slot.shape).copy_(product(own.t(), rows.t()))
+            one, mine = product(own.t(), rows.t()), made[client].view(self.slot.shape)
+            mine.add_(one) if add else mine.copy_(one)
 
     def summed(self, scale: Tensor) -> Tensor:
         """The sum over clients of what `into` writes, [out, in], without forming that; for separate steps."""

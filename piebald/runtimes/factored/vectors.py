@@ -146,12 +146,7 @@ class FactoredVectors(Tensor):
             if not start <= slot.start < stop:
                 continue
             layer = made[:, slot.start - start : slot.stop - start]
-            if self.matrices or slot.start in written:
-                more = torch.empty_like(layer, memory_format=torch.contiguous_format)
-                factor.into(more, scale)
-                layer += more
-            else:
-                factor.into(layer, scale)
+            factor.into(layer, scale, add=bool(self.matrices) or slot.start in written)
             written.add(slot.start)
         return made
 
@@ -162,13 +157,17 @@ class FactoredVectors(Tensor):
             if sum(slot.stop - slot.start for slot in slots) < self.shape[1] - self.own.shape[1]:
                 made.zero_()
             return
-        first, *others = self.matrices
-        torch.mul(first.part(gap).expand_as(made), first.share, out=made)
-        for term in others:
+        # those that all clients share are first added up to one vector, and `made` is written once more for each other
+        alike = [t for t in self.matrices if t.matrix.dim() == 1 and isinstance(t.share, float)]
+        others = [t for t in self.matrices if not any(t is one for one in alike)]
+        base = sum((t.part(gap) * t.share for t in alike), start=made.new_zeros(()))
+        for place, (term, part) in enumerate((t, t.part(gap)) for t in others):
             if isinstance(term.share, float):
-                made.add_(term.part(gap), alpha=term.share)
+                torch.add(made if place else base, part, alpha=term.share, out=made)
             else:
-                made.addcmul_(term.part(gap), term.share)
+                torch.addcmul(made if place else base, part, term.share, out=made)
+        if not others:
+            made.copy_(base)
 
     def first(self, stop: int) -> FactoredVectors:
         """The first columns [c, stop]; whole layers only."""
