@@ -20,6 +20,7 @@ from piebald.contracts import DismissesSites
 from piebald.errors import RunFolderError
 from piebald.finished_run import Run
 from piebald.lineage import Inheritance, hand_out
+from piebald.machine import existing_objects_settled
 from piebald.prepare import PreparedRun
 from piebald.progress import Bar
 from piebald.report.store import RunStore
@@ -49,6 +50,7 @@ def execute(
     runtime = plan.runtime.open(plan.work, plan.clients)
     recorder = ObservedRecorder(store, listeners)
     with (
+        existing_objects_settled(),
         _ending(store, runtime, recorder),
         Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
     ):

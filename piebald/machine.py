@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor
 
 WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
+_SEARCH_AFTER = 2.0  # seconds of `existing_objects_settled`: a search of everything takes a tenth of a second
+_seconds_settled = 0.0
 
 
 def machine() -> dict[str, str | int]:
@@ -110,6 +114,31 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def existing_objects_settled() -> Iterator[None]:
+    """Keep Python's search for garbage from what exists already, until the end of the context.
+
+    A full search goes through all objects, of which torch alone has 200,000.  A round with thousands of results sets
+    one off every few rounds, and in a forked worker it also copies the memory of all that it goes through.  Garbage
+    among what existed is searched for afterwards, once contexts have taken some seconds.  Where somebody has frozen
+    objects before (`gc.freeze`), nothing happens.
+    """
+    global _seconds_settled
+    if gc.get_freeze_count():
+        yield
+        return
+    began = time.monotonic()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        _seconds_settled += time.monotonic() - began
+        if _seconds_settled > _SEARCH_AFTER:
+            _seconds_settled = 0.0
+            gc.collect()
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.randomness import generator, key, torch_generator
+from piebald.randomness import generator, key, permutation, torch_generator
 
 from .fakes import few
 
@@ -35,6 +37,23 @@ def by_hand(*given_words: int | str) -> int:
 def test_a_key_is_a_plain_hash_of_its_words(drawn: list[int | str]) -> None:
     assert key(*drawn) == by_hand(*drawn)
     assert 0 <= key(*drawn) < 2**64
+
+
+@few
+@given(st.lists(st.tuples(words, st.integers(0, 60)), min_size=1, max_size=4))
+def test_a_permutation_is_the_first_draw_of_its_words_whatever_was_drawn_before(draws: list[tuple[Any, int]]) -> None:
+    for drawn, count in draws:
+        assert permutation(count, *drawn).tolist() == generator(*drawn).permutation(count).tolist()
+
+
+def test_threads_do_not_share_a_generator() -> None:
+    def many(client: int) -> list[list[int]]:
+        return [permutation(40, "order", client, step).tolist() for step in range(200)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(many, range(8))) == [
+            [generator("order", client, step).permutation(40).tolist() for step in range(200)] for client in range(8)
+        ]
 
 
 def test_the_hash_is_the_published_blake2b() -> None:

@@ -19,7 +19,7 @@ from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows,
 from piebald.errors import RuntimeFault
 from piebald.noise import NoiseSource
 from piebald.public_rows import public_rows_of
-from piebald.randomness import generator, long_key, torch_generator
+from piebald.randomness import long_key, permutation, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
@@ -193,7 +193,7 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
         rng_key: the client's rng key.
     """
     if config.share < 1:
-        drawn = generator("share", *rng_key).permutation(len(places))
+        drawn = permutation(len(places), "share", *rng_key)
         places = places[drawn[: _shared(len(places), config)]]
     count = len(places)
     if count == 0:
@@ -206,12 +206,12 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
     if config.only_step is not None:
         if config.only_step < planned_steps(places, config, mixes, only=False):
             epoch, place = divmod(config.only_step, len(starts))
-            order = places[generator("order", epoch, *rng_key).permutation(count)]
+            order = places[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[place] : ends[place]]
         return
     taken = epoch = 0
     while epoch < config.epochs if config.steps is None else taken < config.steps:
-        order = places[generator("order", epoch, *rng_key).permutation(count)]
+        order = places[permutation(count, "order", epoch, *rng_key)]
         for start, end in zip(starts, ends, strict=True):
             if taken == config.steps:
                 return

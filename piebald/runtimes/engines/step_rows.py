@@ -107,13 +107,15 @@ def _moved(steps: list[list[_HostRows]], device: torch.device) -> Iterator[list[
 
 def pad_rows(vectors: list[Places]) -> tuple[Array, Array | None]:
     """Positions [c, b], short batches filled up with their first row, and a mask [c, b] of real rows (None: all)."""
-    longest = max(1, *(len(part) for part in vectors))
-    if all(len(part) == longest for part in vectors):
+    lengths = np.fromiter(map(len, vectors), np.int64, len(vectors))
+    longest = max(1, int(lengths.max()))
+    if bool((lengths == longest).all()):
         return np.stack(vectors), None
-    index = np.stack(
-        [np.pad(part, (0, longest - len(part)), constant_values=part[0] if len(part) else 0) for part in vectors]
-    )
-    return index, (np.arange(longest) < np.array([[len(part)] for part in vectors])).astype(np.float32)
+    real = np.arange(longest) < lengths[:, np.newaxis]
+    firsts = np.array([part[0] if len(part) else 0 for part in vectors])
+    index = np.repeat(firsts[:, np.newaxis], longest, axis=1)
+    index[real] = np.concatenate(vectors)
+    return index, real.astype(np.float32)
 
 
 def lay_out_rows(plans: Sequence[Sequence[Places]]) -> tuple[Places, list[int]]:
