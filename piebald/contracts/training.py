@@ -302,9 +302,9 @@ class ClientContext(Protocol):
         on it, are those that `run_sgd` would take.  Of `config`, `lr`, `momentum`, `rule` and `schedule` are unused.
         """
 
-    def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """The loss and the objective's metrics by name, each [c] (NaN without rows), and how many rows were counted
-        [c].
+    def score(self, model: Tensor, split: Split, metrics: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        """The loss and, if wanted, the objective's metrics by name, each [c] (NaN without rows), and how many rows were
+        counted [c].
 
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
         """

@@ -95,11 +95,11 @@ class AdaptiveFrequency(Sgd):
         tail = _Tail.of(inputs)
         least, tolerated = self._thresholds(inputs.clients, tail)
         end = SgdOutcome(inputs.model, tail.zeros(), tail.zeros(), self.start_state(inputs))
-        before = context.score(inputs.model, "validation")[0]["loss"]
+        before = context.score(inputs.model, "validation", metrics=False)[0]["loss"]
         for _ in range(self.cycles):
             walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), state=end.state)
             end = _where(tail.active, end, walked)
-            now = context.score(end.model, "validation")[0]["loss"]
+            now = context.score(end.model, "validation", metrics=False)[0]["loss"]
             # written so that a loss that is not a number, as without validation rows, is a failure
             fell = (now < before) & (100 * (before - now) / before > least)
             tail.failures += (tail.active & ~fell).float()

@@ -19,6 +19,6 @@ class InitialLoss(Sgd):
         return "the loss of the global model on their training rows"
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        loss = torch.nan_to_num(context.score(inputs.model, "train")[0]["loss"], nan=0.0)
+        loss = torch.nan_to_num(context.score(inputs.model, "train", metrics=False)[0]["loss"], nan=0.0)
         done = self.output(self.run_sgd(inputs, context))
         return TrainOutput(done.model, done.steps, done.vectors, done.state, {**done.metrics, "initial_loss": loss})

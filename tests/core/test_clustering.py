@@ -296,6 +296,24 @@ def test_ifca_finds_planted_clusters_given_their_number(warm: int) -> None:
     assert down == {4 * shared * (1 + 3)}
 
 
+@pytest.mark.parametrize("engine", ["sequential", "reference"])
+def test_clients_that_choose_by_loss_compute_no_metric(engine: str) -> None:
+    asked: list[int] = []
+
+    def costly(outputs: Tensor, targets: Tensor) -> Tensor:
+        asked.append(len(targets))
+        return outputs.argmax(1) == targets
+
+    model = seeded(lambda: nn.Linear(4, 2))
+    chosen = simulate(
+        recipes.ifca(k=2, warm=0, batch=2), classified(5, 2), model, metrics={"costly": costly}, evaluate_every=0,
+        simulator={"engine": engine},
+    )  # fmt: skip
+    assert {row["cluster"] for row in chosen.results} <= {0, 1}
+    assert all(math.isfinite(row["loss"]) for row in chosen.results)
+    assert not asked
+
+
 def test_ifca_clients_choose_by_their_own_loss() -> None:
     """Of several candidates, no client takes one that was trained on other classes."""
     run = trained(recipes.ifca(k=3, **TRAINING), planted(), rounds=3)

@@ -74,8 +74,8 @@ class EngineContext:
         with torch.enable_grad():
             return run_steps(self.engine, self.stack, phase, start, config, step)
 
-    def score(self, model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        return self.engine.score(self.stack.clients, model, split)
+    def score(self, model: Tensor, split: Split, metrics: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        return self.engine.score(self.stack.clients, model, split, metrics)
 
     def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         return self.engine.row_losses(self.stack.clients, model, split)

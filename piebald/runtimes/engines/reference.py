@@ -122,9 +122,11 @@ class ReferenceEngine(SequentialEngine):
 
     # -- scoring
 
-    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+    def score(
+        self, clients: Sequence[int], model: Tensor, split: Split, metrics: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """See `contracts.ClientContext.score`."""
-        measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
+        measures = {"loss": self.work.objective.loss, **(self.work.objective.metrics if metrics else {})}
         scores = {name: torch.full((len(clients),), torch.nan) for name in measures}
         rows = torch.zeros(len(clients), dtype=torch.int64)
         for place, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):

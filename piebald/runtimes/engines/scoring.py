@@ -62,10 +62,12 @@ class ScoringEngine:
         dtype = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
-    def score(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[dict[str, Tensor], Tensor]:
+    def score(
+        self, clients: Sequence[int], model: Tensor, split: Split, metrics: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Score models, as `contracts.ClientContext.score` describes."""
         outputs, targets = self._outputs(clients, model, split)
-        measures = {"loss": self.work.objective.loss, **self.work.objective.metrics}
+        measures = {"loss": self.work.objective.loss, **(self.work.objective.metrics if metrics else {})}
         with torch.no_grad():
             scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
         return scores, moved(torch.tensor([pytree.count(target) for target in targets]), self.device)
