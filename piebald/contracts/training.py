@@ -291,6 +291,9 @@ class ClientContext(Protocol):
         clipping.  `state` is the optimizer's, as in `SgdOutcome`; without it, the optimizer starts afresh.  Each call
         in one task uses another order of the rows.  `local_loss` takes the place of the objective's loss, and `own`
         are the clients' tensors that it needs, by name, [c, ...] each.
+
+        Raises:
+            RuntimeFault: there is a proximal term without its center.
         """
 
     def run_steps(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald import Simulator, recipes
+from piebald.errors import RuntimeFault
 from piebald.models import build_model
 from piebald.partition import Lists, PooledClients
 from piebald.prepare import Options, prepare
@@ -17,6 +18,7 @@ from piebald.runtimes.engines import batched as batched_engine
 from piebald.runtimes.engines import engine_choice
 from piebald.runtimes.engines.batched_layers import FactoredDense
 from piebald.runtimes.factored.factors import Factor
+from piebald.training import Sgd
 
 from .conftest import assert_same, carry_out, plain_network
 from .conftest import federation as with_validation
@@ -192,6 +194,20 @@ def test_models_that_are_drawn_to_others_than_they_start_from_need_not_be_formed
     both = len(begun)
     check("dense", recipes.fedavg(lr=0.1, batch=8, weight_decay=decay))
     assert both == 2 * (len(begun) - both) > 0  # the personal model and the shared one
+
+
+class Uncentred(Sgd):
+    """A user's trainer that forgets what its proximal term draws to."""
+
+    def train(self, inputs: Any, context: Any) -> Any:
+        return self.output(context.run_sgd(inputs.model, self.sgd_config(inputs), prox=0.5))
+
+
+@pytest.mark.parametrize("engine", ["reference", "sequential", "batched"])
+def test_a_proximal_term_without_a_center_is_refused(engine: str) -> None:
+    recipe = recipes.fedavg().with_(training=Uncentred())
+    with pytest.raises(RuntimeFault, match=r"prox = 0\.5 without what it draws to: give prox_center"):
+        carry_out(recipe, federation((6,), False), plain_network(), simulator={"engine": engine, "stack": 3})
 
 
 @pytest.mark.parametrize(

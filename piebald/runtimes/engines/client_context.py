@@ -11,6 +11,7 @@ from torch import Tensor
 
 from piebald import pytree
 from piebald.contracts import LocalLoss, LocalStep, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.errors import RuntimeFault
 from piebald.machine import moved
 from piebald.parameters import matching
 from piebald.randomness import long_key
@@ -57,6 +58,8 @@ class EngineContext:
         local_loss: LocalLoss | None = None,
         own: Mapping[str, Tensor] | None = None,
     ) -> SgdOutcome:
+        if prox and prox_center is None:
+            raise RuntimeFault(f"run_sgd was given prox = {prox:g} without what it draws to: give prox_center as well")
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
         given, dense = {} if state is None else state, {name: to_dense(one) for name, one in (own or {}).items()}
         run = SgdRun(
