@@ -51,10 +51,11 @@ class SgdRun:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is just  w <- w - lr * (g + correction)  with one learning rate (`plain_step`)."""
-        extra = self.prox or self.state or self.config.rule is not None
-        settings = self.config.momentum or self.config.weight_decay or self.config.clip or self.config.privacy
-        return not extra and not settings and not isinstance(self.config.lr, Tensor)
+        """Whether a step has one learning rate, nothing to remember, and at most one pull on w (`plain_step`)."""
+        config = self.config
+        remembers = self.state or config.momentum or config.rule is not None
+        pulled_twice = self.prox and config.weight_decay
+        return not (remembers or pulled_twice or config.clip or config.privacy or isinstance(config.lr, Tensor))
 
 
 def plain_step(
@@ -66,10 +67,16 @@ def plain_step(
     rows: slice | int,
 ) -> None:
     """One plain step, in place on the parameters, views of w [..., p]: `sgd_step` without copying gradients."""
-    torch._foreach_add_(list(parameters), list(gradients), alpha=-run.rate)
-    if run.correction is not None:
-        for span in spans:
-            w[..., span].add_(run.correction[rows][..., span], alpha=-run.rate)
+    lr, decay, center = run.rate, run.config.weight_decay, run.prox_center if run.prox else None
+    for span in spans:
+        here = w[..., span]
+        if center is not None:
+            here.lerp_(center[rows][..., span], lr * run.prox)
+        elif decay:
+            here.mul_(1 - lr * decay)
+        if run.correction is not None:
+            here.add_(run.correction[rows][..., span], alpha=-lr)
+    torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
 
 
 def sgd_step(w: Tensor, g: Tensor, u: Tensor | None, run: SgdRun, spans: Sequence[slice], rows: slice | int) -> None:
