@@ -10,11 +10,11 @@ from piebald.report.comparison import Comparison
 from piebald.report.paired import Scores, cannot_be_told_apart, ranking
 from piebald.report.wording import (
     MetricFormat,
-    count,
     interval,
     is_significant,
     megabytes,
     names,
+    plural,
 )
 
 
@@ -51,9 +51,8 @@ def progress(comparison: Comparison) -> str:
         end = comparison.over_seeds(other, "mean")
         row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
         if end and row and row["reached"] == row["runs"]:
-            rounds = count(row["rounds"])
-            after = f"{rounds} round{'' if rounds == '1' else 's'}"
-            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {after}"
+            rounds = plural(row["rounds"], "round")
+            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {rounds}"
     return f"{shown.name.capitalize()} over the run"
 
 

@@ -77,9 +77,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.3g} s"
 
 
-def plural(number: int, thing: str) -> str:
+def plural(number: float, thing: str) -> str:
     """A number of things."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    shown = count(number)
+    return f"{shown} {thing}{'' if shown == '1' else 's'}"
 
 
 def names(labels: Sequence[str], most: int = 4) -> str:
