@@ -20,7 +20,7 @@ from piebald.contracts import DismissesSites
 from piebald.errors import RunFolderError
 from piebald.finished_run import Run
 from piebald.lineage import Inheritance, hand_out
-from piebald.machine import existing_objects_settled
+from piebald.machine import existing_objects_frozen
 from piebald.prepare import PreparedRun
 from piebald.progress import Bar
 from piebald.report.store import RunStore
@@ -50,7 +50,7 @@ def execute(
     runtime = plan.runtime.open(plan.work, plan.clients)
     recorder = ObservedRecorder(store, listeners)
     with (
-        existing_objects_settled(),
+        existing_objects_frozen(),
         _ending(store, runtime, recorder),
         Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
     ):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
-_SEARCH_AFTER = 2.0  # seconds of `existing_objects_settled`: a search of everything takes a tenth of a second
-_seconds_settled = 0.0
+_COLLECT_AFTER = 2.0  # seconds of `existing_objects_frozen`: a full collection of garbage takes a tenth of a second
+_seconds_frozen = 0.0
 
 
 def machine() -> dict[str, str | int]:
@@ -117,15 +117,15 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def existing_objects_settled() -> Iterator[None]:
-    """Keep Python's search for garbage from what exists already, until the end of the context.
+def existing_objects_frozen() -> Iterator[None]:
+    """Keep Python's garbage collector from looking at what exists already, until the end of the context.
 
-    A full search goes through all objects, of which torch alone has 200,000.  A round with thousands of results sets
-    one off every few rounds, and in a forked worker it also copies the memory of all that it goes through.  Garbage
-    among what existed is searched for afterwards, once contexts have taken some seconds.  Where somebody has frozen
-    objects before (`gc.freeze`), nothing happens.
+    A full collection looks at all objects, of which torch and Piebald alone have 200,000.  Rounds with thousands of
+    results set it off again and again, and in a forked worker it also copies the memory of all objects that it looks
+    at.  Garbage among what existed is collected afterwards, once such contexts have taken some seconds.  Where somebody
+    has frozen objects before (`gc.freeze`), nothing happens.
     """
-    global _seconds_settled
+    global _seconds_frozen
     if gc.get_freeze_count():
         yield
         return
@@ -135,9 +135,9 @@ def existing_objects_settled() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-        _seconds_settled += time.monotonic() - began
-        if _seconds_settled > _SEARCH_AFTER:
-            _seconds_settled = 0.0
+        _seconds_frozen += time.monotonic() - began
+        if _seconds_frozen > _COLLECT_AFTER:
+            _seconds_frozen = 0.0
             gc.collect()
 
 

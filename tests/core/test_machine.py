@@ -1,4 +1,4 @@
-"""What a run does to the process that it is in: Python's search for garbage leaves alone what existed before it."""
+"""What a run does to the process that it is in: the garbage collector leaves alone what existed before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from piebald import machine, recipes
 from piebald.callbacks import Callback
-from piebald.machine import existing_objects_settled
+from piebald.machine import existing_objects_frozen
 
 from .fakes import classified, seeded, simulate
 
@@ -26,51 +26,51 @@ def nothing_frozen() -> Iterator[None]:
 
 
 class Lost:
-    """In a cycle, so that only a search for garbage finds it."""
+    """In a cycle, so that only the garbage collector finds it."""
 
     def __init__(self) -> None:
         self.own = self
 
 
 class Noted(Callback):
-    """Notes how many objects are settled at each step."""
+    """Notes how many objects are frozen at each step."""
 
     def __init__(self) -> None:
-        self.settled: list[int] = []
+        self.frozen: list[int] = []
 
     def on_server_step(self, step):
-        self.settled.append(gc.get_freeze_count())
+        self.frozen.append(gc.get_freeze_count())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_during_a_run_and_not_after_it(workers: int) -> None:
     noted, model = Noted(), seeded(lambda: nn.Linear(4, 2))
     simulate(recipes.fedavg(batch=2), classified(5, 2), model, simulator={"workers": workers}, callbacks=[noted])
-    assert len(noted.settled) > 0
-    assert min(noted.settled) > 10_000  # of torch alone there are more
+    assert len(noted.frozen) > 0
+    assert min(noted.frozen) > 10_000  # of torch alone there are more
     assert gc.get_freeze_count() == 0
 
 
 def test_also_not_after_an_error() -> None:
-    with pytest.raises(KeyError), existing_objects_settled():
+    with pytest.raises(KeyError), existing_objects_frozen():
         raise KeyError("of the user")
     assert gc.get_freeze_count() == 0
 
 
 def test_garbage_of_before_is_found_once_runs_have_taken_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = weakref.ref(Lost())
-    monkeypatch.setattr(machine, "_SEARCH_AFTER", 1e9)
-    with existing_objects_settled():
+    monkeypatch.setattr(machine, "_COLLECT_AFTER", 1e9)
+    with existing_objects_frozen():
         gc.collect()
         assert lost() is not None
-    monkeypatch.setattr(machine, "_SEARCH_AFTER", 0.0)
-    with existing_objects_settled():
+    monkeypatch.setattr(machine, "_COLLECT_AFTER", 0.0)
+    with existing_objects_frozen():
         pass
     assert lost() is None
 
 
 def test_garbage_of_a_run_is_found_within_it() -> None:
-    with existing_objects_settled():
+    with existing_objects_frozen():
         lost = weakref.ref(Lost())
         gc.collect()
         assert lost() is None
@@ -79,7 +79,7 @@ def test_garbage_of_a_run_is_found_within_it() -> None:
 def test_what_the_user_has_frozen_stays_frozen() -> None:
     gc.freeze()
     try:
-        with existing_objects_settled(), existing_objects_settled():
+        with existing_objects_frozen(), existing_objects_frozen():
             pass
         assert gc.get_freeze_count() > 0
     finally:
