@@ -102,15 +102,13 @@ class Factor:
         """Write the sums over steps into `made` [c, out * in], or add them; `scale` has each step's coefficients [c,
         steps].
         """
-        x, d = self.rows(scale)
+        (x, d), write = self.rows(scale), Tensor.add_ if add else Tensor.copy_
         order = range(len(scale)) if self.order is None else self.order.tolist()
         if math.prod(self.slot.shape) < _LARGE and self.order is None:
-            each = torch.bmm(d.transpose(1, 2), x).flatten(1)
-            made.add_(each) if add else made.copy_(each)
+            write(made, torch.bmm(d.transpose(1, 2), x).flatten(1))
             return
         for client, own, rows in zip(order, d, x, strict=True):
-            one, mine = product(own.t(), rows.t()), made[client].view(self.slot.shape)
-            mine.add_(one) if add else mine.copy_(one)
+            write(made[client].view(self.slot.shape), product(own.t(), rows.t()))
 
     def summed(self, scale: Tensor) -> Tensor:
         """The sum over clients of what `into` writes, [out, in], without forming that; for separate steps."""

@@ -25,6 +25,11 @@ class MatrixTerm(NamedTuple):
     def of(cls, matrix: Tensor, share: Coefficient = 1.0) -> MatrixTerm:
         return cls(matrix, share, matrix._version)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the term is alike for all clients."""
+        return self.matrix.dim() == 1 and isinstance(self.share, float)
+
     def times(self, share: Coefficient) -> MatrixTerm:
         return MatrixTerm(self.matrix, self.share * share, self.version)
 

@@ -157,17 +157,16 @@ class FactoredVectors(Tensor):
             if sum(slot.stop - slot.start for slot in slots) < self.shape[1] - self.own.shape[1]:
                 made.zero_()
             return
-        # those that all clients share are first added up to one vector, and `made` is written once more for each other
-        alike = [t for t in self.matrices if t.matrix.dim() == 1 and isinstance(t.share, float)]
-        others = [t for t in self.matrices if not any(t is one for one in alike)]
-        base = sum((t.part(gap) * t.share for t in alike), start=made.new_zeros(()))
-        for place, (term, part) in enumerate((t, t.part(gap)) for t in others):
+        # terms that are alike for all clients first, as one vector: `made` is written once for each of the others
+        total = made.new_zeros(())
+        for term in sorted(self.matrices, key=lambda term: not term.is_shared):
+            part, out = term.part(gap), None if term.is_shared else made
             if isinstance(term.share, float):
-                torch.add(made if place else base, part, alpha=term.share, out=made)
+                total = torch.add(total, part, alpha=term.share, out=out)
             else:
-                torch.addcmul(made if place else base, part, term.share, out=made)
-        if not others:
-            made.copy_(base)
+                total = torch.addcmul(total, part, term.share, out=out)
+        if total is not made:
+            made.copy_(total)
 
     def first(self, stop: int) -> FactoredVectors:
         """The first columns [c, stop]; whole layers only."""
