@@ -17,6 +17,7 @@ from piebald.prepare import Options, prepare
 from piebald.runtimes.engines import batched as batched_engine
 from piebald.runtimes.engines import engine_choice
 from piebald.runtimes.engines.batched_layers import FactoredDense
+from piebald.runtimes.engines.stepper import Stepper
 from piebald.runtimes.factored.factors import Factor
 from piebald.training import Sgd
 
@@ -196,7 +197,50 @@ def test_models_that_are_drawn_to_others_than_they_start_from_need_not_be_formed
     assert both == 2 * (len(begun) - both) > 0  # the personal model and the shared one
 
 
-class Uncentred(Sgd):
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "batched"])
+@pytest.mark.parametrize(
+    ("name", "fields", "copied"),
+    [
+        ("fedavg", {"weight_decay": 0.1}, False),
+        ("fedprox", {"mu": 0.5}, False),
+        ("fedprox", {"mu": 0.5, "weight_decay": 0.1}, True),
+        ("fedavg", {"momentum": 0.5}, True),
+    ],
+    ids=str,
+)
+def test_a_step_with_one_pull_on_the_weights_does_not_copy_its_gradients(
+    name: str, fields: dict[str, Any], copied: bool, engine: str, formed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formed(False)
+    step, seen = Stepper.step, list[Tensor]()
+
+    def noted(stepper: Stepper, w: Tensor, g: Tensor, *more: Any) -> None:
+        seen.append(g)
+        step(stepper, w, g, *more)
+
+    monkeypatch.setattr(Stepper, "step", noted)
+    recipe = recipes.make(name, **{"lr": 0.1, "batch": 8} | fields)
+    carry_out(recipe, federation((6,), False), plain_network(), simulator={"engine": engine, "stack": 3})
+    assert bool(seen) == copied
+
+
+class Pulled(Sgd):
+    """A user's trainer whose models are drawn away from where they start, and shifted besides."""
+
+    def train(self, inputs: Any, context: Any) -> Any:
+        pull = {"prox": 0.5, "prox_center": inputs.model * 0.5 + 0.1, "correction": inputs.model * 0.2}
+        return self.output(context.run_sgd(inputs.model, self.sgd_config(inputs), **pull))
+
+
+def test_lengths_of_updates_are_right_where_all_terms_of_the_weights_change(formed: Any) -> None:
+    """They are the updates' weights, which factored layers know beforehand where only one of their terms changes."""
+    begun = formed(True)
+    training = Pulled(lr=0.1, batch=8, weight_decay=0.1)
+    check("dense", recipes.fedavg().with_(training=training, aggregation="gradient_norm_weighted"))
+    assert begun
+
+
+class Uncentered(Sgd):
     """A user's trainer that forgets what its proximal term draws to."""
 
     def train(self, inputs: Any, context: Any) -> Any:
@@ -205,7 +249,7 @@ class Uncentred(Sgd):
 
 @pytest.mark.parametrize("engine", ["reference", "sequential", "batched"])
 def test_a_proximal_term_without_a_center_is_refused(engine: str) -> None:
-    recipe = recipes.fedavg().with_(training=Uncentred())
+    recipe = recipes.fedavg().with_(training=Uncentered())
     with pytest.raises(RuntimeFault, match=r"prox = 0\.5 without what it draws to: give prox_center"):
         carry_out(recipe, federation((6,), False), plain_network(), simulator={"engine": engine, "stack": 3})
 

@@ -86,7 +86,8 @@ def test_float16_skips_what_torchs_scaler_skips(name: str, more: dict[str, Any],
     """The engine "reference" trains with `torch.amp.GradScaler` itself."""
     recipe = method(name, **more)
     run = carry_out(recipe, rounds=2, simulator=simulator)
-    assert_same(reference(recipe, rounds=2), run, atol=1e-4)  # the last bit of a float32 may turn that of a float16
+    # a proximal term is rounded once more than the reference's; the last bit of a float32 may turn that of a float16
+    assert_same(reference(recipe, rounds=2), run, atol=1e-4 if name == "fedprox" else 1e-5)
     whole = carry_out(method(name, **more | {"precision": "float32", "loss_scale": 2.0**16}), rounds=2)
     made, planned = ([row["steps"] for row in one.results] for one in (run, whole))
     assert sum(made) < sum(planned), "nothing overflowed"

@@ -21,6 +21,7 @@ from piebald.errors import SettingError
 from piebald.models import build_model
 from piebald.partition import FlipPairs, Iid, Lists, PooledClients
 from piebald.runtimes.engines.input_moments import input_moments
+from piebald.testing.federation import uneven_clients
 
 from .fakes import classified, seeded, simulate
 
@@ -297,20 +298,25 @@ def test_ifca_finds_planted_clusters_given_their_number(warm: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "reference"])
-def test_clients_that_choose_by_loss_compute_no_metric(engine: str) -> None:
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.ifca(k=2, warm=0, batch=2),
+        recipes.afl(batch=2),
+        recipes.fedavg().with_(training={"kind": "adaptive_frequency", "cycles": 2, "batch": 2}),
+    ],
+    ids=["ifca", "afl", "validation cycles"],
+)
+def test_clients_that_need_losses_alone_compute_no_metric(recipe: Any, engine: str) -> None:
     asked: list[int] = []
 
     def costly(outputs: Tensor, targets: Tensor) -> Tensor:
         asked.append(len(targets))
         return outputs.argmax(1) == targets
 
-    model = seeded(lambda: nn.Linear(4, 2))
-    chosen = simulate(
-        recipes.ifca(k=2, warm=0, batch=2), classified(5, 2), model, metrics={"costly": costly}, evaluate_every=0,
-        simulator={"engine": engine},
-    )  # fmt: skip
-    assert {row["cluster"] for row in chosen.results} <= {0, 1}
-    assert all(math.isfinite(row["loss"]) for row in chosen.results)
+    model, metrics, where = seeded(lambda: nn.Linear(6, 4)), {"costly": costly}, {"engine": engine}
+    run = simulate(recipe, uneven_clients(), model, metrics=metrics, evaluate_every=0, simulator=where)
+    assert all(math.isfinite(row["loss"]) for row in run.results)
     assert not asked
 
 
