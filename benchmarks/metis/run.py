@@ -100,6 +100,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds instead of those of the scale")
     parser.add_argument("--recipes", nargs="+", help="labels of recipes, by default all")
+    parser.add_argument("--cases", nargs="+", help='only cells of these names, as "power law IID"')
     parser.add_argument("--tables", action="store_true", help="only write the results of the runs that have finished")
     parser.add_argument("--dry-run", action="store_true", help="print the conditions beside the paper's, and the runs")
     options = parser.parse_args()
@@ -108,6 +109,7 @@ def main() -> int:
     seeds = scale.seeds if options.seeds is None else options.seeds
     jobs = [job for job in all_jobs(scale, seeds) if job.part in options.parts and not options.tables]
     jobs = [job for job in jobs if options.recipes is None or job.label in options.recipes]
+    jobs = [job for job in jobs if options.cases is None or f"{job.sizes} {job.classes}" in options.cases]
     if options.dry_run:
         print(results.conditions(scale), *(f"{job.folder} {job.label} seed {job.seed}" for job in jobs), sep="\n")
         return 0
