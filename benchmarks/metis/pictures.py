@@ -11,22 +11,40 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from table_1 import cases
 
 NAMES = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}
 
 
+def grid(panels: int, **shared: Any) -> tuple[Any, list[Any]]:
+    """Return a figure with so many panels, three in a row at most, and the panels."""
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(max(6.5, 4.2 * columns), 3.4 * rows + 0.6),
+        squeeze=False,
+        layout="constrained",
+        **shared,
+    )
+    for empty in axes.flat[panels:]:
+        empty.remove()
+    return figure, list(axes.flat[:panels])
+
+
 def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
     """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range."""
-    cases = sorted({case for here, case, _ in found if here == part})
-    if not cases:
+    shown = cases(found, [part])
+    if not shown:
         path.unlink(missing_ok=True)
         return
-    figure, panels = plt.subplots(
-        1, len(cases), figsize=(max(6.5, 4.2 * len(cases)), 4), squeeze=False, sharey=True, layout="constrained"
-    )
-    for axes, case in zip(panels[0], cases, strict=True):
+    figure, panels = grid(len(shown), sharey="row")
+    every = sorted({label for here, _, label in found if here == part})  # a policy has one colour in all panels
+    for axes, (_, case) in zip(panels, shown, strict=True):
         labels = sorted(label for here, there, label in found if (here, there) == (part, case))
-        for number, label in enumerate(labels):
+        for label in labels:
+            number = every.index(label)
             runs = [np.array(run["curve"]).T for run in found[part, case, label]]
             times = np.unique(np.concatenate([run[0] for run in runs]))
             times = times[times <= min(run[0, -1] for run in runs)]
@@ -35,8 +53,9 @@ def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, p
             axes.fill_between(times, values.min(0), values.max(0), color=f"C{number}", alpha=0.1, lw=0)
         axes.set(title=case, xlabel="virtual seconds")
         axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("accuracy in percent")
-    panels[0][-1].legend(fontsize=7)
+        axes.set_ylabel("accuracy in percent")
+    lines = {line.get_label(): line for axes in panels for line in axes.lines}
+    figure.legend([lines[label] for label in every], every, fontsize=8, ncols=4, loc="outside lower center")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -44,26 +63,29 @@ def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, p
 def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Path) -> None:
     """Plot totals by policy as figure 9 of the paper does: requests on the left axis, models on the right one.
 
-    One panel for each comparison; models that were sent for evaluation are a part of all models, shown beside them.
+    One panel for each cell, of fast and slow clients where there are such runs; models that were sent for evaluation
+    are a part of all models, shown beside them.
     """
-    cases = sorted({(part, case) for part, case, _ in found if part != "corrupted"})
-    if not cases:
+    shown = cases(found, ["uneven"]) or cases(found, ["synchronous"])
+    if not shown:
         path.unlink(missing_ok=True)
         return
-    figure, panels = plt.subplots(len(cases), 1, figsize=(9.5, 3.2 * len(cases)), squeeze=False, layout="constrained")
-    for axes, (part, case) in zip(panels[:, 0], cases, strict=True):
-        labels = sorted(label for here, there, label in found if (here, there) == (part, case))
+    figure, panels = grid(len(shown))
+    for axes, (part, case) in zip(panels, shown, strict=True):
+        every = sorted({label for here, _, label in found if here == part})
+        labels = [label for label in every if (part, case, label) in found]
         places, right = np.arange(3), axes.twinx()
         width = 0.8 / len(labels)
-        for number, label in enumerate(labels):
-            runs = found[part, case, label]
+        for place, label in enumerate(labels):
+            runs, colour = found[part, case, label], f"C{every.index(label)}"
             totals = [statistics.mean(run[key] for run in runs) for key in ("updates", "models", "evaluation")]
-            shift = (number - (len(labels) - 1) / 2) * width
-            axes.bar(places[:1] + shift, totals[:1], width, color=f"C{number}", label=label)
-            right.bar(places[1:] + shift, totals[1:], width, color=f"C{number}")
-        axes.set_xticks(places, ["update requests", "models exchanged", "models for evaluation"])
-        axes.set(title=f"{part}: {case}", ylabel="requests")
+            shift = (place - (len(labels) - 1) / 2) * width
+            axes.bar(places[:1] + shift, totals[:1], width, color=colour, label=label)
+            right.bar(places[1:] + shift, totals[1:], width, color=colour)
+        axes.set_xticks(places, ["update\nrequests", "models\nexchanged", "models for\nevaluation"])
+        axes.set(title=case, ylabel="requests")
         right.set_ylabel("models")
-        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.1, 1.0))  # beside the bars, not over them
+    named = {label: bars for axes in panels for bars, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), fontsize=8, ncols=4, loc="outside lower center")
     figure.savefig(path, dpi=150)
     plt.close(figure)

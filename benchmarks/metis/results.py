@@ -14,23 +14,17 @@ import paper
 import pictures
 import settings
 import staleness
-from scipy import stats
+from table_1 import cases, judged, last, printed, section, standard_error
 
 from piebald.report.tables import History
 
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]  # runs by part, case and recipe
 
-SEEDS = 3  # a verdict needs so many at least
 LATEST = 1.01  # the update during which the time ends still counts, a round that ends much later does not
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
     "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
     "corrupted": "Synchronous, and the second largest client has random labels",
-}
-# our label, its column of the paper's table, and the recipe that it is compared with
-PRINTED = {
-    "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
-    "uneven": (paper.HETEROGENEOUS, paper.SECONDS_14K, "SyncFedAvg"),
 }
 
 
@@ -102,20 +96,10 @@ def shares(trained: Sequence[dict[str, Any]]) -> list[float]:
     return [statistics.mean(found[client]) for client in sorted(found)]
 
 
-def last(run: dict[str, Any]) -> float:
-    """Return a run's last accuracy."""
-    return float(run["curve"][-1][1])
-
-
 def late(run: dict[str, Any]) -> float:
     """Return the mean over the second half of a run's evaluations."""
     curve = run["curve"]
     return statistics.mean(value for _, value in curve[len(curve) // 2 :])
-
-
-def standard_error(accuracy: float) -> float:
-    """Return the standard error of an accuracy on the test set, both in percent."""
-    return math.sqrt(max(accuracy * (100 - accuracy), 0.0) / settings.TEST)
 
 
 def write(out: Path, results: Path, name: str, page: Path | None = None) -> str:
@@ -155,17 +139,18 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
         'Equal weights are "Equal" and "AsyncEqual".', "",
     ]  # fmt: skip
     for part, title in TITLES.items():
-        cases = sorted({case for here, case, _ in found if here == part})
-        heading = title.format(rounds=scale.rounds, seconds=scale.seconds)
-        for case in cases:
-            lines += [f"## {heading}: {case}", "", *table(found, part, case), "", *verdicts(found, part, case), ""]
-        if cases and part != "uneven":
+        here = [case for _, case in cases(found, [part])]
+        if here:
+            lines += [f"## {title.format(rounds=scale.rounds, seconds=scale.seconds)}", "", *section(found, part)]
+        for case in here:
+            lines += [f"### {case}", "", *table(found, part, case), ""]
+        if here and part != "uneven":
             lines += ["Clients' shares of the average over the second half, in percent, largest client first:", ""]
             lines += [*client_shares(found, part), ""]
-        if cases:
+        if here:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
-    figure_2, judged = cache.judged()
-    lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {judged}.", ""]
+    figure_2, agrees = cache.judged()
+    lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {agrees}.", ""]
     return [*lines, *exchange(found), *staleness.section(found), *missing(found, scale)]
 
 
@@ -189,15 +174,6 @@ def conditions(scale: settings.Scale) -> str:
     return "\n".join(lines)
 
 
-def printed(part: str, case: str, label: str) -> float | None:
-    """Return the paper's figure for a recipe, in percent, or None."""
-    if part not in PRINTED:
-        return None
-    labels, table, _ = PRINTED[part]
-    cell = table.get(tuple(case.rsplit(" ", 1)))  # type: ignore[call-overload]
-    return cell[labels.index(label)] if cell is not None and label in labels else None
-
-
 def table(found: Found, part: str, case: str) -> list[str]:
     """Return the table of one case, with the best recipe first."""
     lines = [
@@ -219,53 +195,6 @@ def table(found: Found, part: str, case: str) -> list[str]:
     return lines
 
 
-def verdicts(found: Found, part: str, case: str) -> list[str]:
-    """Return a sentence for each recipe of the paper: its gain over FedAvg here and in the paper, and the verdict."""
-    if part not in PRINTED:
-        return []
-    labels, _, base = PRINTED[part]
-    lines = []
-    for label in labels:
-        ours = gain(found, part, case, label, base)
-        theirs, based = printed(part, case, label), printed(part, case, base)
-        if label == base or ours is None or theirs is None or based is None:
-            continue
-        (mean, half), seeds = ours, min(len(found[part, case, one]) for one in (label, base))
-        lines.append(
-            f"- {label} minus {base}: {mean:+.1f} ± {half:.1f} points, in the paper {theirs - based:+.1f}: "
-            f"{verdict(mean, half, theirs - based) if seeds >= SEEDS else f'no verdict from {seeds} seed(s)'}."
-        )
-    return lines
-
-
-def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[float, float] | None:
-    """Return the mean difference of the last accuracies and the half width of its 95 % interval.
-
-    Paired over seeds (Student's t) where there are at least two; with one seed the test set's own error, which says
-    nothing about other seeds.
-    """
-    mine, theirs = ({run["seed"]: last(run) for run in found.get((part, case, one), [])} for one in (label, base))
-    seeds = sorted(mine.keys() & theirs.keys())
-    if not seeds:
-        return None
-    apart = [mine[seed] - theirs[seed] for seed in seeds]
-    if len(seeds) == 1:
-        return apart[0], 1.96 * math.hypot(standard_error(mine[seeds[0]]), standard_error(theirs[seeds[0]]))
-    width = stats.t.ppf(0.975, len(seeds) - 1) * statistics.stdev(apart) / math.sqrt(len(seeds))
-    return statistics.mean(apart), float(width)
-
-
-def verdict(ours: float, half: float, theirs: float) -> str:
-    """Return how a difference compares with the paper's: agrees, weaker, stronger, opposite, or no difference shown."""
-    if abs(theirs) < 1.0:  # the paper itself calls these comparable
-        return "agrees" if abs(ours) <= max(half, 1.0) else "the paper has no difference"
-    if abs(ours) <= half:
-        return "no difference shown"
-    if ours * theirs < 0:
-        return "opposite"
-    return "weaker" if abs(ours) < abs(theirs) / 2 else "agrees" if abs(ours) <= 2 * abs(theirs) else "stronger"
-
-
 def about_paper(found: Found, name: str) -> list[str]:
     """Return the page that lists every table and figure of the paper."""
     lines = [
@@ -281,11 +210,11 @@ def about_paper(found: Found, name: str) -> list[str]:
         if row.part is None:
             lines.append(f"| {row.name} | {row.shows} | {row.printed} | - | - | - | not made here: {row.without} |")
         elif row.part == "cache":
-            (ours, judged), made_by = cache.judged(), "`python benchmarks/model_cache/run.py`"
-            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {made_by} | full | {judged} |")
+            (ours, verdict), made_by = cache.judged(), "`python benchmarks/model_cache/run.py`"
+            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {made_by} | full | {verdict} |")
         else:
-            ours, judged = _ours(found, row.part, row.name)
-            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {command} | {name} | {judged} |")
+            ours, verdict = _ours(found, row.part, row.name)
+            lines.append(f"| {row.name} | {row.shows} | {row.printed} | {ours} | {command} | {name} | {verdict} |")
     return [
         *lines, "", "Conditions beside the paper's: `python benchmarks/metis/run.py --scale full --dry-run`.",
         "`--scale full` runs Table I and figures 5, 6 and 9 as printed, on one GPU with `--device cuda`.",
@@ -313,26 +242,15 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
             return "-", "not run at this scale"
         ours = f"x {per_request(found):.2f} for DVW; adaptive sends {statistics.mean(ratios):.2f} times as often"
         return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
-    lines = [line for there, case, _ in sorted(found) if there == part for line in _judged(found, part, case)]
-    if not lines:
-        return "-", "not run at this scale"
-    return "; ".join(dict.fromkeys(ours for ours, _ in lines)), "; ".join(dict.fromkeys(judged for _, judged in lines))
-
-
-def _judged(found: Found, part: str, case: str) -> list[tuple[str, str]]:
-    """Return the differences of one case and their verdicts."""
-    pairs = [line[2:].rstrip(".").split(", in the paper ") for line in verdicts(found, part, case)]
-    return [
-        (f"{case}: {ours} (paper {theirs.split(': ')[0]})", f"{theirs.split(': ')[1]} ({ours.split(':')[0]})")
-        for ours, theirs in pairs
-    ]
+    return judged(found, part)
 
 
 def client_shares(found: Found, part: str) -> list[str]:
     """Return the table of clients' shares of the average, mean over seeds."""
     lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
-    for (here, case, label), runs in sorted(found.items()):
-        if here == part:
+    for _, case in cases(found, [part]):
+        for label in sorted(label for here, there, label in found if (here, there) == (part, case)):
+            runs = found[part, case, label]
             means = [statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
             lines.append(f"| {case} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
     return lines
@@ -349,7 +267,13 @@ def exchange(found: Found) -> list[str]:
     lines = ["## Requests and models exchanged (figure 9)", "", "![Totals by policy](models_exchanged.png)", ""]
     lines += ["| part: sizes, classes | recipe | update requests | models exchanged | for evaluation | per request |"]
     lines += ["|---|---|---|---|---|---|"]
-    for (part, case, label), runs in sorted(found.items()):
+    ordered = [
+        (part, case, label)
+        for part, case in cases(found, TITLES)
+        for label in sorted(label for here, there, label in found if (here, there) == (part, case))
+    ]
+    for part, case, label in ordered:
+        runs = found[part, case, label]
         updates, models, asked = (
             statistics.mean(run[key] for run in runs) for key in ("updates", "models", "evaluation")
         )
@@ -359,8 +283,8 @@ def exchange(found: Found) -> list[str]:
     each = per_request(found)
     counted = "" if each is None else f"  Here it is {each:.2f} for DVW, the mean of its runs."
     lines += ["", f"The paper counts 2 models for a request, and 11 for DVW with ten clients.{counted}", ""]
-    for (part, case, label), runs in sorted(found.items()):
-        fixed = found.get((part, case, "AsyncDVW"))
+    for part, case, label in ordered:
+        runs, fixed = found[part, case, label], found.get((part, case, "AsyncDVW"))
         if label != "AsyncDVW, adaptive" or fixed is None:
             continue
         ratio = statistics.mean(run["updates"] for run in runs) / statistics.mean(run["updates"] for run in fixed)

@@ -9,10 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import pictures
+from table_1 import cases as in_order
 
 FIRST = 20  # cycles that set a client's own measure (section V)
 POLICY = "AsyncDVW, adaptive"  # whose requests end validation cycles
@@ -45,7 +43,8 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[list[float]]:
 
 def cases(found: Found) -> list[tuple[str, Sequence[dict[str, Any]]]]:
     """Return the cases of fast and slow clients in which clients decide when to ask, with their runs."""
-    return [(case, runs) for (part, case, label), runs in sorted(found.items()) if (part, label) == ("uneven", POLICY)]
+    known = [case for _, case in in_order(found, ["uneven"]) if ("uneven", case, POLICY) in found]
+    return [(case, found["uneven", case, POLICY]) for case in known]
 
 
 def judged(found: Found) -> tuple[str, str]:
@@ -54,7 +53,8 @@ def judged(found: Found) -> tuple[str, str]:
     Only uniform sizes, as in the paper, allow a verdict: a client with more rows trains longer, and is staler.
     """
     shown, alike = [], []
-    for case, runs in cases(found):
+    every = cases(found)
+    for case, runs in [one for one in every if one[0].startswith("uniform")] or every:  # the paper's, where there are
         fast, slow = medians(runs)
         within = max(max(group) / max(min(group), 1) for group in (fast, slow))
         middle = sorted(statistics.median(group) for group in (fast, slow))
@@ -63,7 +63,7 @@ def judged(found: Found) -> tuple[str, str]:
         ranges = [
             f"{min(group):,.0f} to {max(group):,.0f} ({kind})" for group, kind in zip((fast, slow), KINDS, strict=True)
         ]
-        shown.append(f"medians of clients, in steps: {', '.join(ranges)}")
+        shown.append(f"{case}, medians of clients, in steps: {', '.join(ranges)}")
     if not shown:
         return "-", "not run at this scale"
     if not alike:
@@ -105,8 +105,8 @@ def picture(found: Found, path: Path) -> None:
     if not known:
         path.unlink(missing_ok=True)
         return
-    figure, panels = plt.subplots(1, len(known), figsize=(6.5 * len(known), 3.6), squeeze=False, layout="constrained")
-    for axes, (case, runs) in zip(panels[0], known, strict=True):
+    figure, panels = pictures.grid(len(known))
+    for axes, (case, runs) in zip(panels, known, strict=True):
         clients = sorted(runs[0]["staleness"])
         values = [[one for run in runs for one in run["staleness"][client]] for client in clients]
         boxes = axes.boxplot(values, positions=clients, widths=0.6, patch_artist=True, medianprops={"color": "black"})
@@ -118,4 +118,4 @@ def picture(found: Found, path: Path) -> None:
         axes.set(title=case, xlabel="client, the largest first", ylabel="effective staleness, steps", yscale="log")
         axes.grid(alpha=0.3, axis="y")
     figure.savefig(path, dpi=150)
-    plt.close(figure)
+    pictures.plt.close(figure)

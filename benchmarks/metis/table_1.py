@@ -1,0 +1,173 @@
+"""Table I: its cells in the paper's order, each policy's difference to FedAvg beside the paper's, and the verdicts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paper
+import settings
+from scipy import stats
+
+Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
+
+SEEDS = 3  # a verdict needs so many at least
+# our labels of the columns of the paper's table, its figures, and the recipe that the others are compared with
+PRINTED = {
+    "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
+    "uneven": (paper.HETEROGENEOUS, paper.SECONDS_14K, "SyncFedAvg"),
+}
+BESIDE = {"synchronous": ("Equal", "FedAvg + one unsent epoch", "Local"), "uneven": ("AsyncEqual",)}  # not in the paper
+ORDER = [" ".join(cell) for cell in paper.ROUNDS_200]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A policy's accuracy minus FedAvg's in one cell, in points.
+
+    Attributes:
+        case: sizes and classes.
+        label: the policy.
+        mean: mean over seeds.
+        half: half width of the 95 % interval.
+        theirs: the paper's difference.
+        seeds: number of seeds with both.
+    """
+
+    case: str
+    label: str
+    mean: float
+    half: float
+    theirs: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        return verdict(self.mean, self.half, self.theirs) if self.seeds >= SEEDS else f"{self.seeds} seed(s)"
+
+
+def cases(found: Found, parts: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the parts and cases that have runs, in the paper's order."""
+    known = {(part, case) for part, case, _ in found}
+    return [(part, case) for part in parts for case in ORDER if (part, case) in known]
+
+
+def last(run: dict[str, Any]) -> float:
+    """Return a run's last accuracy."""
+    return float(run["curve"][-1][1])
+
+
+def standard_error(accuracy: float) -> float:
+    """Return the standard error of an accuracy on the test set, both in percent."""
+    return math.sqrt(max(accuracy * (100 - accuracy), 0.0) / settings.TEST)
+
+
+def printed(part: str, case: str, label: str) -> float | None:
+    """Return the paper's figure for a recipe, in percent, or None."""
+    if part not in PRINTED:
+        return None
+    labels, table, _ = PRINTED[part]
+    cell = table.get(tuple(case.rsplit(" ", 1)))  # type: ignore[call-overload]
+    return cell[labels.index(label)] if cell is not None and label in labels else None
+
+
+def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[float, float, int] | None:
+    """Return the mean difference of the last accuracies, the half width of its 95 % interval, and the number of seeds.
+
+    Paired over seeds (Student's t) where there are at least two; with one seed the test set's own error, which says
+    nothing about other seeds.
+    """
+    mine, theirs = ({run["seed"]: last(run) for run in found.get((part, case, one), [])} for one in (label, base))
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds:
+        return None
+    apart = [mine[seed] - theirs[seed] for seed in seeds]
+    if len(seeds) == 1:
+        return apart[0], 1.96 * math.hypot(standard_error(mine[seeds[0]]), standard_error(theirs[seeds[0]])), 1
+    width = stats.t.ppf(0.975, len(seeds) - 1) * statistics.stdev(apart) / math.sqrt(len(seeds))
+    return statistics.mean(apart), float(width), len(seeds)
+
+
+def verdict(ours: float, half: float, theirs: float) -> str:
+    """Return how a difference compares with the paper's: agrees, weaker, stronger, opposite, or no difference shown."""
+    if abs(theirs) < 1.0:  # the paper itself calls these comparable
+        return "agrees" if abs(ours) <= max(half, 1.0) else "the paper has no difference"
+    if abs(ours) <= half:
+        return "no difference shown"
+    if ours * theirs < 0:
+        return "opposite"
+    return "weaker" if abs(ours) < abs(theirs) / 2 else "agrees" if abs(ours) <= 2 * abs(theirs) else "stronger"
+
+
+def differences(found: Found, part: str) -> list[Difference]:
+    """Return the differences to FedAvg of the paper's policies, by policy and then by cell."""
+    if part not in PRINTED:
+        return []
+    labels, _, base = PRINTED[part]
+    every = []
+    for label in labels:
+        for _, case in cases(found, [part]):
+            ours, theirs, based = (
+                gain(found, part, case, label, base),
+                printed(part, case, label),
+                printed(part, case, base),
+            )
+            if label != base and ours is not None and theirs is not None and based is not None:
+                mean, half, seeds = ours
+                every.append(Difference(case, label, mean, half, theirs - based, seeds))
+    return every
+
+
+def section(found: Found, part: str) -> list[str]:
+    """Return the lines of RESULTS.md: one table of accuracies beside the paper's, and one of differences."""
+    here = [case for _, case in cases(found, [part])]
+    if part not in PRINTED or not here:
+        return []
+    labels, _, base = PRINTED[part]
+    shown = [label for label in (*labels, *BESIDE[part]) if any((part, case, label) in found for case in here)]
+    lines = ["Table I: the mean of the last accuracies, in percent, and in brackets the paper's.", ""]
+    lines += [f"| sizes, classes | {' | '.join(shown)} |", f"|---|{'---|' * len(shown)}"]
+    for case in here:
+        cells = [_accuracy(found, part, case, label) for label in shown]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
+    every = {(one.case, one.label): one for one in differences(found, part)}
+    policies = [label for label in labels if any(known == label for _, known in every)]
+    if policies:
+        lines += ["", f"Minus {base}, in points with 95 % intervals, the paper's in brackets, and the verdict:", ""]
+        lines += [f"| sizes, classes | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]
+        for case in here:
+            cells = [_difference(every.get((case, label))) for label in policies]
+            lines.append(f"| {case} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _accuracy(found: Found, part: str, case: str, label: str) -> str:
+    runs = found.get((part, case, label))
+    if not runs:
+        return "not run"
+    theirs = printed(part, case, label)
+    return f"{statistics.mean(map(last, runs)):.1f}" + ("" if theirs is None else f" ({theirs:.1f})")
+
+
+def _difference(one: Difference | None) -> str:
+    return "-" if one is None else f"{one.mean:+.1f} ± {one.half:.1f} ({one.theirs:+.1f}): {one.verdict}"
+
+
+def judged(found: Found, part: str) -> tuple[str, str]:
+    """Return our figures for the page about the paper, and how many cells have which verdict, by policy."""
+    every, ours, verdicts = differences(found, part), [], []
+    for label in dict.fromkeys(one.label for one in every):
+        own = [one for one in every if one.label == label]
+        means = [one.mean for one in own]
+        ours.append(f"{label} {min(means):+.1f} to {max(means):+.1f}")
+        counts = Counter(one.verdict for one in own).most_common()
+        verdicts.append(f"{label}: {', '.join(f'{verdict} in {count}' for verdict, count in counts)}")
+    if not every:
+        return "-", "not run at this scale"
+    cells = len(dict.fromkeys(one.case for one in every))
+    return f"minus {PRINTED[part][2]}, {cells} of 9 cells: {'; '.join(ours)}", f"cells: {'; '.join(verdicts)}"
