@@ -71,7 +71,7 @@ class ClientWork(ModelSpec):
 
     def of(self, client: int) -> Self:
         """The work of one client: this one, with the client's own model where it has one."""
-        return self.numbered(self.number(client))
+        return self if self.own_models is None else self.numbered(self.number(client))
 
     def of_task(self, task: Task) -> Self:
         """The work of one task, with the model that it is about."""
@@ -95,7 +95,7 @@ class ClientWork(ModelSpec):
 
     def held_of(self, task: Task) -> Tensor | None:
         """Which of the shared numbers the model of a task has."""
-        return self.held(self.number_of(task.client, task.version, task.query))
+        return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))
 
     def with_buffers(self, number: int, model: Tensor, buffers: Tensor) -> Tensor:
         """A model [s] with other buffers in the places where the model of this number has its own shared ones."""
@@ -106,7 +106,7 @@ class ClientWork(ModelSpec):
 
     def cut(self, task: Task) -> Task:
         """A task as it travels: with those numbers of the model that the one it is about has."""
-        held = None if self.own_models is None else self.held_of(task)
+        held = self.held_of(task)
         if held is None or "model" not in task.vectors:
             return task
         return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+_LARGEST = (1 << 64) - 1  # of a whole number among the words
 
 
 def key(*words: int | str) -> int:
@@ -32,14 +33,14 @@ def long_key(*words: int | str) -> int:
 
 
 def _hashed(size: int, words: Sequence[int | str]) -> int:
-    digest = hashlib.blake2b(digest_size=size)
+    parts = []
     for word in words:
         if isinstance(word, str):
             text = word.encode()
-            digest.update(b"s" + struct.pack("<I", len(text)) + text)
+            parts += (b"s", len(text).to_bytes(4, "little"), text)
         else:
-            digest.update(b"i" + struct.pack("<Q", int(word) % (1 << 64)))  # keys are words too, and fill 64 bits
-    return int.from_bytes(digest.digest(), "little")
+            parts += (b"i", (int(word) & _LARGEST).to_bytes(8, "little"))  # keys are words too, and fill 64 bits
+    return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=size).digest(), "little")
 
 
 def generator(*words: int | str) -> np.random.Generator:
@@ -64,9 +65,14 @@ class _Reused(threading.local):
 _reused = _Reused()
 
 
+def brief_generator(*words: int | str) -> np.random.Generator:
+    """What `generator(*words)` is, sooner, but only until this thread asks for another one here."""
+    return _reused.at(key(*words))
+
+
 def permutation(count: int, *words: int | str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The numbers below `count` in a random order: what `generator(*words)` would draw first, sooner."""
-    return _reused.at(key(*words)).permutation(count)
+    return brief_generator(*words).permutation(count)
 
 
 def torch_generator(*words: int | str) -> torch.Generator:
@@ -102,5 +108,5 @@ def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
     """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone."""
     if count >= len(clients):
         return list(clients)
-    chosen = generator("select", *words).choice(len(clients), count, replace=False)
+    chosen = brief_generator("select", *words).choice(len(clients), count, replace=False)
     return sorted(clients[int(place)] for place in chosen)

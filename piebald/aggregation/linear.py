@@ -35,10 +35,8 @@ class Linear(Aggregator):
         shares = [weight / whole for weight in weights]
         if summed is not None:
             return divided(summed.vectors["model"], whole), shares
-        if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, to the bit
-            return cohort.updates[0].vectors["model"].clone() if cohort.matrix is None else cohort.matrix[
-                0
-            ].clone(), shares
+        if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, which nobody needs besides
+            return cohort.updates[0].vectors["model"] if cohort.matrix is None else cohort.matrix[0], shares
         if cohort.matrix is None:
             return weighted_mean([update.vectors for update in cohort.updates], "model", weights, whole), shares
         return divided(weighted_sum(cohort.matrix, weights), whole), shares

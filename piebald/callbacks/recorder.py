@@ -52,6 +52,8 @@ class ObservedRecorder:
         if version <= self._told:  # recorded once more, with a checkpoint
             return
         self._told = version
+        if not self._callbacks:
+            return
         for row in _read_only({"version": version, **result} for result in results):
             self._tell(lambda one, row=row: one.on_result(row))  # type: ignore[misc]
         (told,) = _read_only([step])

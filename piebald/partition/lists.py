@@ -33,7 +33,7 @@ class Numbered(Sequence[str]):
 
 def check_client(client: int, count: int) -> None:
     """Refuse what is no client's number, or that of none of so many clients."""
-    if isinstance(client, bool) or not isinstance(client, int | np.integer):
+    if type(client) is not int and (isinstance(client, bool) or not isinstance(client, int | np.integer)):
         raise SettingError(f"client must be a whole number, got {shown(client)}")
     if not 0 <= client < count:
         raise UnknownClient(f"there is no client {shown(client)}: they are numbered from 0 to {count - 1}")
@@ -68,6 +68,11 @@ class Lists:
     def __getitem__(self, client: int) -> Ints:
         check_client(client, len(self))
         return self.values[self.starts[client] : self.starts[client + 1]]
+
+    def size(self, client: int) -> int:
+        """Number of rows of one client."""
+        check_client(client, len(self))
+        return int(self.starts[client + 1] - self.starts[client])
 
     @property
     def sizes(self) -> Ints:

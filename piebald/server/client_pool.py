@@ -8,7 +8,7 @@ import numpy as np
 
 from piebald.contracts import Task
 from piebald.noise import NoiseSource
-from piebald.randomness import generator, long_key, select
+from piebald.randomness import brief_generator, long_key, select
 
 
 class ClientPool:
@@ -97,7 +97,7 @@ class ClientPool:
 
     def _draw(self, known: int, count: int, *words: int | str) -> list[int]:
         """Draw until enough idle clients are found; most are idle, so this ends soon."""
-        draw, chosen = generator("select", *words), set[int]()
+        draw, chosen = brief_generator("select", *words), set[int]()
         while len(chosen) < count:
             for client in draw.integers(known, size=2 * (count - len(chosen))).tolist():
                 if client not in self.busy and client not in self.excluded and len(chosen) < count:

@@ -70,10 +70,9 @@ def test_stacks_grow_until_memory_runs_out(program: Any, tmp_path: Path) -> None
 def test_the_runtime_takes_no_stack_for_which_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = equal_clients(32)
     run = carry_out(method("fedavg"), clients=clients, model=plain_network, rounds=1)
-    monkeypatch.setattr(engine_choice, "stacks", lambda device: (8, 16, 32))
     tried: list[int] = []
     monkeypatch.setattr(engine_choice, "_measure", lambda engine, asked, stack: measured(engine, asked, stack, tried))
-    chosen = engine_choice.fastest(run.work, clients, torch.device("cpu"), False, range(32))
+    chosen = engine_choice.fastest(run.work, clients, torch.device("cpu"), False, range(32), (8, 16, 32))
     assert chosen[:2] == ("batched", 8)
     assert tried == [1, 8, 16]
     with pytest.raises(RuntimeFault, match="the memory of device 'cpu' ran out: set stack to less than 16"):

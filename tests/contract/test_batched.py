@@ -361,5 +361,5 @@ def test_an_engine_that_misreads_the_model_is_not_chosen(
     clients = PooledClients(rows.x, rows.y, {"train": train}, classes=list("abcd"))
     options = Options(runtime=Simulator(engine="sequential", workers=0))
     work = prepare(recipes.fedavg(lr=0.1, batch=8), clients, make(), options).work
-    found = engine_choice.fastest(work, clients, torch.device("cpu"), False, range(5))
+    found = engine_choice.fastest(work, clients, torch.device("cpu"), False, range(5), (1, 5))
     assert found[:2] == chosen

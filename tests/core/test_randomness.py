@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.randomness import generator, key, permutation, torch_generator
+from piebald.randomness import brief_generator, generator, key, permutation, torch_generator
 
 from .fakes import few
 
@@ -44,6 +44,21 @@ def test_a_key_is_a_plain_hash_of_its_words(drawn: list[int | str]) -> None:
 def test_a_permutation_is_the_first_draw_of_its_words_whatever_was_drawn_before(draws: list[tuple[Any, int]]) -> None:
     for drawn, count in draws:
         assert permutation(count, *drawn).tolist() == generator(*drawn).permutation(count).tolist()
+
+
+@few
+@given(st.lists(st.tuples(words, st.lists(st.integers(1, 40), max_size=3)), min_size=1, max_size=4))
+def test_a_brief_generator_draws_as_one_of_its_own_whatever_was_left_of_earlier_draws(
+    draws: list[tuple[Any, Any]],
+) -> None:
+    for drawn, counts in draws:
+        brief, own = brief_generator(*drawn), generator(*drawn)
+        for count in counts:  # an odd number of 32-bit draws leaves half of a 64-bit one
+            assert (
+                brief.integers(2**31, size=count, dtype="int32").tolist()
+                == own.integers(2**31, size=count, dtype="int32").tolist()
+            )
+            assert brief.choice(count, 1, replace=False).tolist() == own.choice(count, 1, replace=False).tolist()
 
 
 def test_threads_do_not_share_a_generator() -> None:

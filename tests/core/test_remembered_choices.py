@@ -66,6 +66,16 @@ def chosen(model: nn.Module | None = None, **simulator: Any) -> dict[str, Any]:
     return {name: table[name] for name in ("engine", "stack", "onednn")}
 
 
+def test_large_stacks_are_measured_only_where_each_core_gets_several_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of them would be finished at different times, and 250 models are not tried for rounds of ten clients."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(engine_choice, "count_cores", lambda: 3)
+    many = 3 * 4 * 250
+    assert engine_choice.stacks(cpu, many - 1) == engine_choice.stacks(cpu, 10)
+    assert engine_choice.stacks(cpu, many) == (*engine_choice.stacks(cpu, 10), 250)
+    assert engine_choice.stacks(gpu, 10) == engine_choice.stacks(gpu, many)
+
+
 def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     first = chosen()
     assert (first["engine"], first["stack"], len(measured)) == ("batched", 5, 1)

@@ -11,7 +11,7 @@ import torch
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig
-from piebald.machine import free_cached, free_memory
+from piebald.machine import count_cores, free_cached, free_memory
 from piebald.runtimes.engines.batched import BatchedEngine
 from piebald.runtimes.engines.model_traits import passes_of, probe
 from piebald.runtimes.engines.reference import ReferenceEngine
@@ -26,6 +26,8 @@ ENGINES: dict[str, type[SequentialEngine]] = {
     engine.name: engine for engine in (SequentialEngine, VmappedEngine, BatchedEngine, ReferenceEngine)
 }
 _STACKS = (1, 5, 25, 50)
+_LARGE_STACK = 250  # of small models, where the clients of a round are so many that each core gets several
+_SHARE = 4  # stacks for each core, so that those with few rows do not wait for those with many
 _STACKS_ON_GPU = (1, 8, 32, 128, 512)  # larger ones: a GPU has no use for one small client after another
 _VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts, gradients, state, copies, activations
 _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
@@ -63,19 +65,27 @@ def stack_limit(work: ClientWork, device: torch.device | None = None, share: flo
     return max(1, numbers // max(work.layout.size, 1))
 
 
-def stacks(device: torch.device) -> tuple[int, ...]:
-    """The sizes of stacks that are measured."""
-    return _STACKS if device.type == "cpu" else _STACKS_ON_GPU
+def stacks(device: torch.device, expected: int) -> tuple[int, ...]:
+    """The sizes of stacks that are measured where so many clients train at a time."""
+    if device.type != "cpu":
+        return _STACKS_ON_GPU
+    return (*_STACKS, _LARGE_STACK) if expected >= _SHARE * count_cores() * _LARGE_STACK else _STACKS
 
 
 def fastest(
-    work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int], share: float = 1.0
+    work: ClientWork,
+    clients: Clients,
+    device: torch.device,
+    bfloat16: bool,
+    sample: Sequence[int],
+    sizes: Sequence[int],
+    share: float = 1.0,
 ) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
     An engine whose losses differ from those of the sequential one is left out, so that a model that it does not run
-    correctly runs slowly rather than wrongly.  A stack for which memory runs out ends the sizes that are tried; `share`
-    is as in `stack_limit`.
+    correctly runs slowly rather than wrongly.  A stack for which memory runs out ends the sizes that are tried, in
+    increasing order; `share` is as in `stack_limit`.
 
     Returns:
         The name and the stack size of the fastest, and its seconds for one client and step.
@@ -90,7 +100,7 @@ def fastest(
         engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
         if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
-        for stack in stacks(device):
+        for stack in sizes:
             if stack > min(len(sample), stack_limit(work, device, share)):
                 break
             try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from piebald.cohort_matrix import add_weighted, weighted_sum
-from piebald.contracts import Query, Update
+from piebald.contracts import PartialSum, Query, Update
 from piebald.machine import float64_device
 
 PRIVATE = "private"  # the name of a client's private parameters in its state
@@ -92,14 +92,15 @@ class StackResult:
     trained_norms: list[float] = field(default_factory=list)
     packed: list[Tensor] = field(default_factory=list)
 
-    def update(self, row: int) -> Update:
-        """One client's update."""
+    def update(self, row: int, partial_sum: PartialSum | None = None) -> Update:
+        """One client's update; without its vectors where it is in a sum."""
         return Update(
-            vectors={name: part[row] for name, part in self.vectors.items()},
+            vectors={} if partial_sum is not None else {name: part[row] for name, part in self.vectors.items()},
             examples=self.examples[row],
             steps=self.steps[row],
             metrics={name: values[row] for name, values in self.metrics.items()},
             norm=self.trained_norms[row] if self.trained_norms and isfinite(self.norms[row]) else self.norms[row],
+            partial_sum=partial_sum,
             nbytes=self.nbytes[row],
         )
 

@@ -274,7 +274,7 @@ class Simulation:
     def _set_times(self, events: Sequence[Event]) -> None:
         """Set the true times of tasks that were served."""
         ids = {event.task.id for event in events}
-        self._due = [due._replace(time=self._ends(due)) if due.id in ids else due for due in self._due]
+        self._due = [Due(self._ends(due), due.id, due.event) if due.id in ids else due for due in self._due]
         heapq.heapify(self._due)
 
     def _ends(self, due: Due) -> float:
@@ -293,9 +293,7 @@ class Simulation:
     def _settle(self, event: Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
-        update = result.update(row)
-        if partial_sum is not None:
-            update = Update({}, update.examples, update.steps, update.metrics, update.norm, partial_sum, update.nbytes)
+        update = result.update(row, partial_sum)
         event.update = self.work.expanded(update, event.task) if event.task.query is None else update
         if event.task.query is None:
             self.state_store.hold(event.task, {name: _alone(rows[row]) for name, rows in result.state.items()})

@@ -125,9 +125,10 @@ class Simulated(RuntimeSettings):
         seconds_per_step, sample = 0.0, [0]
         with one_thread(forks):
             if engine == "auto":
-                count = min(len(clients), max(stacks(device)))
+                sizes = stacks(device, expected)
+                count = min(len(clients), max(sizes))
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
-                chosen = self._fastest(work, clients, device, sample)
+                chosen = self._fastest(work, clients, device, sample, sizes)
                 engine, seconds_per_step, onednn = chosen.engine, chosen.seconds_per_step, chosen.onednn  # type: ignore[assignment]
                 stack = stack or chosen.stack
             else:
@@ -150,20 +151,23 @@ class Simulated(RuntimeSettings):
         stack = min(stack, stack_limit(work, device, self.share_of_gpu()), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
-    def _fastest(self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int]) -> EngineChoice:
+    def _fastest(
+        self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], tried: Sequence[int]
+    ) -> EngineChoice:
         """What was fastest in an earlier run like this one, if it computes what it should, or else is measured now."""
         holding = [client for client in sample if clients.size(client, "train") != 0] or sample
         sizes = [clients.size(client, "train") for client in holding]
         key = key_of(work, trial(work), sizes, device, self.bfloat16)
         most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
-        known = recall(key, ("sequential", "vmapped", "batched"), [one for one in stacks(device) if one <= most])
+        known = recall(key, ("sequential", "vmapped", "batched"), [one for one in tried if one <= most])
         if known is not None and self.onednn in (None, known.onednn):
             set_onednn(known.onednn)
             if agrees(known.engine, work, clients, device, self.bfloat16, holding):
                 return known
         onednn = self._faster_product(device)
         set_onednn(onednn)
-        made = EngineChoice(*fastest(work, clients, device, self.bfloat16, sample, self.share_of_gpu()), onednn)
+        found = fastest(work, clients, device, self.bfloat16, sample, tried, self.share_of_gpu())
+        made = EngineChoice(*found, onednn)
         remember(key, made)
         return made
 
