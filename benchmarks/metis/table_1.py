@@ -16,6 +16,9 @@ from scipy import stats
 Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
 
 SEEDS = 3  # a verdict needs so many at least
+NARROW = (
+    3.0  # points: within a wider interval there may well be a difference, so that none being shown agrees with nothing
+)
 # our labels of the columns of the paper's table, its figures, and the recipe that the others are compared with
 PRINTED = {
     "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
@@ -95,10 +98,11 @@ def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[flo
 
 def verdict(ours: float, half: float, theirs: float) -> str:
     """Return how a difference compares with the paper's: agrees, weaker, stronger, opposite, or no difference shown."""
-    if abs(theirs) < 1.0:  # the paper itself calls these comparable
-        return "agrees" if abs(ours) <= max(half, 1.0) else "the paper has no difference"
-    if abs(ours) <= half:
-        return "no difference shown"
+    comparable = abs(theirs) < 1.0  # in the paper's own words
+    if abs(ours) <= max(half, 1.0 if comparable else 0.0):
+        return "agrees" if comparable and half <= NARROW else "no difference shown"
+    if comparable:
+        return "the paper has no difference"
     if ours * theirs < 0:
         return "opposite"
     return "weaker" if abs(ours) < abs(theirs) / 2 else "agrees" if abs(ours) <= 2 * abs(theirs) else "stronger"

@@ -203,6 +203,14 @@ def test_every_number_in_the_text_follows_the_data(
     assert [row.name for row in benchmark["paper"].ROWS if f"| {row.name} |" not in page] == []
 
 
+def test_no_difference_agrees_with_none_only_where_a_difference_would_have_been_seen(benchmark: Any) -> None:
+    verdict = benchmark["table_1"].verdict
+    assert verdict(0.5, 1.4, -0.1) == "agrees"
+    assert verdict(0.5, 20.0, -0.1) == verdict(0.5, 1.4, 6.0) == "no difference shown"
+    assert verdict(4.0, 1.4, -0.1) == "the paper has no difference"
+    assert verdict(-4.0, 1.4, 6.0) == "opposite"
+
+
 def test_the_verdict_of_figure_two_follows_the_measured_times(benchmark: Any, tmp_path: Path) -> None:
     """Before, it said "agrees: constant time" whatever had been measured."""
     head = "| parameters | clients | cached | full sum | cached / limit |\n|---|---|---|---|---|\n"
