@@ -66,14 +66,20 @@ def chosen(model: nn.Module | None = None, **simulator: Any) -> dict[str, Any]:
     return {name: table[name] for name in ("engine", "stack", "onednn")}
 
 
-def test_large_stacks_are_measured_only_where_each_core_gets_several_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few of them would be finished at different times, and 250 models are not tried for rounds of ten clients."""
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few of them would end at different times, and 250 larger models take memory that nobody expects."""
+    cpu, gpu, many = torch.device("cpu"), torch.device("cuda"), 3 * 4 * 250
     monkeypatch.setattr(engine_choice, "count_cores", lambda: 3)
-    many = 3 * 4 * 250
-    assert engine_choice.stacks(cpu, many - 1) == engine_choice.stacks(cpu, 10)
-    assert engine_choice.stacks(cpu, many) == (*engine_choice.stacks(cpu, 10), 250)
-    assert engine_choice.stacks(gpu, 10) == engine_choice.stacks(gpu, many)
+    tiny, larger = (
+        prepare(RECIPE, classified(*range(6, 20)), seeded(make), Options(runtime=piebald.Simulator(workers=0))).work
+        for make in (Wrapped, lambda: nn.Sequential(nn.Linear(4, 5000), nn.Linear(5000, 2)))
+    )
+    few = engine_choice.stacks(tiny, cpu, 10)
+    assert engine_choice.stacks(tiny, cpu, many - 1) == engine_choice.stacks(larger, cpu, many) == few
+    assert engine_choice.stacks(tiny, cpu, many) == (*few, 250)
+    assert engine_choice.stacks(tiny, gpu, 10) == engine_choice.stacks(tiny, gpu, many)
 
 
 def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

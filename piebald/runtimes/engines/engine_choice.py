@@ -26,7 +26,8 @@ ENGINES: dict[str, type[SequentialEngine]] = {
     engine.name: engine for engine in (SequentialEngine, VmappedEngine, BatchedEngine, ReferenceEngine)
 }
 _STACKS = (1, 5, 25, 50)
-_LARGE_STACK = 250  # of small models, where the clients of a round are so many that each core gets several
+_LARGE_STACK = 250  # of tiny models, where the clients of a round are so many that each core gets several
+_TINY = 20_000  # parameters: the stack of them takes 20 MB
 _SHARE = 4  # stacks for each core, so that those with few rows do not wait for those with many
 _STACKS_ON_GPU = (1, 8, 32, 128, 512)  # larger ones: a GPU has no use for one small client after another
 _VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts, gradients, state, copies, activations
@@ -65,11 +66,12 @@ def stack_limit(work: ClientWork, device: torch.device | None = None, share: flo
     return max(1, numbers // max(work.layout.size, 1))
 
 
-def stacks(device: torch.device, expected: int) -> tuple[int, ...]:
+def stacks(work: ClientWork, device: torch.device, expected: int) -> tuple[int, ...]:
     """The sizes of stacks that are measured where so many clients train at a time."""
     if device.type != "cpu":
         return _STACKS_ON_GPU
-    return (*_STACKS, _LARGE_STACK) if expected >= _SHARE * count_cores() * _LARGE_STACK else _STACKS
+    many = expected >= _SHARE * count_cores() * _LARGE_STACK and work.layout.size <= _TINY
+    return (*_STACKS, _LARGE_STACK) if many else _STACKS
 
 
 def fastest(

@@ -125,7 +125,7 @@ class Simulated(RuntimeSettings):
         seconds_per_step, sample = 0.0, [0]
         with one_thread(forks):
             if engine == "auto":
-                sizes = stacks(device, expected)
+                sizes = stacks(work, device, expected)
                 count = min(len(clients), max(sizes))
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
                 chosen = self._fastest(work, clients, device, sample, sizes)
