@@ -33,7 +33,7 @@ def long_key(*words: int | str) -> int:
 
 
 def _hashed(size: int, words: Sequence[int | str]) -> int:
-    parts = []
+    parts = list[bytes]()
     for word in words:
         if isinstance(word, str):
             text = word.encode()

@@ -242,7 +242,10 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
             return "-", "not run at this scale"
         ours = f"x {per_request(found):.2f} for DVW; adaptive sends {statistics.mean(ratios):.2f} times as often"
         return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
-    return judged(found, part)
+    ours, verdicts = judged(found, part)
+    if name in ("Figure 5", "Figure 6") and ours != "-":
+        ours = f"[the same panels](../../benchmarks/metis/{pictures.NAMES[part]}.png); {ours}"
+    return ours, verdicts
 
 
 def client_shares(found: Found, part: str) -> list[str]:
