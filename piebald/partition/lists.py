@@ -69,11 +69,6 @@ class Lists:
         check_client(client, len(self))
         return self.values[self.starts[client] : self.starts[client + 1]]
 
-    def size(self, client: int) -> int:
-        """Number of rows of one client."""
-        check_client(client, len(self))
-        return int(self.starts[client + 1] - self.starts[client])
-
     @property
     def sizes(self) -> Ints:
         """Number of rows of each client."""

@@ -141,7 +141,7 @@ class PooledClients:
 
     def size(self, client: int, split: Split) -> int:
         """How many rows."""
-        return self.lists(split).size(client)
+        return len(self.indices(client, split))
 
     def counts(self, client: int, split: Split) -> list[int] | None:
         """Rows of each class, or None where targets are not classes."""
