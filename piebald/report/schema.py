@@ -183,6 +183,8 @@ def insert(db: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]
 def _values(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
     """A row's values in the order of the columns."""
     columns = COLUMNS[table]
+    if tuple(row) == columns:  # a result's, of which there may be thousands in a step
+        return tuple(row.values())
     if not row.keys() <= _KNOWN[table]:
         raise unknown(f"column of {table} called", min(row.keys() - _KNOWN[table]), columns)
     return tuple(map(row.get, columns))

@@ -188,7 +188,8 @@ class RunStore:
                 if version <= self._version:
                     self._forget_from(version)
                 schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
-                schema.insert(self._db, "result", [{"version": version, **result} for result in results])
+                named = [result if "version" in result else {"version": version, **result} for result in results]
+                schema.insert(self._db, "result", named)
                 coded = [{"version": version, **row, "value": json.dumps(row["value"])} for row in notes]
                 schema.insert(self._db, "note", coded)
                 if written is not None:
