@@ -249,7 +249,7 @@ SCALES["brief"] = replace(
     corrupted=False,
     recipes=(*PRINTED, *BASELINES),
 )
-# all of Table I; with 12 rounds DVW still rises where FedAvg no longer does: four to five hours of one core
+# all of Table I; with 12 rounds DVW still rises where FedAvg no longer does: about five hours of one core
 SCALES["cells"] = replace(
     SCALES["brief"], rounds=24, settings=SCALES["full"].settings, uneven=SCALES["full"].uneven, balanced=True
 )

@@ -147,7 +147,19 @@ def section(found: Found, part: str) -> list[str]:
         for case in here:
             cells = [_difference(every.get((case, label))) for label in policies]
             lines.append(f"| {case} | {' | '.join(cells)} |")
+    rounds = {case: _rounds(found[part, case, "SyncFedAvg"]) for case in here if (part, case, "SyncFedAvg") in found}
+    if rounds:
+        each = ", ".join(f"{count:.0f} ({case})" for case, count in rounds.items())
+        lines += [
+            "",
+            f"In this time SyncFedAvg makes so many rounds: {each}.  How many the paper's makes is not printed.",
+        ]
     return [*lines, ""]
+
+
+def _rounds(runs: Sequence[dict[str, Any]]) -> float:
+    """Return the mean number of rounds of runs in which every client takes part in each."""
+    return statistics.mean(run["updates"] for run in runs) / settings.CLIENTS
 
 
 def _accuracy(found: Found, part: str, case: str, label: str) -> str:
