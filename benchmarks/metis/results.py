@@ -240,7 +240,8 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
         ]
         if not ratios:
             return "-", "not run at this scale"
-        ours = f"x {per_request(found):.2f} for DVW; adaptive sends {statistics.mean(ratios):.2f} times as often"
+        span = " to ".join(dict.fromkeys(f"{one(ratios):.2f}" for one in (min, max)))
+        ours = f"x {per_request(found):.2f} for DVW; adaptive sends {span} times as often"
         return ours, "agrees" if max(ratios) < 1 else "opposite: adaptive sends more"
     ours, verdicts = judged(found, part)
     if name in ("Figure 5", "Figure 6") and ours != "-":
