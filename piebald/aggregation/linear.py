@@ -35,8 +35,9 @@ class Linear(Aggregator):
         shares = [weight / whole for weight in weights]
         if summed is not None:
             return divided(summed.vectors["model"], whole), shares
-        if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, which nobody needs besides
-            return cohort.updates[0].vectors["model"] if cohort.matrix is None else cohort.matrix[0], shares
+        if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, to the bit
+            only = cohort.updates[0].vectors["model"] if cohort.matrix is None else cohort.matrix[0]
+            return only.clone(), shares  # an average may be written to, and an update lie in read-only memory
         if cohort.matrix is None:
             return weighted_mean([update.vectors for update in cohort.updates], "model", weights, whole), shares
         return divided(weighted_sum(cohort.matrix, weights), whole), shares

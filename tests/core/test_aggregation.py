@@ -107,13 +107,15 @@ def test_the_mean_of_equal_changes_is_that_change(
     assert average.tolist() == pytest.approx(change, abs=1e-5)
 
 
+@pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize("examples", [1, 3, 7, 999_999_937])
-def test_the_mean_of_one_update_is_this_update_to_the_bit(examples: int) -> None:
-    """Also where numbers are as large and as small as float32 has them; and it is another tensor."""
+def test_the_mean_of_one_update_is_this_update_to_the_bit(examples: int, side_by_side: bool) -> None:
+    """Also where numbers are as large and as small as float32 has them; and it is another tensor, to be written to."""
     wide = torch.randint(-(2**31), 2**31, (4096,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
     change = torch.where((made := wide.view(torch.float32)).isfinite(), made, -0.0)
     updates = [dataclasses.replace(update(1.0, examples=examples), vectors={"model": change})]
-    average, shares = ExampleWeighted().aggregate(cohort_of(updates), NO_CONTEXT)
+    cohort = dataclasses.replace(cohort_of(updates), matrix=change.unsqueeze(0) if side_by_side else None)
+    average, shares = ExampleWeighted().aggregate(cohort, NO_CONTEXT)
     whole = weighted_sum(change.unsqueeze(0), [float(examples)]) / float(examples)
     assert torch.equal(average.view(torch.int32), change.view(torch.int32))
     assert torch.equal(average.view(torch.int32), whole.float().view(torch.int32))
