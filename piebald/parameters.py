@@ -357,4 +357,4 @@ def pad(vector: Tensor, size: int) -> Tensor:
 
 def nbytes(vectors: Mapping[str, Tensor]) -> int:
     """Number of bytes of named vectors."""
-    return sum([vector.numel() * vector.element_size() for vector in vectors.values()])
+    return sum(vector.numel() * vector.element_size() for vector in vectors.values())

@@ -11,7 +11,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from table_1 import cases
+from table_1 import Found, cases, labels
 
 NAMES = {"synchronous": "synchronous", "uneven": "fast_and_slow", "corrupted": "corrupted"}
 
@@ -33,17 +33,16 @@ def grid(panels: int, **shared: Any) -> tuple[Any, list[Any]]:
     return figure, list(axes.flat[:panels])
 
 
-def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, path: Path) -> None:
+def curves(found: Found, part: str, path: Path) -> None:
     """Plot accuracy over virtual seconds, one panel per case: means over seeds, with their range."""
-    shown = cases(found, [part])
+    shown = cases(found, part)
     if not shown:
         path.unlink(missing_ok=True)
         return
     figure, panels = grid(len(shown), sharey="row")
     every = sorted({label for here, _, label in found if here == part})  # a policy has one colour in all panels
-    for axes, (_, case) in zip(panels, shown, strict=True):
-        labels = sorted(label for here, there, label in found if (here, there) == (part, case))
-        for label in labels:
+    for axes, case in zip(panels, shown, strict=True):
+        for label in labels(found, part, case):
             number = every.index(label)
             runs = [np.array(run["curve"]).T for run in found[part, case, label]]
             times = np.unique(np.concatenate([run[0] for run in runs]))
@@ -60,26 +59,27 @@ def curves(found: dict[tuple[str, str, str], list[dict[str, Any]]], part: str, p
     plt.close(figure)
 
 
-def exchanged(found: dict[tuple[str, str, str], list[dict[str, Any]]], path: Path) -> None:
+def exchanged(found: Found, path: Path) -> None:
     """Plot totals by policy as figure 9 of the paper does: requests on the left axis, models on the right one.
 
     One panel for each cell, of fast and slow clients where there are such runs; models that were sent for evaluation
     are a part of all models, shown beside them.
     """
-    shown = cases(found, ["uneven"]) or cases(found, ["synchronous"])
+    part = "uneven" if cases(found, "uneven") else "synchronous"
+    shown = cases(found, part)
     if not shown:
         path.unlink(missing_ok=True)
         return
     figure, panels = grid(len(shown))
-    for axes, (part, case) in zip(panels, shown, strict=True):
-        every = sorted({label for here, _, label in found if here == part})
-        labels = [label for label in every if (part, case, label) in found]
+    every = sorted({label for here, _, label in found if here == part})
+    for axes, case in zip(panels, shown, strict=True):
+        here = labels(found, part, case)
         places, right = np.arange(3), axes.twinx()
-        width = 0.8 / len(labels)
-        for place, label in enumerate(labels):
+        width = 0.8 / len(here)
+        for place, label in enumerate(here):
             runs, colour = found[part, case, label], f"C{every.index(label)}"
-            totals = [statistics.mean(run[key] for run in runs) for key in ("updates", "models", "evaluation")]
-            shift = (place - (len(labels) - 1) / 2) * width
+            totals = [statistics.mean(one[key] for one in runs) for key in ("updates", "models", "evaluation")]
+            shift = (place - (len(here) - 1) / 2) * width
             axes.bar(places[:1] + shift, totals[:1], width, color=colour, label=label)
             right.bar(places[1:] + shift, totals[1:], width, color=colour)
         axes.set_xticks(places, ["update\nrequests", "models\nexchanged", "models for\nevaluation"])

@@ -14,11 +14,9 @@ import paper
 import pictures
 import settings
 import staleness
-from table_1 import cases, judged, last, printed, section, standard_error
+from table_1 import Found, cases, judged, labels, last, printed, section, standard_error
 
 from piebald.report.tables import History
-
-Found = dict[tuple[str, str, str], list[dict[str, Any]]]  # runs by part, case and recipe
 
 LATEST = 1.01  # the update during which the time ends still counts, a round that ends much later does not
 TITLES = {
@@ -139,7 +137,7 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
         'Equal weights are "Equal" and "AsyncEqual".', "",
     ]  # fmt: skip
     for part, title in TITLES.items():
-        here = [case for _, case in cases(found, [part])]
+        here = cases(found, part)
         if here:
             lines += [f"## {title.format(rounds=scale.rounds, seconds=scale.seconds)}", "", *section(found, part)]
         for case in here:
@@ -149,8 +147,8 @@ def text(found: Found, name: str, scale: settings.Scale) -> list[str]:
             lines += [*client_shares(found, part), ""]
         if here:
             lines += [f"![Accuracy over virtual seconds]({pictures.NAMES[part]}.png)", ""]
-    figure_2, agrees = cache.judged()
-    lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {agrees}.", ""]
+    figure_2, verdict = cache.judged()
+    lines += ["## The model cache (figure 2)", "", f"{figure_2[:1].upper()}{figure_2[1:]}.  Verdict: {verdict}.", ""]
     return [*lines, *exchange(found), *staleness.section(found), *missing(found, scale)]
 
 
@@ -180,7 +178,7 @@ def table(found: Found, part: str, case: str) -> list[str]:
         "| recipe | last | paper | second half | best | updates | steps per update | models per update | seeds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    rows = [(label, runs) for (here, there, label), runs in found.items() if (here, there) == (part, case)]
+    rows = [(label, found[part, case, label]) for label in labels(found, part, case)]
     for label, runs in sorted(rows, key=lambda row: -statistics.mean(map(late, row[1]))):
         theirs = printed(part, case, label)
         best = [max(value for _, value in run["curve"]) for run in runs]
@@ -252,8 +250,8 @@ def _ours(found: Found, part: str, name: str) -> tuple[str, str]:
 def client_shares(found: Found, part: str) -> list[str]:
     """Return the table of clients' shares of the average, mean over seeds."""
     lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
-    for _, case in cases(found, [part]):
-        for label in sorted(label for here, there, label in found if (here, there) == (part, case)):
+    for case in cases(found, part):
+        for label in labels(found, part, case):
             runs = found[part, case, label]
             means = [statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
             lines.append(f"| {case} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
@@ -272,9 +270,7 @@ def exchange(found: Found) -> list[str]:
     lines += ["| part: sizes, classes | recipe | update requests | models exchanged | for evaluation | per request |"]
     lines += ["|---|---|---|---|---|---|"]
     ordered = [
-        (part, case, label)
-        for part, case in cases(found, TITLES)
-        for label in sorted(label for here, there, label in found if (here, there) == (part, case))
+        (part, case, label) for part in TITLES for case in cases(found, part) for label in labels(found, part, case)
     ]
     for part, case, label in ordered:
         runs = found[part, case, label]

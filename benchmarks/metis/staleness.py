@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pictures
-from table_1 import cases as in_order
+import table_1
+from table_1 import Found
 
 FIRST = 20  # cycles that set a client's own measure (section V)
 POLICY = "AsyncDVW, adaptive"  # whose requests end validation cycles
 KINDS = ("fast", "slow")  # clients are fast, slow, fast, slow, ...
-Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]
 
 
 def first_cycles(trained: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
@@ -43,7 +43,7 @@ def medians(runs: Sequence[dict[str, Any]]) -> list[list[float]]:
 
 def cases(found: Found) -> list[tuple[str, Sequence[dict[str, Any]]]]:
     """Return the cases of fast and slow clients in which clients decide when to ask, with their runs."""
-    known = [case for _, case in in_order(found, ["uneven"]) if ("uneven", case, POLICY) in found]
+    known = [case for case in table_1.cases(found, "uneven") if ("uneven", case, POLICY) in found]
     return [(case, found["uneven", case, POLICY]) for case in known]
 
 

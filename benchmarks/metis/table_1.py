@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,7 @@ from scipy import stats
 Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
 
 SEEDS = 3  # a verdict needs so many at least
-NARROW = (
-    3.0  # points: within a wider interval there may well be a difference, so that none being shown agrees with nothing
-)
+NARROW = 3.0  # points: a wider interval may hide a difference, so that it agrees with nothing
 # our labels of the columns of the paper's table, its figures, and the recipe that the others are compared with
 PRINTED = {
     "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
@@ -54,10 +52,15 @@ class Difference:
         return verdict(self.mean, self.half, self.theirs) if self.seeds >= SEEDS else f"{self.seeds} seed(s)"
 
 
-def cases(found: Found, parts: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the parts and cases that have runs, in the paper's order."""
-    known = {(part, case) for part, case, _ in found}
-    return [(part, case) for part in parts for case in ORDER if (part, case) in known]
+def cases(found: Found, part: str) -> list[str]:
+    """Return the cases of a part that have runs, in the paper's order."""
+    known = {case for here, case, _ in found if here == part}
+    return [case for case in ORDER if case in known]
+
+
+def labels(found: Found, part: str, case: str) -> list[str]:
+    """Return the labels of the recipes that have runs of a case, in alphabetical order."""
+    return sorted(label for here, there, label in found if (here, there) == (part, case))
 
 
 def last(run: dict[str, Any]) -> float:
@@ -74,9 +77,9 @@ def printed(part: str, case: str, label: str) -> float | None:
     """Return the paper's figure for a recipe, in percent, or None."""
     if part not in PRINTED:
         return None
-    labels, table, _ = PRINTED[part]
+    columns, table, _ = PRINTED[part]
     cell = table.get(tuple(case.rsplit(" ", 1)))  # type: ignore[call-overload]
-    return cell[labels.index(label)] if cell is not None and label in labels else None
+    return cell[columns.index(label)] if cell is not None and label in columns else None
 
 
 def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[float, float, int] | None:
@@ -112,10 +115,10 @@ def differences(found: Found, part: str) -> list[Difference]:
     """Return the differences to FedAvg of the paper's policies, by policy and then by cell."""
     if part not in PRINTED:
         return []
-    labels, _, base = PRINTED[part]
+    columns, _, base = PRINTED[part]
     every = []
-    for label in labels:
-        for _, case in cases(found, [part]):
+    for label in columns:
+        for case in cases(found, part):
             ours, theirs, based = (
                 gain(found, part, case, label, base),
                 printed(part, case, label),
@@ -129,18 +132,18 @@ def differences(found: Found, part: str) -> list[Difference]:
 
 def section(found: Found, part: str) -> list[str]:
     """Return the lines of RESULTS.md: one table of accuracies beside the paper's, and one of differences."""
-    here = [case for _, case in cases(found, [part])]
+    here = cases(found, part)
     if part not in PRINTED or not here:
         return []
-    labels, _, base = PRINTED[part]
-    shown = [label for label in (*labels, *BESIDE[part]) if any((part, case, label) in found for case in here)]
+    columns, _, base = PRINTED[part]
+    shown = [label for label in (*columns, *BESIDE[part]) if any((part, case, label) in found for case in here)]
     lines = ["Table I: the mean of the last accuracies, in percent, and in brackets the paper's.", ""]
     lines += [f"| sizes, classes | {' | '.join(shown)} |", f"|---|{'---|' * len(shown)}"]
     for case in here:
         cells = [_accuracy(found, part, case, label) for label in shown]
         lines.append(f"| {case} | {' | '.join(cells)} |")
     every = {(one.case, one.label): one for one in differences(found, part)}
-    policies = [label for label in labels if any(known == label for _, known in every)]
+    policies = [label for label in columns if any(known == label for _, known in every)]
     if policies:
         lines += ["", f"Minus {base}, in points with 95 % intervals, the paper's in brackets, and the verdict:", ""]
         lines += [f"| sizes, classes | {' | '.join(policies)} |", f"|---|{'---|' * len(policies)}"]

@@ -76,10 +76,10 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
         prepare(RECIPE, classified(*range(6, 20)), seeded(make), Options(runtime=piebald.Simulator(workers=0))).work
         for make in (Wrapped, lambda: nn.Sequential(nn.Linear(4, 5000), nn.Linear(5000, 2)))
     )
-    few = engine_choice.stacks(tiny, cpu, 10)
-    assert engine_choice.stacks(tiny, cpu, many - 1) == engine_choice.stacks(larger, cpu, many) == few
-    assert engine_choice.stacks(tiny, cpu, many) == (*few, 250)
-    assert engine_choice.stacks(tiny, gpu, 10) == engine_choice.stacks(tiny, gpu, many)
+    few = engine_choice.stack_sizes(tiny, cpu, 10)
+    assert engine_choice.stack_sizes(tiny, cpu, many - 1) == engine_choice.stack_sizes(larger, cpu, many) == few
+    assert engine_choice.stack_sizes(tiny, cpu, many) == (*few, 250)
+    assert engine_choice.stack_sizes(tiny, gpu, 10) == engine_choice.stack_sizes(tiny, gpu, many)
 
 
 def test_the_second_run_measures_nothing(folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

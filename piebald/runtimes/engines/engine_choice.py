@@ -66,7 +66,7 @@ def stack_limit(work: ClientWork, device: torch.device | None = None, share: flo
     return max(1, numbers // max(work.layout.size, 1))
 
 
-def stacks(work: ClientWork, device: torch.device, expected: int) -> tuple[int, ...]:
+def stack_sizes(work: ClientWork, device: torch.device, expected: int) -> tuple[int, ...]:
     """The sizes of stacks that are measured where so many clients train at a time."""
     if device.type != "cpu":
         return _STACKS_ON_GPU
@@ -80,14 +80,14 @@ def fastest(
     device: torch.device,
     bfloat16: bool,
     sample: Sequence[int],
-    sizes: Sequence[int],
+    stacks: Sequence[int],
     share: float = 1.0,
 ) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
     An engine whose losses differ from those of the sequential one is left out, so that a model that it does not run
-    correctly runs slowly rather than wrongly.  A stack for which memory runs out ends the sizes that are tried, in
-    increasing order; `share` is as in `stack_limit`.
+    correctly runs slowly rather than wrongly.  The sizes `stacks` are in increasing order, and one for which memory
+    runs out ends them; `share` is as in `stack_limit`.
 
     Returns:
         The name and the stack size of the fastest, and its seconds for one client and step.
@@ -102,7 +102,7 @@ def fastest(
         engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
         if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
-        for stack in sizes:
+        for stack in stacks:
             if stack > min(len(sample), stack_limit(work, device, share)):
                 break
             try:

@@ -15,7 +15,15 @@ from piebald.machine import count_cores, device_named, one_thread, set_up_gpu
 from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.engines.compilation import ENGINES as COMPILED
-from piebald.runtimes.engines.engine_choice import agrees, counted, fastest, make_engine, stack_limit, stacks, trial
+from piebald.runtimes.engines.engine_choice import (
+    agrees,
+    counted,
+    fastest,
+    make_engine,
+    stack_limit,
+    stack_sizes,
+    trial,
+)
 from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
 from piebald.runtimes.engines.remembered_choices import EngineChoice, key_of, recall, remember
 from piebald.runtimes.simulation.simulation import Simulation
@@ -125,10 +133,10 @@ class Simulated(RuntimeSettings):
         seconds_per_step, sample = 0.0, [0]
         with one_thread(forks):
             if engine == "auto":
-                sizes = stacks(work, device, expected)
-                count = min(len(clients), max(sizes))
+                stacks = stack_sizes(work, device, expected)
+                count = min(len(clients), max(stacks))
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
-                chosen = self._fastest(work, clients, device, sample, sizes)
+                chosen = self._fastest(work, clients, device, sample, stacks)
                 engine, seconds_per_step, onednn = chosen.engine, chosen.seconds_per_step, chosen.onednn  # type: ignore[assignment]
                 stack = stack or chosen.stack
             else:
@@ -152,21 +160,21 @@ class Simulated(RuntimeSettings):
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
     def _fastest(
-        self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], tried: Sequence[int]
+        self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
     ) -> EngineChoice:
         """What was fastest in an earlier run like this one, if it computes what it should, or else is measured now."""
         holding = [client for client in sample if clients.size(client, "train") != 0] or sample
         sizes = [clients.size(client, "train") for client in holding]
         key = key_of(work, trial(work), sizes, device, self.bfloat16)
         most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
-        known = recall(key, ("sequential", "vmapped", "batched"), [one for one in tried if one <= most])
+        known = recall(key, ("sequential", "vmapped", "batched"), [one for one in stacks if one <= most])
         if known is not None and self.onednn in (None, known.onednn):
             set_onednn(known.onednn)
             if agrees(known.engine, work, clients, device, self.bfloat16, holding):
                 return known
         onednn = self._faster_product(device)
         set_onednn(onednn)
-        found = fastest(work, clients, device, self.bfloat16, sample, tried, self.share_of_gpu())
+        found = fastest(work, clients, device, self.bfloat16, sample, stacks, self.share_of_gpu())
         made = EngineChoice(*found, onednn)
         remember(key, made)
         return made
