@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from piebald.discovery import module_of
 from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -93,11 +94,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
-    if name in ("advice", "data", "models", "partition", "recipes", "tuning", "vertical"):
-        return importlib.import_module(f"piebald.{name}")
     if name in _HOME_OF:
         return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)
-    raise AttributeError(f"module 'piebald' has no attribute {name!r}")
+    return module_of(__name__, name)
 
 
 def __dir__() -> list[str]:

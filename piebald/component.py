@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from piebald.arguments import STRICT, settled, wants_list
+from piebald.discovery import public_classes
 from piebald.errors import SettingError, shown, unknown
 
 if TYPE_CHECKING:
@@ -34,6 +35,64 @@ class RecipeComponents(Protocol):
     def server_optimizer(self) -> Component: ...
 
 
+# The packages or modules of Piebald's own components, by axis, those of a recipe first.
+HOMES: Mapping[str, tuple[str, ...]] = {
+    "training": ("piebald.training",),
+    "sharing": ("piebald.sharing",),
+    "transforms": ("piebald.transforms", "piebald.attacks", "piebald.privacy.secure_aggregation"),
+    "scheduling": ("piebald.scheduling",),
+    "clustering": ("piebald.clustering",),
+    "aggregation": ("piebald.aggregation",),
+    "server_optimizer": ("piebald.server_optimizer",),
+    "augmentation": ("piebald.training",),
+    "lr_schedule": ("piebald.training",),
+    "optimizer": ("piebald.training",),
+    "step_schedule": ("piebald.training",),
+    "query": ("piebald.queries", "piebald.choice", "piebald.privacy.secure_aggregation"),
+    "partition": ("piebald.partition",),
+    "sizes": ("piebald.partition",),
+    "change": ("piebald.partition",),
+    "fleet": ("piebald.partition",),
+    "vertical": ("piebald.partition",),
+    "runtime": (
+        "piebald.runtimes.simulation.simulator",
+        "piebald.runtimes.ray.ray_runtime",
+        "piebald.runtimes.federation.federation_settings",
+    ),
+    "tracker": ("piebald.callbacks",),
+    "kernel": ("piebald.vertical.kernels",),
+    "method": ("piebald.vertical.transfer_methods",),
+    "backend": ("piebald.vertical.encryption",),
+}
+
+
+def load(*axes: str) -> None:
+    """Import Piebald's own components of these axes."""
+    for axis in axes:
+        for place in HOMES.get(axis, ()):
+            public_classes(place)
+
+
+class Registry(dict[str, dict[str, "type[Component]"]]):
+    """Components by axis and kind.  Piebald's own of an axis are imported when one of them is first looked up."""
+
+    def __getitem__(self, axis: str) -> dict[str, type[Component]]:
+        load(axis)
+        return super().__getitem__(axis)
+
+    def get(self, axis: str, default: Any = None) -> Any:
+        load(axis)
+        return super().get(axis, default)
+
+    def items(self) -> Any:
+        load(*HOMES)
+        return super().items()
+
+    def values(self) -> Any:
+        load(*HOMES)
+        return super().values()
+
+
 class Component(BaseModel):
     """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
 
@@ -47,7 +106,7 @@ class Component(BaseModel):
     axis: ClassVar[str] = ""
     protects: ClassVar[bool] = False  # whether it hides rows or updates, by noise or in sums
     kind: ClassVar[str] = ""
-    registry: ClassVar[dict[str, dict[str, type[Component]]]] = {}
+    registry: ClassVar[Registry] = Registry()
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         what = f"{self.axis} {self.kind!r}"
@@ -71,6 +130,8 @@ class Component(BaseModel):
         if "axis" in vars(cls):  # the base class of an axis, not a choice on it
             return
         cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().removesuffix(f"_{cls.axis}")
+        if not cls.__module__.startswith("piebald."):
+            load(cls.axis)  # so that a kind of Piebald's is known to be taken
         kinds = Component.registry.setdefault(cls.axis, {})
         known = kinds.get(cls.kind)
         # a module that is executed again, as in a notebook, defines its own classes anew
@@ -123,6 +184,16 @@ class Component(BaseModel):
         return {"kind": self.kind, **self.model_dump(exclude_none=True)}
 
 
+def imported() -> Collection[dict[str, type[Component]]]:
+    """Return the components that have been imported so far, by kind, for each axis; all that are not Piebald's."""
+    return dict.values(Component.registry)
+
+
+def knows(kind: str) -> bool:
+    """Return whether a component has this kind on some axis; no more is imported than is needed to find one."""
+    return any(kind in kinds for kinds in imported()) or any(kind in Component.registry.get(axis, ()) for axis in HOMES)
+
+
 def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
     """A component from its `table`, or from its kind alone; a component is returned as it is.
 
@@ -139,7 +210,7 @@ def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
     fields = {str(name): value for name, value in table.items()}
     kind = fields.pop("kind")
-    kinds = Component.registry.get(axis, {})
+    kinds: dict[str, type[Component]] = Component.registry.get(axis, {})
     if kind not in kinds:
         raise unknown(axis, kind, kinds)
     return kinds[kind](**fields)

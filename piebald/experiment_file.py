@@ -242,9 +242,8 @@ class ExperimentSettings(Section):
         """The values of settings to search among, by the setting's name without "recipe."; None for the default."""
         return None if self.tune is None else self.tune.values(self._document.origin)
 
-    def _component(self, section: str, kind: Kind, module: str, **more: Any) -> Component:
-        """The component of a section; `module` registers its kinds."""
-        __import__(module)
+    def _component(self, section: str, kind: Kind, **more: Any) -> Component:
+        """The component of a section."""
         try:
             table = plugins.resolved(kind.model_dump())
         except SettingError as error:
@@ -262,8 +261,8 @@ class ExperimentSettings(Section):
             own = ("out", "runtime", "fleet")  # settings of the server alone, or of the simulator
             more: dict[str, Any] = {"experiment": {key: v for key, v in self.table().items() if key not in own}}
         else:
-            more = {} if self.fleet is None else {"fleet": self._component("fleet", self.fleet, "piebald.partition")}
-        made = self._component("runtime", self.runtime, "piebald.runtimes", **more)
+            more = {} if self.fleet is None else {"fleet": self._component("fleet", self.fleet)}
+        made = self._component("runtime", self.runtime, **more)
         assert isinstance(made, RuntimeSettings)
         return made
 
@@ -294,9 +293,9 @@ class ExperimentSettings(Section):
 
     def _partition(self) -> Component | None:
         if self.partition is not None:
-            return self._component("partition", self.partition, "piebald.partition")
+            return self._component("partition", self.partition)
         if self.data.client is not None:
-            return self._component("partition", Kind(kind="by_owner"), "piebald.partition", owner=self.data.client)
+            return self._component("partition", Kind(kind="by_owner"), owner=self.data.client)
         return None
 
     def _clients(self, partition: Component | None) -> Clients:

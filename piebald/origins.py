@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from piebald.component import Component
+from piebald.component import Component, imported
 
 
 def is_reference(name: object) -> bool:
@@ -37,7 +37,7 @@ def modules_named_in(value: Any) -> set[str]:
     """The modules that settings of an experiment name, as a plugin, by a kind or a reference, and that are imported."""
     if isinstance(value, Mapping):
         kind = value.get("kind")
-        registries = Component.registry.values() if isinstance(kind, str) else ()
+        registries = imported() if isinstance(kind, str) else ()
         of_kind = [kinds[kind].__module__ for kinds in registries if kind in kinds]
         plugins = value.get("plugins")
         listed = plugins if isinstance(plugins, list) else []

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from piebald.component import Component, build
+from piebald.component import Component, build, knows
 from piebald.errors import SettingError, shown, unknown
 from piebald.objective import Objective, named_metrics, objective_for
 from piebald.origins import is_reference as is_reference
@@ -107,10 +107,11 @@ def find(reference: str, what: str) -> Any:
         raise SettingError(f"{what} must be a name or 'module:name', like 'mylab:Net', got {reference!r}")
     found: Any = _of_file(module) if module.endswith(".py") else _imported(module)
     for word in name.split("."):
-        if word.startswith("_") or word not in vars(found):
-            known = [known for known in vars(found) if not known.startswith("_")]
-            raise unknown(f"{what} in {module} called", word, known)
-        found = vars(found)[word]
+        known = {*vars(found), *(dir(found) if isinstance(found, ModuleType) else ())}  # some import when asked
+        if word.startswith("_") or word not in known:
+            public = sorted(name for name in known if not name.startswith("_"))
+            raise unknown(f"{what} in {module} called", word, public)
+        found = getattr(found, word) if isinstance(found, ModuleType) else vars(found)[word]
     return found
 
 
@@ -176,9 +177,9 @@ def built(axis: str, given: Any) -> Component:
     Raises:
         SettingError: see `find` and `component.build`.
     """
-    if "function" in Component.registry.get(axis, {}):
+    if not isinstance(given, Component) and "function" in Component.registry.get(axis, {}):
         found = find(given, axis) if is_reference(given) else given
-        if callable(found) and not isinstance(found, Component | type):
+        if callable(found) and not isinstance(found, type):
             given = {"kind": "function", "function": given}
     return build(axis, resolved(given))
 
@@ -357,7 +358,7 @@ def _is_allowed(module: str) -> bool:
 def _kind_of(name: str) -> str:
     if is_reference(name):
         return _kind(name)
-    if not any(name in kinds for kinds in Component.registry.values()):
+    if not knows(name):
         discover()
     return name
 

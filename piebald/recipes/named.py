@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import textwrap
 import typing
@@ -12,6 +13,7 @@ from typing import Any
 from piebald import plugins
 from piebald.arguments import checked, settled
 from piebald.component import Component
+from piebald.discovery import modules
 from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
 from piebald.recipe_settings import holds, plain
@@ -19,7 +21,8 @@ from piebald.recipes.recipe_help import allowed, documented, home, kind
 from piebald.toml_document import dumps
 from piebald.training.base import Trainer
 
-_made: dict[str, _Named] = {}
+_HOME = "piebald.recipes"
+_made: dict[str, _Named] = {}  # by name, those that have been imported
 
 
 class _Named:
@@ -30,6 +33,7 @@ class _Named:
     ) -> None:
         self.function, self.paper, self.trainer = checked(function), paper, trainer
         self.name = name or function.__name__
+        self.offered: Callable[..., Recipe] = function  # what users call
         self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
         signature = inspect.signature(function, eval_str=False)
         self.own = {
@@ -90,7 +94,8 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
         for setting, default in named.own.items():
             if default is inspect.Parameter.empty:
                 raise SettingError(f"recipe {named.name!r} must have a default for {setting}: write {setting}=...")
-        known = _made.get(named.name)
+        ours = function.__module__.startswith(f"{_HOME}.")
+        known = _made.get(named.name) if ours else find(named.name)
         # a module that is executed again, as in a notebook, defines its own recipes anew
         if known is not None and known.function.__module__ != function.__module__:
             raise SettingError(
@@ -107,14 +112,29 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
             return named.make(**dict(zip(named.own, positional, strict=False)), **fields)
 
         make_named.__doc__ = named.doc()
+        named.offered = make_named
         return make_named
 
     return register
 
 
+def find(name: str) -> _Named | None:
+    """The recipe of this name, Piebald's own or one of a plugin that has been imported, or None."""
+    if name not in _made and name in modules(_HOME):
+        importlib.import_module(f"{_HOME}.{name}")
+    return _made.get(name) or _all().get(name)  # a module can have recipes of other names
+
+
+def _all() -> dict[str, _Named]:
+    """All recipes by name, Piebald's own and those of plugins that have been imported."""
+    for module in modules(_HOME):
+        importlib.import_module(f"{_HOME}.{module}")
+    return _made
+
+
 def names() -> list[str]:
     """The names of all recipes."""
-    return sorted(_made)
+    return sorted(_all())
 
 
 @checked
@@ -137,12 +157,13 @@ def lookup(name: str) -> _Named:
     Raises:
         SettingError: there is none.
     """
-    if name not in _made and not plugins.is_reference(name):
-        plugins.discover()
-    if name in _made:
-        return _made[name]
     if not plugins.is_reference(name):
-        raise unknown("recipe", name, _made)
+        if (known := find(name)) is None:
+            plugins.discover()
+            known = _made.get(name)
+        if known is None:
+            raise unknown("recipe", name, _made)
+        return known
     found = plugins.find(name, "recipe")
     if isinstance(found, Recipe):
         constant = found
@@ -158,7 +179,8 @@ def lookup(name: str) -> _Named:
 
 def maker(recipe: Recipe) -> Callable[..., Recipe] | None:
     """The function that makes the recipe of this name, or None where there is none."""
-    return _made[recipe.name].function if recipe.name in _made else None
+    known = find(recipe.name)
+    return None if known is None else known.function
 
 
 @checked
@@ -186,7 +208,7 @@ def toml(recipe: Recipe) -> str:
     replaced.
     """
     name, fields = (
-        (recipe.name, recipe.fields) if recipe.name in _made or plugins.is_reference(recipe.name) else ("fedavg", {})
+        (recipe.name, recipe.fields) if find(recipe.name) or plugins.is_reference(recipe.name) else ("fedavg", {})
     )
     base, table = make(name, **fields).model_dump(), recipe.model_dump()
     replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}

@@ -1,13 +1,5 @@
 """How a client trains: one method, one file; pure functions, written for one client."""
 
-from typing import TYPE_CHECKING, Any
+from piebald.discovery import lazy_classes
 
-from piebald.discovery import public_classes
-
-_classes = public_classes(__name__)
-globals().update(_classes)
-__all__ = sorted(_classes)
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...
+__getattr__, __dir__ = lazy_classes(__name__)

@@ -12,32 +12,25 @@ Modules: `kernels` (MMD in moment form), `encryption` (its backends), `loss_term
 run) and `baselines` (reference methods to compare with).
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from piebald.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.vertical.holdings import PartyHolding
-    from piebald.vertical.transfer_results import TransferResult, result
-    from piebald.vertical.transfer_runs import resume, run, run_party
-    from piebald.vertical.transfer_settings import TransferSettings
+    from piebald.vertical.holdings import PartyHolding as PartyHolding
+    from piebald.vertical.transfer_results import TransferResult as TransferResult
+    from piebald.vertical.transfer_results import result as result
+    from piebald.vertical.transfer_runs import resume as resume
+    from piebald.vertical.transfer_runs import run as run
+    from piebald.vertical.transfer_runs import run_party as run_party
+    from piebald.vertical.transfer_settings import TransferSettings as TransferSettings
 
-__all__ = ["PartyHolding", "TransferResult", "TransferSettings", "result", "resume", "run", "run_party"]
-
-_HOME_OF = {
-    "PartyHolding": "holdings",
-    "TransferResult": "transfer_results",
-    "TransferSettings": "transfer_settings",
-    "result": "transfer_results",
-    "resume": "transfer_runs",
-    "run": "transfer_runs",
-    "run_party": "transfer_runs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(f"piebald.vertical.{_HOME_OF[name]}"), name)
-    raise AttributeError(f"module 'piebald.vertical' has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "holdings": ("PartyHolding",),
+        "transfer_results": ("TransferResult", "result"),
+        "transfer_runs": ("resume", "run", "run_party"),
+        "transfer_settings": ("TransferSettings",),
+    },
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import piebald
+from piebald import recipes
+from piebald.component import Component
+from piebald.discovery import public_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,3 +75,149 @@ def test_the_public_names() -> None:
         assert getattr(piebald, name) is not None
         assert name in dir(piebald)
     assert not hasattr(piebald, "Nonsense")
+
+
+# ------------------------------------------------------------------------------ components are imported when asked for
+
+LAZY = ["callbacks", "partition", "recipes", "runtimes", "vertical"]  # packages that name what they offer
+OF_CLASSES = [
+    "training",
+    "sharing",
+    "transforms",
+    "attacks",
+    "scheduling",
+    "clustering",
+    "aggregation",
+    "server_optimizer",
+    "queries",
+]
+
+
+def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
+    loaded = loaded_after("import piebald; piebald.run; piebald.Simulator; piebald.recipes.fedavg(lr=0.1)")
+    assert {"piebald.training.sgd", "piebald.aggregation.linear", "piebald.recipes.fedavg"} <= loaded
+    for name in ("recipes.hdafl", "training.ditto", "aggregation.krum", "clustering.distfl", "attacks.sign_flip"):
+        assert f"piebald.{name}" not in loaded
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "component.build('aggregation', 'krum')",
+        "component.Component.registry['aggregation']['krum']",
+        "dict(component.Component.registry.items())['aggregation']['krum']",
+        "component.knows('krum') or 1 / 0",
+        "recipe.Recipe(**{**recipes.fedavg().model_dump(), 'aggregation': {'kind': 'krum'}})",
+        "recipes.fedavg().with_(aggregation='krum')",
+        "plugins.find('piebald.aggregation:Krum', 'component')",
+        "recipes.fedavg().with_(aggregation='piebald.aggregation:Krum')",
+    ],
+)
+def test_a_component_is_found_though_nothing_has_imported_it(asked: str) -> None:
+    before = loaded_after("import piebald.plugins, piebald.recipe; from piebald import recipes; recipes.fedavg")
+    assert "piebald.aggregation.krum" not in before
+    code = f"from piebald import component, plugins, recipe, recipes; {asked}"
+    assert "piebald.aggregation.krum" in loaded_after(code)
+
+
+@pytest.mark.parametrize(
+    "asked", ["recipes.async_dvw", "recipes.make('async_dvw')", "plugins.find('piebald.recipes:async_dvw', 'recipe')"]
+)
+def test_a_recipe_is_found_in_a_module_of_another_name(asked: str) -> None:
+    assert "piebald.recipes.dvw" in loaded_after(f"from piebald import plugins, recipes; {asked}")
+
+
+def test_one_recipe_by_its_name_imports_no_other() -> None:
+    loaded = loaded_after("from piebald import recipes; recipes.make('ditto')")
+    assert "piebald.recipes.ditto" in loaded
+    assert "piebald.recipes.hdafl" not in loaded
+
+
+def test_a_recipe_made_from_a_table_alone_has_its_maker() -> None:
+    table = repr(recipes.hdafl(lr=0.2).model_dump())
+    code = (
+        f"from piebald.recipe import Recipe; from piebald.recipes.named import maker; print(maker(Recipe(**{table})))"
+    )
+    assert "hdafl" in loaded_after(code)
+
+
+@pytest.mark.parametrize("imported", ["piebald.recipes.hdafl", "piebald.partition.survey", "piebald.recipes.apfl"])
+def test_a_name_stays_a_function_when_its_module_is_imported(imported: str) -> None:
+    package, _, name = imported.rpartition(".")
+    code = f"import {imported}, {package} as package; import types; assert callable(package.{name}), package.{name}"
+    loaded_after(code)
+
+
+@pytest.mark.parametrize("kind", ["krum", "median"])
+def test_a_kind_of_ours_is_taken_though_nothing_has_imported_it(kind: str) -> None:
+    code = f"""
+from piebald.aggregation.base import Aggregator
+from piebald.errors import SettingError
+try:
+    type({kind.title()!r}, (Aggregator,), dict(__module__="elsewhere", __doc__="Mine."))
+except SettingError as error:
+    assert "is already defined by {kind.title()} in piebald.aggregation" in str(error), error
+else:
+    raise AssertionError
+"""
+    loaded_after(code)
+
+
+def test_a_recipe_of_ours_is_taken_though_nothing_has_imported_it() -> None:
+    code = """
+from piebald.errors import SettingError
+from piebald.recipes.named import recipe
+from piebald.training.sgd import Sgd
+def async_dvw():
+    "Mine."
+try:
+    recipe("a paper", Sgd)(async_dvw)
+except SettingError as error:
+    assert "is already defined in piebald.recipes.dvw" in str(error), error
+else:
+    raise AssertionError
+"""
+    loaded_after(code)
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_what_a_package_offers_is_what_its_types_say(package: str) -> None:
+    """The imports for type checkers and those at run time are two lists."""
+    made = importlib.import_module(f"piebald.{package}")
+    tree = ast.parse((ROOT / "piebald" / package / "__init__.py").read_text("utf-8"))
+    typed = {
+        alias.asname: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert sorted(typed) == sorted(made.__all__) == sorted(dir(made))
+    for name, home in typed.items():
+        assert getattr(made, name) is getattr(importlib.import_module(str(home)), name)
+
+
+@pytest.mark.parametrize("package", OF_CLASSES)
+def test_a_package_of_components_offers_its_classes(package: str) -> None:
+    package = f"piebald.{package}"
+    made = importlib.import_module(package)
+    assert made.__all__ == dir(made) == list(public_classes(package))
+    for name in made.__all__:
+        assert getattr(made, name).__module__.startswith(f"{package}.")
+    for name in ("Nonsense", "nonsense"):
+        assert not hasattr(made, name)
+
+
+def test_every_axis_has_its_home_and_every_component_is_found_there() -> None:
+    code = """
+import pkgutil, importlib, piebald
+from piebald.component import Component, imported
+lazily = {axis: set(kinds) for axis, kinds in Component.registry.items()}
+for module in pkgutil.walk_packages(piebald.__path__, "piebald."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+everything = {axis: set(kinds) for axis, kinds in dict.items(Component.registry)}
+assert lazily == everything, [axis for axis in everything if lazily.get(axis) != everything[axis]]
+"""
+    loaded_after(code)
+    assert Component.registry["aggregation"]["krum"].__module__ == "piebald.aggregation.krum"

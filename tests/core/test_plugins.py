@@ -124,6 +124,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(plugins, "_folders", [])
     monkeypatch.setattr(plugins, "_allowed", None)
+    recipes.names()  # imports all: those imported later would be forgotten afterwards
     monkeypatch.setattr(named, "_made", dict(named._made))
     plugins.search(tmp_path)
     yield name
