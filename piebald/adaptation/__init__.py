@@ -1,7 +1,23 @@
 """Adaptation of a finished run to clients that took no part in its training."""
 
-from piebald.adaptation.held_out import check_newcomers, hold_out
-from piebald.adaptation.methods import EPOCHS, Adaptation, AdaptationMethod, fit
-from piebald.adaptation.newcomer_file import from_file
+from typing import TYPE_CHECKING
 
-__all__ = ["EPOCHS", "Adaptation", "AdaptationMethod", "check_newcomers", "fit", "from_file", "hold_out"]
+from piebald.discovery import lazy_names
+
+if TYPE_CHECKING:
+    from piebald.adaptation.held_out import check_newcomers as check_newcomers
+    from piebald.adaptation.held_out import hold_out as hold_out
+    from piebald.adaptation.methods import EPOCHS as EPOCHS
+    from piebald.adaptation.methods import Adaptation as Adaptation
+    from piebald.adaptation.methods import AdaptationMethod as AdaptationMethod
+    from piebald.adaptation.methods import fit as fit
+    from piebald.adaptation.newcomer_file import from_file as from_file
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "held_out": ("check_newcomers", "hold_out"),
+        "methods": ("EPOCHS", "Adaptation", "AdaptationMethod", "fit"),
+        "newcomer_file": ("from_file",),
+    },
+)

@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "base": (
-            "Callback",
-            "RunStart",
-        ),
+        "base": ("Callback", "RunStart"),
         "mlflow": ("Mlflow",),
         "recorder": ("ObservedRecorder",),
         "tensorboard": ("Tensorboard",),
-        "tracker": (
-            "Tracker",
-            "trackers_of",
-        ),
+        "tracker": ("Tracker", "trackers_of"),
         "wandb": ("Wandb",),
     },
 )

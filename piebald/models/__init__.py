@@ -1,55 +1,56 @@
 """Networks of the papers, in small and plain versions."""
 
-from piebald.models.batch_norm import Cnn1dBn, MlpBn
-from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
-from piebald.models.dense import Logistic, Mlp
-from piebald.models.embedded import embedded
-from piebald.models.extractors import SqueezeNet, embed, squeezenet
-from piebald.models.gated import (
-    Conditioning,
-    GatedClassifier,
-    GatedCnn,
-    GatedConvolution,
-    GatedUnit,
-    PlainClassifier,
-)
-from piebald.models.log_mel import LogMel
-from piebald.models.nearest_neighbours import NearestNeighbours
-from piebald.models.networks import build_model, count_parameters, names
-from piebald.models.pretrained import PretrainedNetwork, pretrained
-from piebald.models.resnet import Resnet18, Resnet50
-from piebald.models.standardised_inputs import StandardisedInputs
-from piebald.models.vgg import Vgg11
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Cnn1d",
-    "Cnn1dBn",
-    "CnnBn",
-    "Conditioning",
-    "GatedClassifier",
-    "GatedCnn",
-    "GatedConvolution",
-    "GatedUnit",
-    "LeafCnn",
-    "LogMel",
-    "Logistic",
-    "MetisCnn",
-    "Mlp",
-    "MlpBn",
-    "NearestNeighbours",
-    "PlainClassifier",
-    "PretrainedNetwork",
-    "Resnet18",
-    "Resnet50",
-    "SmallCnn",
-    "SqueezeNet",
-    "StandardisedInputs",
-    "Vgg11",
-    "build_model",
-    "count_parameters",
-    "embed",
-    "embedded",
-    "names",
-    "pretrained",
-    "squeezenet",
-]
+from piebald.discovery import lazy_names
+
+if TYPE_CHECKING:
+    from piebald.models.batch_norm import Cnn1dBn as Cnn1dBn
+    from piebald.models.batch_norm import MlpBn as MlpBn
+    from piebald.models.convolutional import Cnn1d as Cnn1d
+    from piebald.models.convolutional import CnnBn as CnnBn
+    from piebald.models.convolutional import LeafCnn as LeafCnn
+    from piebald.models.convolutional import MetisCnn as MetisCnn
+    from piebald.models.convolutional import SmallCnn as SmallCnn
+    from piebald.models.dense import Logistic as Logistic
+    from piebald.models.dense import Mlp as Mlp
+    from piebald.models.embedded import embedded as embedded
+    from piebald.models.extractors import SqueezeNet as SqueezeNet
+    from piebald.models.extractors import embed as embed
+    from piebald.models.extractors import squeezenet as squeezenet
+    from piebald.models.gated import Conditioning as Conditioning
+    from piebald.models.gated import GatedClassifier as GatedClassifier
+    from piebald.models.gated import GatedCnn as GatedCnn
+    from piebald.models.gated import GatedConvolution as GatedConvolution
+    from piebald.models.gated import GatedUnit as GatedUnit
+    from piebald.models.gated import PlainClassifier as PlainClassifier
+    from piebald.models.log_mel import LogMel as LogMel
+    from piebald.models.nearest_neighbours import NearestNeighbours as NearestNeighbours
+    from piebald.models.networks import build_model as build_model
+    from piebald.models.networks import count_parameters as count_parameters
+    from piebald.models.networks import names as names
+    from piebald.models.pretrained import PretrainedNetwork as PretrainedNetwork
+    from piebald.models.pretrained import pretrained as pretrained
+    from piebald.models.resnet import Resnet18 as Resnet18
+    from piebald.models.resnet import Resnet50 as Resnet50
+    from piebald.models.standardised_inputs import StandardisedInputs as StandardisedInputs
+    from piebald.models.vgg import Vgg11 as Vgg11
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "batch_norm": ("Cnn1dBn", "MlpBn"),
+        "convolutional": ("Cnn1d", "CnnBn", "LeafCnn", "MetisCnn", "SmallCnn"),
+        "dense": ("Logistic", "Mlp"),
+        "embedded": ("embedded",),
+        "extractors": ("SqueezeNet", "embed", "squeezenet"),
+        "gated": ("Conditioning", "GatedClassifier", "GatedCnn", "GatedConvolution", "GatedUnit", "PlainClassifier"),
+        "log_mel": ("LogMel",),
+        "nearest_neighbours": ("NearestNeighbours",),
+        "networks": ("build_model", "count_parameters", "names"),
+        "pretrained": ("PretrainedNetwork", "pretrained"),
+        "resnet": ("Resnet18", "Resnet50"),
+        "standardised_inputs": ("StandardisedInputs",),
+        "vgg": ("Vgg11",),
+    },
+)

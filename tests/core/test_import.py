@@ -79,7 +79,16 @@ def test_the_public_names() -> None:
 
 # ------------------------------------------------------------------------------ components are imported when asked for
 
-LAZY = ["callbacks", "partition", "recipes", "runtimes", "vertical"]  # packages that name what they offer
+LAZY = [
+    "adaptation",
+    "callbacks",
+    "data",
+    "models",
+    "partition",
+    "recipes",
+    "runtimes",
+    "vertical",
+]  # packages that name what they offer
 OF_CLASSES = [
     "training",
     "sharing",
