@@ -210,7 +210,9 @@ def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
     fields = {str(name): value for name, value in table.items()}
     kind = fields.pop("kind")
-    kinds: dict[str, type[Component]] = Component.registry.get(axis, {})
+    kinds: dict[str, type[Component]] = dict.get(Component.registry, axis, {})
+    if kind not in kinds:
+        kinds = Component.registry.get(axis, {})
     if kind not in kinds:
         raise unknown(axis, kind, kinds)
     return kinds[kind](**fields)

@@ -129,6 +129,20 @@ def test_a_component_is_found_though_nothing_has_imported_it(asked: str) -> None
     assert "piebald.aggregation.krum" in loaded_after(code)
 
 
+def test_a_worker_that_builds_what_it_is_sent_imports_nothing() -> None:
+    """Each would import the components for itself, during the first round."""
+    code = """
+from piebald import component
+from piebald.aggregation.linear import ExampleWeighted
+from piebald.queries.evaluate import Evaluate
+before = set(sys.modules)
+component.build("aggregation", ExampleWeighted().table())
+component.build("query", Evaluate(split="test").table())
+assert set(sys.modules) == before, set(sys.modules) - before
+"""
+    loaded_after(code)
+
+
 @pytest.mark.parametrize(
     "asked", ["recipes.async_dvw", "recipes.make('async_dvw')", "plugins.find('piebald.recipes:async_dvw', 'recipe')"]
 )
