@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from piebald import pytree
 from piebald.arguments import checked, checked_class
 from piebald.contracts import Clients, Split
 from piebald.errors import SettingError
+from piebald.moments import merged
 from piebald.partition.convert import class_numbers
 from piebald.partition.split import Ints
 
@@ -144,6 +145,18 @@ def collect(
             counted, and not fetched if the clients know their counts.
     """
     return [_of_client(clients, client, split, embed) for client in range(len(clients))]
+
+
+def union(statistics: Sequence[Statistics]) -> Statistics:
+    """The statistics of the rows of all; counts alone are added at once, for there may be ten thousand of them.
+
+    Raises:
+        SettingError: there are none, or they do not fit together.
+    """
+    counts = [one.counts for one in statistics if one.mean is None and one.counts is not None]
+    if counts and len(counts) == len(statistics) and len({len(one) for one in counts}) == 1:
+        return Statistics(sum(one.rows for one in statistics), np.sum(counts, axis=0))
+    return merged(statistics)
 
 
 def _of_client(clients: Clients, client: int, split: Split, embed: Callable[[Tensor], Tensor] | None) -> Statistics:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError
-from piebald.moments import merged
-from piebald.partition.client_statistics import Floats, Statistics
+from piebald.partition.client_statistics import Floats, Statistics, union
 from piebald.partition.split import Ints
 
 _CLEAR = 1e-8  # share of the largest variance that is far from rounding noise
@@ -108,7 +107,7 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
     Raises:
         SettingError: there are no clients, or their statistics do not fit together.
     """
-    overall = merged(statistics)
+    overall = union(statistics)
     if seconds is not None and len(seconds) != len(statistics):
         raise SettingError(f"seconds must have one number for each of {len(statistics)} clients, got {len(seconds)}")
     labels = None

@@ -15,7 +15,7 @@ from piebald import data
 from piebald.errors import SettingError
 from piebald.moments import merged
 from piebald.partition import Dirichlet, Iid, LazyClients, heterogeneity
-from piebald.partition.client_statistics import Statistics, collect
+from piebald.partition.client_statistics import Statistics, collect, union
 from piebald.partition.heterogeneity import (
     UNITS,
     frechet,
@@ -77,6 +77,33 @@ def test_1024_dimensions_and_few_rows_are_finite() -> None:
     distances = [frechet_to_rest(own, everybody) for own in few]
     assert np.isfinite(distances).all()
     assert min(distances) > 0
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+@pytest.mark.parametrize("sizes", [[5], [3, 0, 4], [7, 1, 2, 9, 30]])
+def test_the_union_is_what_merging_gives(sizes: list[int], embedded: bool) -> None:
+    """Counts alone are added at once instead."""
+    rng = np.random.default_rng(len(sizes))
+    each = [Statistics.of(rng.integers(0, 4, n), 4, rng.normal(size=(n, 3)) if embedded else None) for n in sizes]
+    made, expected = union(each), merged(each)
+    assert made.rows == expected.rows == sum(sizes)
+    np.testing.assert_array_equal(made.counts, expected.counts)
+    assert (made.mean is None) == (not embedded)
+    if embedded:
+        np.testing.assert_array_equal(made.scatter, expected.scatter)
+
+
+def test_what_does_not_fit_together_has_no_union() -> None:
+    labels = np.array([0, 1])
+    with pytest.raises(SettingError, match="at least one client"):
+        union([])
+    with pytest.raises(SettingError, match="count the same classes"):
+        union([Statistics.of(labels, 2), Statistics.of(labels, 3)])
+    with pytest.raises(SettingError, match="count the same classes"):
+        union([Statistics.of(labels, 2), Statistics(2)])
+    with pytest.raises(SettingError, match="embeddings of the same length"):
+        union([Statistics.of(labels, 2), Statistics.of(labels, 2, np.ones((2, 3)))])
+    assert union([Statistics(3), Statistics(4)]).rows == 7
 
 
 @settings(max_examples=40, deadline=None)
