@@ -48,7 +48,9 @@ def follow(tree: Path) -> set[str]:
         (tree / path).write_text(block(f"Create `{path}`", text), encoding="utf-8")
     listed = tree / "piebald/recipes/__init__.py"
     lines, line = listed.read_text("utf-8").splitlines(), block("In `piebald/recipes/__init__.py`", text).rstrip()
-    place = next(row for row, other in enumerate(lines) if other.startswith("    from piebald.recipes.") and other > line)
+    place = next(
+        row for row, other in enumerate(lines) if other.startswith("    from piebald.recipes.") and other > line
+    )
     listed.write_text("\n".join([*lines[:place], line, *lines[place:]]) + "\n", encoding="utf-8")
     table = tree / "tests/contract/conftest.py"
     head, rest = table.read_text("utf-8").split("\nTABLE: ", 1)

@@ -18,7 +18,6 @@ from table_1 import Found, cases, judged, labels, last, printed, section, standa
 
 from piebald.report.tables import History
 
-LATEST = 1.01  # the update during which the time ends still counts, a round that ends much later does not
 TITLES = {
     "synchronous": "Synchronous, {rounds} rounds",
     "uneven": "Five fast and five slow clients, {seconds:,.0f} virtual seconds",
@@ -29,8 +28,8 @@ TITLES = {
 def read(out: Path, seconds: float) -> Found:
     """Return what the tables need of each finished run, by part, case and recipe.
 
-    With fast and slow clients only models count that there are after so many virtual seconds: the round in which a
-    synchronous run passes them ends later.
+    With fast and slow clients only models count that there are after so many virtual seconds.  The round in which a
+    synchronous run passes them does not count; the update in which an asynchronous one does, its last, is one of many.
     """
     found = defaultdict(list)
     for database in sorted(out.glob("*/*/*/seed-*/run.db")):
@@ -42,7 +41,8 @@ def read(out: Path, seconds: float) -> Found:
             accuracy = own_models(run.scores) if own else community(run.scores)
             trained = [row for row in run.results if row["kind"] == "train" and row["status"] == "ok"]
             asked = [row for row in run.results if row["kind"] == "validate"]
-            part, limit = database.parts[-5], LATEST * seconds if database.parts[-5] == "uneven" else math.inf
+            part = database.parts[-5]
+            limit = seconds if part == "uneven" and run.label.startswith("Sync") else math.inf
             if all(times[version] > limit for version in accuracy if version):
                 continue  # no model was scored in time but the first one, which says nothing of the policy
             size = 4 * run.meta["shared"] or 1  # Local shares nothing, and sends nothing

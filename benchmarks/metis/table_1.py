@@ -22,7 +22,10 @@ PRINTED = {
     "synchronous": (("FedAvg", "DVW"), paper.ROUNDS_200, "FedAvg"),
     "uneven": (paper.HETEROGENEOUS, paper.SECONDS_14K, "SyncFedAvg"),
 }
-BESIDE = {"synchronous": ("Equal", "FedAvg + one unsent epoch", "Local"), "uneven": ("AsyncEqual",)}  # not in the paper
+BESIDE = {
+    "synchronous": ("Equal", "FedAvg + one unsent epoch", "Local"),
+    "uneven": ("AsyncEqual", "SyncFedAvg + one unsent epoch", "Local"),
+}  # not in the paper
 ORDER = [" ".join(cell) for cell in paper.ROUNDS_200]
 
 

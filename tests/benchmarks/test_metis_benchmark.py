@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+import piebald
 from piebald.data import DataSet
+from piebald.partition import Homogeneous, Iid
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "metis"
 
@@ -150,6 +152,29 @@ def test_staleness_of_a_cycle_is_the_steps_that_were_committed_meanwhile(benchma
     assert first_cycles(trained) == {0: [5, 7 + 4], 1: [5 + 7]}
     many = [{"version": one, "client": 0, "staleness": 0, "steps": one} for one in range(1, 31)]
     assert first_cycles(many) == {0: list(range(1, 21))}
+
+
+@pytest.mark.parametrize(("label", "beyond"), [("SyncFedAvg", False), ("AsyncFedAvg", True)])
+def test_the_update_that_passes_the_end_counts_and_a_whole_round_does_not(
+    benchmark: Any, tmp_path: Path, label: str, beyond: bool
+) -> None:
+    """Before, DVW's last model was left out where its clients end together, a little after the end."""
+    recipe = benchmark["settings"].asynchronous(lr=0.01, epochs=1, batch=20)[label]
+    out = tmp_path / "uneven" / "uniform_IID"
+    piebald.compare(
+        {label: recipe},
+        Iid(clients=4).split(photographs(400, 40)),
+        lambda _: torch.nn.Linear(1, 10),
+        seeds=(0,),
+        out=out,
+        evaluate_every=1,
+        stop={"seconds": 23.0},  # a client needs 5 seconds
+        runtime=piebald.Simulator(workers=0, deterministic=True, fleet=Homogeneous(seconds_per_step=1.0)),
+    )
+    (found,) = benchmark["results"].read(tmp_path, seconds=23.0).values()
+    times = [time for time, _ in found[0]["curve"]]
+    assert max(times) == (25.0 if beyond else 20.0)
+    assert times[0] == 0.0
 
 
 def runs(*ends: float, updates: int = 10, models: int = 20) -> list[dict[str, Any]]:
