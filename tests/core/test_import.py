@@ -167,7 +167,7 @@ def test_a_recipe_made_from_a_table_alone_has_its_maker() -> None:
 @pytest.mark.parametrize("imported", ["piebald.recipes.hdafl", "piebald.partition.survey", "piebald.recipes.apfl"])
 def test_a_name_stays_a_function_when_its_module_is_imported(imported: str) -> None:
     package, _, name = imported.rpartition(".")
-    code = f"import {imported}, {package} as package; import types; assert callable(package.{name}), package.{name}"
+    code = f"import {imported}, {package} as package; assert callable(package.{name}), package.{name}"
     loaded_after(code)
 
 
