@@ -10,10 +10,9 @@ runtime, and a report shows the results.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from piebald.discovery import module_of
+from piebald.discovery import imported, module_of
 from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
     if name in _HOME_OF:
-        return getattr(importlib.import_module(f"piebald.{_HOME_OF[name]}"), name)
+        return getattr(imported(f"piebald.{_HOME_OF[name]}"), name)
     return module_of(__name__, name)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piebald.contracts import Clients, Fleet
+from piebald.machine import existing_objects_frozen
 from piebald.prepare import PreparedRun
 from piebald.report.store import RunStore
 from piebald.runtimes.base import SimulatesDevices
@@ -14,6 +15,7 @@ from piebald.weight_divergence import measure_heterogeneity
 _DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
 
 
+@existing_objects_frozen()
 def describe(plan: PreparedRun, store: RunStore) -> None:
     """Record the clients, and how they differ."""
     if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):

@@ -24,7 +24,7 @@ from piebald.contracts import Clients, HasServerRows, RowsAtSites, Split
 from piebald.errors import SettingError
 from piebald.given_models import GivenModels, kept, outputs_of
 from piebald.given_models import Model as Model
-from piebald.machine import machine
+from piebald.machine import existing_objects_frozen, machine
 from piebald.model_spec import ModelSpec
 from piebald.objective import Objective
 from piebald.parameters import Layout, frozen_digest
@@ -146,6 +146,7 @@ class PreparedRun:
         return replace(self, runtime=where, meta={**self.meta, **more})
 
 
+@existing_objects_frozen()
 def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""
     options = _checked_counts(options)

@@ -150,8 +150,9 @@ class PooledClients:
         check_split(split)
         if split in self._tables:
             check_client(client, len(self))
-            return [int(count) for count in self._tables[split][client]]
-        return [int(n) for n in np.bincount(label[self.indices(client, split)], minlength=len(self._classes))]
+            return self._tables[split][client].tolist()  # type: ignore[no-any-return]
+        held = label[self.indices(client, split)]
+        return np.bincount(held, minlength=len(self._classes)).tolist()  # type: ignore[no-any-return]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""

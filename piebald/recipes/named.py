@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import textwrap
 import typing
@@ -13,7 +12,7 @@ from typing import Any
 from piebald import plugins
 from piebald.arguments import checked, settled
 from piebald.component import Component
-from piebald.discovery import modules
+from piebald.discovery import imported, modules
 from piebald.errors import SettingError, shown, unknown
 from piebald.recipe import Recipe
 from piebald.recipe_settings import holds, plain
@@ -121,14 +120,14 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
 def find(name: str) -> _Named | None:
     """The recipe of this name, Piebald's own or one of a plugin that has been imported, or None."""
     if name not in _made and name in modules(_HOME):
-        importlib.import_module(f"{_HOME}.{name}")
+        imported(f"{_HOME}.{name}")
     return _made.get(name) or _all().get(name)  # a module can have recipes of other names
 
 
 def _all() -> dict[str, _Named]:
     """All recipes by name, Piebald's own and those of plugins that have been imported."""
     for module in modules(_HOME):
-        importlib.import_module(f"{_HOME}.{module}")
+        imported(f"{_HOME}.{module}")
     return _made
 
 

@@ -244,3 +244,25 @@ assert lazily == everything, [axis for axis in everything if lazily.get(axis) !=
 """
     loaded_after(code)
     assert Component.registry["aggregation"]["krum"].__module__ == "piebald.aggregation.krum"
+
+
+NO_FULL_COLLECTION = """
+import gc, torch
+clients = [(torch.rand(8, 3), torch.arange(8) % 2) for _ in range(2000)]
+gc.collect()
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(info["generation"]) if phase == "start" else None)
+import piebald
+fedavg, run, Simulator = piebald.recipes.fedavg, piebald.run, piebald.Simulator
+run(fedavg(cohort=2), clients, torch.nn.Linear(3, 2), rounds=1, runtime=Simulator(engine="sequential", workers=0))
+assert 2 not in looks, looks
+assert gc.isenabled() and not gc.get_freeze_count()
+gc.disable()
+piebald.tune
+assert not gc.isenabled()
+"""
+
+
+def test_imports_and_the_start_of_a_run_do_not_set_off_full_collections() -> None:
+    """Each takes a tenth of a second, since it looks at all of torch's objects."""
+    loaded_after(NO_FULL_COLLECTION)

@@ -147,6 +147,23 @@ def test_an_engine_that_computes_something_else_is_not_taken(
     assert len(measured) == 2
 
 
+def test_a_model_that_takes_only_whole_batches_is_measured(
+    folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remembered engine is compared on fewer rows than a batch has, which is no reason to refuse the model."""
+    chosen()
+    plain = Wrapped.forward
+
+    def whole(self: Wrapped, x: Tensor) -> Tensor:
+        if self.training and torch.is_grad_enabled() and len(x) % RECIPE.training.batch:
+            raise RuntimeError("this model wants whole batches")
+        return plain(self, x)
+
+    monkeypatch.setattr(Wrapped, "forward", whole)
+    assert chosen()["engine"] == MEASURED[0]
+    assert len(measured) == 2
+
+
 @pytest.mark.parametrize("variable", ["PIEBALD_CACHE", "PIEBALD_ENGINE_CACHE"])
 def test_nothing_is_kept_where_that_is_not_possible_or_wanted(
     variable: str, folder: Path, measured: list[Any], monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ _VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts,
 _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
 _STEPS = 4
 _FEW_STEPS = 2  # the loss of the second one shows the first one's gradient
+_FEW_ROWS = 4  # of a batch: enough to compare two engines, where times are not measured
 _REPEATS, _SECONDS = 4, 0.2  # a measurement is the best of this many repeats, or of fewer that have taken this long
 _MARGIN = 0.85  # another engine must be this much faster than the sequential one: measuring is noisy
 _COUNTED_STACK = 25  # of the batched engine, where the choice is made by counting alone
@@ -125,7 +126,7 @@ def fastest(
 def agrees(
     name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
 ) -> bool:
-    """Whether an engine can run the model here, and its first losses are those of the sequential one."""
+    """Whether an engine can run the model here, and its first losses on a few rows are those of the sequential one."""
     sequential = make_engine("sequential", work, clients, device, bfloat16)
     if name == "sequential":
         return True
@@ -133,12 +134,10 @@ def agrees(
     if sequential.traits.random or (isinstance(engine, BatchedEngine) and not engine.can_batch):
         return False
     try:
-        found = _losses(engine, sample[:2], _FEW_STEPS)
+        expected, found = (_losses(one, sample[:2], _FEW_STEPS, _FEW_ROWS) for one in (sequential, engine))
     except _CANNOT_RUN:
         return False
-    return torch.allclose(
-        found, _losses(sequential, sample[:2], _FEW_STEPS), rtol=0.02 if bfloat16 else _CLOSE, equal_nan=True
-    )
+    return torch.allclose(found, expected, rtol=_close(work, bfloat16), equal_nan=True)
 
 
 def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, expected: int) -> tuple[str, int]:
@@ -166,10 +165,13 @@ def _close(work: ClientWork, bfloat16: bool) -> float:
     return 0.02 if bfloat16 or passes_of(work).precision != "float32" else _CLOSE
 
 
-def _losses(engine: SequentialEngine, clients: Sequence[int], steps: int = _STEPS) -> torch.Tensor:
-    """The mean losses of a few steps of these clients, trained in one stack."""
+def _losses(
+    engine: SequentialEngine, clients: Sequence[int], steps: int = _STEPS, most_rows: int | None = None
+) -> torch.Tensor:
+    """The mean losses of a few steps of these clients, trained in one stack, of so many rows at most."""
     start = engine.work.initial.to(engine.device).expand(len(clients), -1)
     config = dataclasses.replace(trial(engine.work), steps=steps)
+    config = dataclasses.replace(config, batch=min(config.batch, most_rows or config.batch))
     return engine.run_sgd(SgdRun(clients, [0] * len(clients), 0, start, config)).loss
 
 
