@@ -55,7 +55,7 @@ def merged(old: str, new: str) -> str:
     before, after = ({_called(title): (title, text) for title, text in sections(one).items()} for one in (old, new))
     for name in before.keys() & after.keys():
         title, text = after[name]
-        after[name] = (title, _merged_rows(before[name][1], text) if title == before[name][0] else text)
+        after[name] = (title, merged_rows(before[name][1], text, "recipe") if title == before[name][0] else text)
     return "\n\n".join(f"### {title}\n{text.rstrip()}" for title, text in (before | after).values()) if after else new
 
 
@@ -63,15 +63,18 @@ def _called(title: str) -> str:
     return re.sub(r"( \([\d,]+ parameters\))?, \d+ rounds$", "", title)
 
 
-def _merged_rows(old: str, new: str) -> str:
+def merged_rows(old: str, new: str, column: str) -> str:
+    """Return the new table with the old rows that were not run again.
+
+    Rows that agree in the cells before a column were run together, so that they are replaced together."""
     lines = [[line for line in text.splitlines() if line.startswith("|")] for text in (old, new)]
     heads = [cell.strip() for cell in lines[1][0].strip("|").split("|")] if lines[1] else []
-    if "recipe" not in heads or lines[0][:1] != lines[1][:1]:
+    if column not in heads or lines[0][:1] != lines[1][:1]:
         return new
     found: list[dict[tuple[str, ...], list[str]]] = [{}, {}]
     for groups, group_lines in zip(found, lines, strict=True):
         for line in group_lines[2:]:
-            group = tuple(cell.strip() for cell in line.strip("|").split("|")[: heads.index("recipe")])
+            group = tuple(cell.strip() for cell in line.strip("|").split("|")[: heads.index(column)])
             groups.setdefault(group, []).append(line)
     together = "\n".join([*lines[1][:2], *(line for group in (found[0] | found[1]).values() for line in group)])
     return new.replace("\n".join(lines[1]), together)

@@ -14,7 +14,7 @@ import prose
 import settings
 import torch
 import traffic
-from blocks import block, merged, put
+from blocks import block, merged, merged_rows, put
 from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
 
 import piebald
@@ -31,9 +31,10 @@ SECTIONS = ("digits", "leaf", "traffic", "paper")  # blocks of several tables
 
 def write(out: Path, path: Path) -> str:
     """Write the tables into a file, which is created if it is missing, and the plots into its folder."""
+    text = path.read_text("utf-8") if path.exists() else "# HDAFL on real data\n"
     blocks = {
         "facts": facts(out, SOURCES["facts"]),
-        "overview": overview(out),
+        "overview": merged_rows(block(text, "overview"), overview(out), "HDAFL - FedAvg"),
         "digits": "\n".join(digit_tables(out, "digits")),
         "leaf": "\n".join(digit_tables(out, "leaf")),
         "traffic": "\n".join(traffic_tables(out)),
@@ -42,7 +43,6 @@ def write(out: Path, path: Path) -> str:
         "paper": "\n".join(paper_tables.tables(out)),
         "paper facts": facts(out, SOURCES["paper facts"]),
     }
-    text = path.read_text("utf-8") if path.exists() else "# HDAFL on real data\n"
     for name, made in blocks.items():
         if any((out / part).exists() for part in SOURCES.get(name, (name,))):  # what has not been run keeps its table
             text = put(text, name, merged(block(text, name), made) if name in SECTIONS else made)

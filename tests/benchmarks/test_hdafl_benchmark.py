@@ -62,7 +62,7 @@ print(prose.verdict([1.0], [Number(5.0)]))
 def test_tables_and_rows_of_what_was_not_run_again_stay() -> None:
     """Before, runs of one network on traffic took the tables of the other one away."""
     program = """
-from blocks import merged, table
+from blocks import merged, merged_rows, table
 old = "### one, 8 rounds\\n\\n| x |\\n\\n### two, 8 rounds\\n\\n| y |"
 print(merged(old, "### one, 20 rounds\\n\\n| z |").split())
 assert merged("", "| a |") == "| a |"
@@ -72,10 +72,18 @@ new = table(heads, [["10", "a", "4"], ["50", "a", "5"]])
 print(merged(f"### one\\n{old}", f"### one\\n{new}").replace(" ", ""))
 other = table(["recipe"], [["a"]])
 assert merged(f"### one\\n{old}", f"### one\\n{other}") == f"### one\\n{other}"
+heads = ["model", "C", "gain"]
+old, new = table(heads, [["leaf", "10", "1"], ["small", "10", "2"]]), table(heads, [["small", "10", "3"]])
+print(merged_rows(old, new, "gain").replace(" ", ""))
+print(merged_rows("", new, "gain").replace(" ", ""))
 """
     sections, *lines = run("-c", program).splitlines()
     assert sections == "['###', 'one,', '20', 'rounds', '|', 'z', '|', '###', 'two,', '8', 'rounds', '|', 'y', '|']"
-    assert lines == ["###one", "|C|recipe|accuracy|", "|---|---|---|", "|10|a|4|", "|20|a|3|", "|50|a|5|"]
+    assert lines == [
+        "###one", "|C|recipe|accuracy|", "|---|---|---|", "|10|a|4|", "|20|a|3|", "|50|a|5|",
+        "|model|C|gain|", "|---|---|---|", "|leaf|10|1|", "|small|10|3|",
+        "|model|C|gain|", "|---|---|---|", "|small|10|3|",
+    ]  # fmt: skip
 
 
 @pytest.mark.full
