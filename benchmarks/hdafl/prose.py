@@ -172,7 +172,7 @@ def beside(text: str) -> str:
         [
             f"- HDAFL minus **FedAvg followed by one unsent local epoch** on the {len(skewed)} rows with "
             f"Dirichlet(0.1) or disjoint classes: {span(figures(skewed, 'HDAFL - tuned FedAvg'))} points. "
-            f"The interval excludes 0 in {len(clear)} of them{': ' + '; '.join(clear) if clear else ''}.",
+            f"The interval excludes 0 in {len(clear) or 'none'} of them{': ' + '; '.join(clear) if clear else ''}.",
             f"- **Five clients with two classes each do not need federated learning**: HDAFL minus Local is "
             f"{span(few)} points there, and {span(groups)} in groups, where clients have a twentieth of the rows.",
         ]
