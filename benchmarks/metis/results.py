@@ -252,6 +252,8 @@ def client_shares(found: Found, part: str) -> list[str]:
     lines = ["| sizes, classes | recipe | shares |", "|---|---|---|"]
     for case in cases(found, part):
         for label in labels(found, part, case):
+            if label == settings.LOCAL:  # nothing is averaged
+                continue
             runs = found[part, case, label]
             means = [statistics.mean(own) for own in zip(*(run["shares"] for run in runs), strict=True)]
             lines.append(f"| {case} | {label} | {', '.join(f'{mean:.1f}' for mean in means)} |")
