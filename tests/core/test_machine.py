@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 from torch import nn
 
-from piebald import machine, recipes
+import piebald
+from piebald import client_description, machine, recipes
 from piebald.callbacks import Callback
+from piebald.errors import SettingError
 from piebald.machine import existing_objects_frozen
 
 from .fakes import classified, seeded, simulate
@@ -48,6 +50,25 @@ def test_during_a_run_and_not_after_it(workers: int) -> None:
     simulate(recipes.fedavg(batch=2), classified(5, 2), model, simulator={"workers": workers}, callbacks=[noted])
     assert len(noted.frozen) > 0
     assert min(noted.frozen) > 10_000  # of torch alone there are more
+    assert gc.get_freeze_count() == 0
+
+
+def test_also_while_a_run_is_prepared_and_its_clients_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = {}
+
+    def model(seed: int) -> nn.Module:
+        frozen["prepared"] = gc.get_freeze_count()
+        return nn.Linear(4, 2)
+
+    def measure(*args: object) -> None:
+        frozen["described"] = gc.get_freeze_count()
+
+    monkeypatch.setattr(client_description, "measure_heterogeneity", measure)
+    piebald.run(recipes.fedavg(batch=2), classified(5, 2), model, rounds=1, runtime={"kind": "simulator", "workers": 0})
+    assert set(frozen) == {"prepared", "described"}
+    assert min(frozen.values()) > 10_000
+    with pytest.raises(SettingError):
+        piebald.run(recipes.fedavg(batch=2), classified(5, 2), nn.Linear(5, 2), rounds=1)
     assert gc.get_freeze_count() == 0
 
 

@@ -168,10 +168,9 @@ def _close(work: ClientWork, bfloat16: bool) -> float:
 def _losses(
     engine: SequentialEngine, clients: Sequence[int], steps: int = _STEPS, most_rows: int | None = None
 ) -> torch.Tensor:
-    """The mean losses of a few steps of these clients, trained in one stack, of so many rows at most."""
-    start = engine.work.initial.to(engine.device).expand(len(clients), -1)
-    config = dataclasses.replace(trial(engine.work), steps=steps)
-    config = dataclasses.replace(config, batch=min(config.batch, most_rows or config.batch))
+    """The mean losses of a few steps of these clients, trained in one stack, in batches of so many rows at most."""
+    start, config = engine.work.initial.to(engine.device).expand(len(clients), -1), trial(engine.work)
+    config = dataclasses.replace(config, steps=steps, batch=min(config.batch, most_rows or config.batch))
     return engine.run_sgd(SgdRun(clients, [0] * len(clients), 0, start, config)).loss
 
 
