@@ -228,6 +228,13 @@ def test_every_number_in_the_text_follows_the_data(
     assert [row.name for row in benchmark["paper"].ROWS if f"| {row.name} |" not in page] == []
 
 
+def test_clients_that_share_nothing_have_no_share_of_an_average(benchmark: Any) -> None:
+    case = "uniform IID"
+    found = {("synchronous", case, label): runs(45.0) for label in ("FedAvg", "Local", "FedAvg + one unsent epoch")}
+    named = [line.split(" | ")[1] for line in benchmark["results"].client_shares(found, "synchronous")[2:]]
+    assert named == ["FedAvg", "FedAvg + one unsent epoch"]
+
+
 def test_no_difference_agrees_with_none_only_where_a_difference_would_have_been_seen(benchmark: Any) -> None:
     verdict = benchmark["table_1"].verdict
     assert verdict(0.5, 1.4, -0.1) == "agrees"
