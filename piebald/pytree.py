@@ -6,6 +6,7 @@ picks, joins and moves them is here, and nothing else need know which form they 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -76,7 +77,7 @@ def flattened(tree: Any) -> Any:
 
 def split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     """Rows divided into trees of so many rows."""
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    ends = itertools.accumulate(sizes)
     return [take(tree, slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
 
 

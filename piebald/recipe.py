@@ -234,12 +234,10 @@ class Recipe(BaseModel):
     def needs_matrix(self) -> bool:
         """Whether a step needs the changes side by side; else they are read one after another, a piece at a time."""
         if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
-            return self.clustering.requires_individual_updates
+            return self.clustering.compares_changes
         return (
             not computes_from_sum(self.aggregation)
-            or self.clustering.requires_individual_updates
-            or self.server_optimizer.from_current_model
-            or self.clustering.from_current_model
+            or self.clustering.compares_changes
             or any(isinstance(one, Colludes) for one in self.transforms)
         )
 

@@ -104,5 +104,5 @@ class Candidates:
 
     def _lowest(self, models: Sequence[Tensor]) -> list[int]:
         """The number of the model with the lowest validation loss, for each client; the first of equals."""
-        losses = torch.stack([self._context.score(model, "validation", metrics=False)[0]["loss"] for model in models])
-        return [int(number) for number in losses.nan_to_num(math.inf).argmin(0).tolist()]
+        losses = self._context.losses(models, "validation")
+        return [int(number) for number in losses.nan_to_num(math.inf).argmin(1).tolist()]

@@ -25,11 +25,13 @@ class Clustering(Component):
 
     Attributes:
         requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
+        compares_changes: whether `assign` reads `Cohort.matrix`; if not, it may be None.
         from_current_model: True where models of members are averaged: changes count from their cluster's model.
     """
 
     axis = "clustering"
     requires_individual_updates: ClassVar[bool] = True
+    compares_changes: ClassVar[bool] = True
     from_current_model: ClassVar[bool] = False
 
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:

@@ -106,6 +106,7 @@ class Distfl(Clustering):
         voters: with "vote", ask only so many of a step's clients, a seeded choice; None asks all.
     """
 
+    compares_changes: ClassVar[bool] = False
     from_current_model: ClassVar[bool] = True
 
     probes: int = Field(default=200, ge=1)

@@ -34,6 +34,7 @@ class Ifca(Clustering):
         restarts: of k-means from other centres, the best of which is taken.
     """
 
+    compares_changes: ClassVar[bool] = False
     from_current_model: ClassVar[bool] = True
 
     k: int = Field(default=5, ge=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -29,6 +29,8 @@ class Regions(Clustering):
             who are not named form one more.
         region_rounds: rounds within regions before a step of all, at least 1.
     """
+
+    compares_changes: ClassVar[bool] = False
 
     regions: int | tuple[tuple[int, ...], ...] = 2
     region_rounds: int = Field(default=2, ge=1)

@@ -312,6 +312,11 @@ class ClientContext(Protocol):
         Models are in evaluation mode: no dropout, batch norm with its running statistics.
         """
 
+    def losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+        """The loss of each client under each of some models [c, p], [c, models]: what `score` returns for one after
+        another, but each row is fetched once.
+        """
+
     def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row [c, rows], padded with NaN for clients with fewer rows, and how many rows each client
         has [c].  Models are in evaluation mode, as for `score`.

@@ -247,13 +247,14 @@ class ClusterModels:
 
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
         recipe = self.recipe
-        if (
-            recipe.server_optimizer.from_current_model or recipe.clustering.from_current_model
-        ) and members.matrix is not None:
+        from_current = recipe.server_optimizer.from_current_model or recipe.clustering.from_current_model
+        if from_current and members.matrix is not None:
             away = torch.stack(list(members.sent)) - cluster.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
         average, shares = aggregated(recipe.aggregation, members, context)
         average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
+        if from_current and members.matrix is None and members.updates[0].partial_sum is None:
+            average = _from_model(cluster.model, average, shares, members.sent)
         self._apply(label, cluster, average, shares, members.version, context)
         return shares
 
@@ -362,6 +363,17 @@ def _weights(aggregator: Aggregator, cohort: Cohort) -> Sequence[float | None]:
     if not isinstance(aggregator, Linear) or (pool is not None and pool.masked):
         return [None] * len(cohort.updates)
     return [aggregator.weight(u, s) for u, s in zip(cohort.updates, cohort.staleness, strict=True)]
+
+
+def _from_model(model: Tensor, average: Tensor, shares: Sequence[float], sent: Sequence[Tensor]) -> Tensor:
+    """The average change [s] from `model`, given that of changes from the models that were sent."""
+    counted: dict[int, tuple[Tensor, float]] = {}
+    for start, share in zip(sent, shares, strict=True):
+        if start is not model:  # most often all were sent this one, or few others
+            counted[id(start)] = (start, counted.get(id(start), (start, 0.0))[1] + share)
+    for start, share in counted.values():
+        average = average + share * (start - model)
+    return average
 
 
 def _plain_means(updates: Sequence[Update], names: Sequence[str]) -> dict[str, Tensor]:

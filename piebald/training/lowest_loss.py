@@ -25,8 +25,7 @@ class LowestLoss(Sgd):
             end = self.run_sgd(inputs, context)
             chosen = torch.full((len(inputs.versions),), -1.0, device=inputs.model.device)
         else:
-            scores = [context.score(self._whole(inputs, one), "train", metrics=False)[0] for one in offered.unbind(1)]
-            losses = torch.stack([score["loss"] for score in scores], dim=1)
+            losses = context.losses([self._whole(inputs, one) for one in offered.unbind(1)], "train")
             best = torch.nan_to_num(losses, nan=torch.inf).argmin(1)
             model = self._whole(inputs, offered[torch.arange(len(best), device=best.device), best])
             end = context.run_sgd(model, self.sgd_config(inputs), state=self.start_state(inputs))

@@ -80,6 +80,9 @@ class EngineContext:
     def score(self, model: Tensor, split: Split, metrics: bool = True) -> tuple[dict[str, Tensor], Tensor]:
         return self.engine.score(self.stack.clients, model, split, metrics)
 
+    def losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+        return self.engine.losses(self.stack.clients, models, split)
+
     def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         return self.engine.row_losses(self.stack.clients, model, split)
 

@@ -1,7 +1,8 @@
-"""Values of losses and metrics on one client's rows."""
+"""Values of losses and metrics on clients' rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from piebald import pytree
 from piebald.losses import Loss
+from piebald.objective import METRICS
 
 
 def value_of(measure: object, outputs: Any, targets: Any) -> Tensor:
@@ -27,3 +29,17 @@ def each_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
         return values.flatten(1).mean(1) if values.dim() > 1 else values
     rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
     return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
+
+
+def has_value_for_each(metric: object) -> bool:
+    """Whether a metric is known to have a value for each row that no other row changes.
+
+    One of the user's own may compare the rows that it is given, so that it is given those of one client.
+    """
+    return not hasattr(metric, "update") and any(metric is own for own in METRICS.values())
+
+
+def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+    """Outputs and targets of each client, from those of all clients one after another; nothing without rows."""
+    if outputs is not None:
+        yield from zip(pytree.split(outputs, sizes), pytree.split(targets, sizes), strict=True)

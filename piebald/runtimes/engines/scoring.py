@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,38 @@ from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.errors import SettingError
 from piebald.losses import IGNORED
 from piebald.machine import moved
+from piebald.objective import OBJECTIVES
 from piebald.parameters import Layout
 from piebald.runtimes.engines.model_traits import Traits
-from piebald.runtimes.engines.row_loader import RowLoader
-from piebald.runtimes.engines.row_values import each_loss, value_of
+from piebald.runtimes.engines.row_loader import Gathered, RowLoader
+from piebald.runtimes.engines.row_values import by_client, each_loss, has_value_for_each, value_of
 
 SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
+
+
+class ScoredRows:
+    """The rows of some clients, one client after another.
+
+    Attributes:
+        sizes: how many rows each client has.
+    """
+
+    def __init__(self, gathered: Gathered, device: torch.device) -> None:
+        self.sizes = [len(places) for places in gathered.places]
+        self._x, self._y = gathered.x, gathered.y
+        self._index: Tensor | None = moved(torch.from_numpy(np.concatenate(gathered.places)), device)
+
+    def fetch_once(self) -> None:
+        """Copy the inputs out of the pool, for who needs them several times."""
+        self._y, self._x, self._index = self.targets(), self.inputs(slice(None)), None
+
+    def inputs(self, here: slice) -> Any:
+        """The inputs of some of the rows."""
+        return pytree.take(self._x, here if self._index is None else self._index[here])
+
+    def targets(self) -> Any:
+        """The targets of all rows."""
+        return self._y if self._index is None else pytree.take(self._y, self._index)
 
 
 class ScoringEngine:
@@ -66,11 +92,17 @@ class ScoringEngine:
         self, clients: Sequence[int], model: Tensor, split: Split, metrics: bool = True
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Score models, as `contracts.ClientContext.score` describes."""
-        outputs, targets = self._outputs(clients, model, split)
-        measures = {"loss": self.work.objective.loss, **(self.work.objective.metrics if metrics else {})}
-        with torch.no_grad():
-            scores = {name: self._measure(measure, outputs, targets) for name, measure in measures.items()}
-        return scores, moved(torch.tensor([pytree.count(target) for target in targets]), self.device)
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        objective = self.work.objective
+        scores = {"loss": self._loss_of_each(outputs, targets, sizes)}
+        for name, metric in objective.metrics.items() if metrics else ():
+            scores[name] = self._measured(metric, has_value_for_each(metric), outputs, targets, sizes)
+        return scores, moved(torch.tensor(sizes), self.device)
+
+    def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
+        """Compare models by their losses, as `contracts.ClientContext.losses` describes."""
+        outputs, targets, sizes = self._outputs(clients, models, split)
+        return torch.stack([self._loss_of_each(one, targets, sizes) for one in outputs], dim=1)
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
@@ -79,23 +111,22 @@ class ScoringEngine:
                 f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
                 "needed here to choose among models: use another loss"
             )
-        outputs, targets = self._outputs(clients, model, split)
-        counts = [pytree.count(target) for target in targets]
-        losses = torch.full((len(targets), max(counts)), torch.nan, device=self.device)
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        losses = torch.full((len(sizes), max(sizes)), torch.nan, device=self.device)
         with torch.no_grad():
-            for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-                if counts[row]:
-                    losses[row, : counts[row]] = each_loss(self.work.objective.loss, out, target)
-        return losses, moved(torch.tensor(counts), self.device)
+            for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
+                if sizes[row]:
+                    losses[row, : sizes[row]] = each_loss(self.work.objective.loss, out, target)
+        return losses, moved(torch.tensor(sizes), self.device)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
-        outputs, targets = self._outputs(clients, model, split)
-        scores = [pytree.logits(out) for out in outputs]
-        classes = max((out.shape[1] for out in scores if out.dim() > 1), default=0)
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        scores = None if outputs is None else pytree.logits(outputs)
+        classes = 0 if scores is None or scores.dim() < 2 else scores.shape[1]
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
-        for row, (out, target) in enumerate(zip(scores, targets, strict=False)):
-            if pytree.count(target):
+        for row, (out, target) in enumerate(by_client(scores, targets, sizes)):
+            if sizes[row]:
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
                 kept = target.flatten() != IGNORED
                 own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
@@ -105,49 +136,61 @@ class ScoringEngine:
     def public_outputs(self, model: Tensor) -> Tensor:
         """Models' outputs for the public rows, as `contracts.ClientContext.public_outputs` describes."""
         gathered = self.row_loader.public(len(model))
+        rows = ScoredRows(gathered._replace(places=gathered.places[:1]), self.device)
         self.module.eval()
-        places, made = moved(torch.from_numpy(gathered.places[0]), self.device), []
-        with torch.no_grad():
-            for own in model:
-                self._load(own)
-                made.append(pytree.logits(self._forward(gathered.x, places)).float())
-        return torch.stack(made)
+        return torch.stack([pytree.logits(self._outputs_of(own.unsqueeze(0), rows)).float() for own in model])
 
-    def _outputs(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[list[Any], list[Any]]:
-        """Models' outputs for clients' rows, and the targets; one model for all clients runs over all their rows at
-        once.
+    def _outputs(
+        self, clients: Sequence[int], models: Sequence[Tensor], split: Split
+    ) -> tuple[Iterator[Any], Any, list[int]]:
+        """The outputs of one model [c, p] after another for the rows of all clients, joined, or None without rows; the
+        targets of these rows; and how many rows each client has.
         """
-        gathered = self.row_loader.gather(clients, split)
+        rows = ScoredRows(self.row_loader.gather(clients, split), self.device)
+        if len(models) > 1 and sum(rows.sizes) <= SCORE_ROWS:
+            rows.fetch_once()
         self.module.eval()
-        sizes = [len(places) for places in gathered.places]
-        chosen = moved(torch.from_numpy(np.concatenate(gathered.places)), self.device)
+        return (self._outputs_of(model, rows) for model in models), rows.targets(), rows.sizes
+
+    def _outputs_of(self, model: Tensor, rows: ScoredRows) -> Any:
+        """The outputs of models [c, p]; one that all clients share runs over the rows of all of them at once."""
+        together = len(model) == 1 or (model.stride(0) == 0 and not self.traits.pooled)
+        sizes, start, made = [sum(rows.sizes)] if together else rows.sizes, 0, []
         with torch.no_grad():
-            outputs: list[Any]
-            if (model.stride(0) == 0 and not self.traits.pooled) or len(clients) == 1:
-                self._load(model[0])
-                outputs_of_all = self._forward(gathered.x, chosen)
-                outputs = pytree.split(outputs_of_all, sizes) if outputs_of_all is not None else []
-            else:
-                outputs = []
-                for row, places in enumerate(torch.split(chosen, sizes)):
-                    self._load(model[row])
-                    out = self._forward(gathered.x, places)
-                    outputs.append(out if out is not None else torch.empty(0, device=self.device))
-        return outputs, pytree.split(pytree.take(gathered.y, chosen), sizes)
+            for own, size in zip(model[:1] if together else model, sizes, strict=True):
+                if size:
+                    self._load(own)
+                    made += self._forward(rows, start, start + size)
+                start += size
+        return pytree.joined(made) if made else None
 
-    def _forward(self, x: pytree.Tree, places: Tensor) -> Any:
-        if len(places) == 0:
-            return None
+    def _forward(self, rows: ScoredRows, start: int, stop: int) -> list[Any]:
+        made = []
         with self.precision():
-            parts = torch.split(places, SCORE_ROWS)
-            outputs = [pytree.run(self.module, self.shaped(pytree.take(x, part))) for part in parts]
-        return pytree.joined([pytree.by_row(out, len(part)) for out, part in zip(outputs, parts, strict=True)])
+            for at in range(start, stop, SCORE_ROWS):
+                here = slice(at, min(at + SCORE_ROWS, stop))
+                outputs = pytree.run(self.module, self.shaped(rows.inputs(here)))
+                made.append(pytree.by_row(outputs, here.stop - here.start))
+        return made
 
-    def _measure(self, measure: object, outputs: list[Any], targets: list[Any]) -> Tensor:
-        values = torch.full((len(targets),), torch.nan, device=self.device)
-        for row, (out, target) in enumerate(zip(outputs, targets, strict=False)):
-            if pytree.count(target):
-                values[row] = value_of(measure, out, target)
+    def _loss_of_each(self, outputs: Any, targets: Any, sizes: list[int]) -> Tensor:
+        """The loss of each client [c]."""
+        objective = self.work.objective
+        each = self.traits.each and objective.name in OBJECTIVES and not objective.compares_rows
+        return self._measured(objective.loss, each, outputs, targets, sizes)
+
+    def _measured(self, measure: Any, each: bool, outputs: Any, targets: Any, sizes: list[int]) -> Tensor:
+        """A loss or a metric on each client's rows [c], NaN without rows; at once where it is known to have a value for
+        `each` row, whatever the others are.
+        """
+        values = torch.full((len(sizes),), torch.nan, device=self.device)
+        with torch.no_grad():
+            if each and outputs is not None:
+                means = [own.float().mean() for own in torch.split(measure(outputs, targets), sizes)]
+                return torch.stack(means)  # NaN without rows
+            for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
+                if sizes[row]:
+                    values[row] = value_of(measure, out, target)
         return values
 
 
