@@ -144,6 +144,11 @@ class ReferenceEngine(SequentialEngine):
                     scores[name][place] = measure(outputs, targets).float().mean()
         return scores, rows
 
+    def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
+        """See `contracts.ClientContext.losses`."""
+        scores = [self.score(clients, model, split, metrics=False)[0] for model in models]
+        return torch.stack([one["loss"] for one in scores], dim=1)
+
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """See `contracts.ClientContext.confusion`."""
         matrices = []
