@@ -32,7 +32,8 @@ def draw(out: Path, folder: Path) -> list[Path]:
             curves = {f"{key[1].replace('_', ' ')}, C = {key[2]}": found[key] for key in panels}
             written.append(_panels(curves, "version", "rounds", folder / "digits_over_rounds.png"))
         written.append(_differences(found, folder / "hdafl_minus_fedavg.png"))
-    if third := {setting: runs for setting in ("writer", "disjoint") if (runs := paper_tables.made(out, setting))}:
+    both = (finished_runs.BASE, finished_runs.OURS)
+    if third := {where: runs for where in ("writer", "disjoint") if (runs := paper_tables.made(out, where, both))}:
         written.append(_figure_3(third, folder / "figure_3.png"))
     flows = {}
     for model in settings.TRAFFIC_MODELS:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import settings
 import traffic
+from blocks import BASE
 
 from piebald.report.comparison import Comparison
 from piebald.report.found_runs import load
 from piebald.report.tables import History
 
-BASE, OURS = "FedAvg", "HDAFL"
+OURS = "HDAFL"
 
 
 @cache
@@ -26,13 +27,12 @@ def finished(*folders: Path) -> list[History]:
     return [history for history in found if history.meta.get("status") == "finished"]
 
 
-def comparison(folder: Path) -> Comparison | None:
+def comparison(folder: Path, needed: Sequence[str] = (BASE, OURS)) -> Comparison | None:
     """Return the runs of one setting and cohort, with those of Local, which all cohorts share.
 
-    None where the runs of FedAvg or HDAFL are missing."""
+    None where the runs of a needed recipe are missing."""
     runs = finished(folder, folder.parent / "alone")
-    labels = {run.label for run in runs}
-    if not {BASE, OURS} <= labels:
+    if not set(needed) <= {run.label for run in runs}:
         return None
     seeds = {run.seed for run in runs if run.label == BASE}
     return Comparison([run for run in runs if run.seed in seeds])

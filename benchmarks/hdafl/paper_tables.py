@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,10 @@ from piebald.report.tables import History
 TITLES = {"iid": "i.i.d.", "writer": "non-i.i.d. (by writer)", "disjoint": "disjoint"}
 
 
-def made(out: Path, setting: str) -> dict[int, Comparison]:
-    """Return the runs of a setting by clients per round."""
+def made(out: Path, setting: str, needed: Sequence[str] = (BASE,)) -> dict[int, Comparison]:
+    """Return the runs of a setting by clients per round, where those of all needed recipes have finished."""
     folders = sorted((out / "paper" / "small_cnn" / setting).glob("C*"), key=lambda path: int(path.name[1:]))
-    found = {int(folder.name[1:]): comparison(folder) for folder in folders}
+    found = {int(folder.name[1:]): comparison(folder, needed) for folder in folders}
     return {cohort: runs for cohort, runs in found.items() if runs is not None}
 
 

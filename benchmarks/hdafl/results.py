@@ -26,6 +26,7 @@ SOURCES = {  # the parts whose runs are in a table, unless that of its name
     "paper": ("paper", "traffic"),
     "paper facts": ("paper", "traffic"),
 }
+ORDER = [settings.NAMES.get(label, label) for label in settings.LABELS]  # of recipes in tables
 SECTIONS = ("digits", "leaf", "traffic", "paper")  # blocks of several tables
 
 
@@ -45,7 +46,7 @@ def write(out: Path, path: Path) -> str:
     }
     for name, made in blocks.items():
         if any((out / part).exists() for part in SOURCES.get(name, (name,))):  # what has not been run keeps its table
-            text = put(text, name, merged(block(text, name), made) if name in SECTIONS else made)
+            text = put(text, name, merged(block(text, name), made, ORDER) if name in SECTIONS else made)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(prose.fill(text), "utf-8")
     drawn = figures.draw(out, path.parent)
