@@ -77,7 +77,7 @@ def test_workers_and_ray_choose_the_same(cluster: Any, name: str) -> None:
     assert_alike(here, on_ray(recipe, unlike(), keep="best_for_each"))
 
 
-@pytest.mark.parametrize("name", ["hdafl", "ifca"])
+@pytest.mark.parametrize("name", ["hdafl", pytest.param("ifca", marks=pytest.mark.long)])
 def test_a_newcomer_of_a_run_on_ray_gets_what_one_of_the_simulator_gets(
     cluster: Any, name: str, tmp_path: Path
 ) -> None:

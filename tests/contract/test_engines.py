@@ -10,7 +10,7 @@ from torch import nn
 from piebald import recipes
 from piebald.partition import FastSlow
 
-from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network, reference
+from .conftest import DISTINCT, TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network, reference
 
 
 def full(parameter: object) -> Any:
@@ -20,7 +20,7 @@ def full(parameter: object) -> Any:
 
 QUICK = [{"engine": "sequential"}, {"engine": "batched", "stack": 3}]
 FULL = [{"engine": "vmapped", "stack": 3}, {"engine": "sequential", "workers": 2}]
-# Two of these for each recipe in the full tier, all of them in the long one.
+# One of these for each recipe in the full tier, all of them in the long one.
 IN_TURN = [
     {"engine": "sequential", "stack": 3},
     {"engine": "vmapped", "stack": 1},
@@ -30,9 +30,9 @@ IN_TURN = [
 ]
 CASES = [
     *((name, engine, ()) for name in TABLE for engine in QUICK),
-    *((name, engine, pytest.mark.full) for name in TABLE for engine in FULL),
+    *((name, engine, pytest.mark.full if name in DISTINCT else pytest.mark.long) for name in TABLE for engine in FULL),
     *(
-        (name, engine, pytest.mark.full if (place - turn) % len(IN_TURN) < 2 else pytest.mark.long)
+        (name, engine, pytest.mark.full if (place - turn) % len(IN_TURN) == 0 else pytest.mark.long)
         for place, name in enumerate(TABLE)
         for turn, engine in enumerate(IN_TURN)
     ),

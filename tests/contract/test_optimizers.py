@@ -46,7 +46,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     ids=str,
 )
 @pytest.mark.parametrize(
-    "state", ["fresh", *(pytest.param(one, marks=pytest.mark.full) for one in ("kept", "averaged"))]
+    "state",
+    ["fresh", pytest.param("kept", marks=pytest.mark.full), pytest.param("averaged", marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("case", CASES)

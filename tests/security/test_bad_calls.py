@@ -137,7 +137,8 @@ def test_every_good_call_gets_past_its_arguments(tmp_path: Path, monkeypatch: py
         try:
             subject.call(**subject.good)
         except piebald.PiebaldError as error:
-            refused[subject.name] = str(error)
+            if "cannot be downloaded" not in str(error):  # without a network, and past its arguments
+                refused[subject.name] = str(error)
     assert refused == {}
 
 

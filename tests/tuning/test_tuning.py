@@ -69,7 +69,7 @@ def test_each_recipe_has_the_same_budget_and_its_best_settings() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("call", [3, 9, 15])
+@pytest.mark.parametrize("call", [9, *(pytest.param(call, marks=pytest.mark.long) for call in (3, 15))])
 def test_a_search_that_was_killed_ends_as_one_that_was_not(call: int, tmp_path: Path) -> None:
     def child() -> None:
         calls, real = [0], RunStore.commit
