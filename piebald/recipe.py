@@ -233,11 +233,12 @@ class Recipe(BaseModel):
     @property
     def needs_matrix(self) -> bool:
         """Whether a step needs the changes side by side; else they are read one after another, a piece at a time."""
+        compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
         if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
-            return self.clustering.compares_changes
+            return compares
         return (
-            not computes_from_sum(self.aggregation)
-            or self.clustering.compares_changes
+            compares
+            or not computes_from_sum(self.aggregation)
             or any(isinstance(one, Colludes) for one in self.transforms)
         )
 

@@ -16,6 +16,7 @@ from finished_runs import BASE, OURS, comparison, traffic_runs
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.tables import History
 
+OTHERS = {label: f"minus {settings.NAMES.get(label, label)}" for label in ("FedAvg_tuned", "FedAvg_equal", "Local")}
 TITLES = {"iid": "i.i.d.", "writer": "non-i.i.d. (by writer)", "disjoint": "disjoint"}
 
 
@@ -32,6 +33,10 @@ def tables(out: Path) -> Iterator[str]:
     if found:
         yield "### Table 3: accuracy, %\n"
         yield from _table_3(found)
+        lines = list(_against_others(found))
+        if lines:
+            yield "\n### Beside table 3: HDAFL minus the others, points\n"
+            yield table(["setting", "C in the paper; here", *OTHERS.values(), "seeds"], lines)
     if "writer" in found:
         yield "\n### Table 4: rounds and MB to a target, by writer\n"
         yield from _table_4(found["writer"])
@@ -63,6 +68,20 @@ def _table_3(found: dict[str, dict[int, Comparison]]) -> Iterator[str]:
                     ]
                 )  # fmt: skip
     yield table(["setting", "C in the paper; here", "recipe", "paper", "here", "to FedAvg", "seeds"], lines)
+
+
+def _against_others(found: dict[str, dict[int, Comparison]]) -> Iterator[list[str]]:
+    for setting, by_cohort in found.items():
+        for cohort, runs in by_cohort.items():
+            rows = {
+                label: next(row for row in runs.paired(label) if row["label"] == OURS)
+                for label in OTHERS
+                if {label, OURS} <= set(runs.labels)
+            }
+            if rows:
+                where = [TITLES[setting], f"{settings.NEAREST.get(cohort, cohort)}; {cohort}"]
+                cells = [_difference(rows[label]) if label in rows else "" for label in OTHERS]
+                yield [*where, *cells, str(min(row["seeds"] for row in rows.values()))]
 
 
 def _table_4(by_cohort: dict[int, Comparison]) -> Iterator[str]:

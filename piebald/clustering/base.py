@@ -25,7 +25,7 @@ class Clustering(Component):
 
     Attributes:
         requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
-        compares_changes: whether `assign` reads `Cohort.matrix`; if not, it may be None.
+        compares_changes: whether `assign` reads the individual changes in `Cohort.matrix`; if not, it may be None.
         from_current_model: True where models of members are averaged: changes count from their cluster's model.
     """
 

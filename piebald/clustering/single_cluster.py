@@ -12,7 +12,6 @@ class SingleCluster(Clustering):
     """A single cluster of all clients (FedAvg)."""
 
     requires_individual_updates = False
-    compares_changes = False
 
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         return [0] * len(cohort.clients)

@@ -314,7 +314,7 @@ class ClientContext(Protocol):
 
     def losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
         """The loss of each client under each of some models [c, p], [c, models]: what `score` returns for one after
-        another, but each row is fetched once.
+        another, but rows are looked up once, and copied once where they are few.
         """
 
     def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:

@@ -146,13 +146,13 @@ def reference(recipe: Recipe, **options: Any) -> Outcome:
 
 def in_turn(turn: int) -> pytest.MarkDecorator:
     """Parametrize by `name` over all recipes: in the quick tier an eighth of them, for each turn another one."""
-    names = [name if place % 8 == turn else later(name) for place, name in enumerate(TABLE)]
+    names = [name if place % 8 == turn else pytest.param(name, marks=tier(name)) for place, name in enumerate(TABLE)]
     return pytest.mark.parametrize("name", names)
 
 
-def later(name: str) -> Any:
-    """A recipe: in the full tier one for each kind of work at clients, the others in the long one."""
-    return pytest.param(name, marks=pytest.mark.full if name in DISTINCT else pytest.mark.long)
+def tier(name: str) -> pytest.MarkDecorator:
+    """The tier of a recipe that the quick one leaves out: full for one of each kind of work at clients, else long."""
+    return pytest.mark.full if name in DISTINCT else pytest.mark.long
 
 
 @pytest.hookimpl(tryfirst=True)

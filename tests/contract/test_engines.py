@@ -10,7 +10,7 @@ from torch import nn
 from piebald import recipes
 from piebald.partition import FastSlow
 
-from .conftest import DISTINCT, TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network, reference
+from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network, reference, tier
 
 
 def full(parameter: object) -> Any:
@@ -30,7 +30,7 @@ IN_TURN = [
 ]
 CASES = [
     *((name, engine, ()) for name in TABLE for engine in QUICK),
-    *((name, engine, pytest.mark.full if name in DISTINCT else pytest.mark.long) for name in TABLE for engine in FULL),
+    *((name, engine, tier(name)) for name in TABLE for engine in FULL),
     *(
         (name, engine, pytest.mark.full if (place - turn) % len(IN_TURN) == 0 else pytest.mark.long)
         for place, name in enumerate(TABLE)
