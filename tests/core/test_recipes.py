@@ -298,6 +298,25 @@ def test_who_needs_individual_updates(components: dict[str, Any], individual: bo
     assert base(**components).requires_individual_updates == individual
 
 
+@pytest.mark.parametrize(
+    ("declared", "needed"),
+    [
+        ({}, True),
+        ({"compares_changes": False}, False),
+        ({"requires_individual_updates": False}, False),  # where updates come one by one for another reason
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("scheduling", [Synchronous(), Asynchronous()], ids=lambda one: one.kind)
+def test_changes_are_laid_side_by_side_for_a_clustering_that_compares_them(
+    declared: dict[str, bool], needed: bool, scheduling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in declared.items():
+        monkeypatch.setattr(ByParity, name, value)
+    assert base(clustering=ByParity(), scheduling=scheduling).needs_matrix == needed
+    assert base(clustering=ByParity(), scheduling=scheduling, aggregation=FirstUpdate()).needs_matrix
+
+
 def test_replacing_a_component() -> None:
     recipe = recipes.fedavg(lr=0.3)
     other = recipe.with_(scheduling={"kind": "asynchronous", "cohort": 4})
