@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from piebald.machine import float64_device
+from piebald.machine import float64_device, moved
 from piebald.stored_vectors import numel_of, part_of
 
 BUDGET = 1 << 24  # numbers of a temporary: 64 MiB of float32
-_CACHED = 1 << 18  # numbers of a temporary that stays in the processor's cache
+_CACHED = 1 << 18  # numbers of a temporary that stays in a processor's cache
+_AT_ONCE = 1 << 25  # of one on a GPU, where each block costs several launches and no cache is so large: 256 MiB
 
 
 def blocks(matrix: Tensor, copies: int = 1, budget: int = BUDGET) -> Iterator[tuple[slice, Tensor]]:
@@ -121,9 +122,9 @@ def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
     of the rows, and how they were divided among processes and machines, practically never shows.
     """
     matrix = matrix.to(float64_device(matrix.device))
-    own = torch.tensor(weights, dtype=torch.float64, device=matrix.device)
+    own = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
     found = torch.empty(matrix.shape[1], dtype=torch.float64, device=matrix.device)
-    for span, block in blocks(matrix, budget=_CACHED):  # by blocks also for one row: both types at once take two more
+    for span, block in _summed_blocks(matrix):  # also for one row: both types at once take two more
         wide = block.double()
         if len(matrix) == 1:
             torch.mul(wide[0], own, out=found[span])
@@ -132,12 +133,18 @@ def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
     return found
 
 
+def _summed_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    return blocks(matrix, budget=_CACHED if matrix.device.type == "cpu" else _AT_ONCE)
+
+
 def divided(total: Tensor, whole: float) -> Tensor:
     """A sum [...] in float64 divided by a number and rounded to float32 once, without a quotient in float64 in memory.
 
     By blocks, since torch computes a result of another type than its arguments' in a temporary of theirs.
     """
     found = total.new_empty(total.shape, dtype=torch.float32)
+    if total.device.type != "cpu":
+        return torch.div(total, whole, out=found)
     flat = found.view(1, -1)
     for span, block in blocks(total.reshape(1, -1), budget=_CACHED):
         flat[0, span] = block[0] / whole
@@ -176,10 +183,13 @@ def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> Non
     its time would go into memory pages that the system has to clear.
     """
     matrix = matrix.to(total.device)
-    own = torch.tensor(weights, dtype=torch.float64, device=matrix.device)
-    for span, block in blocks(matrix, budget=_CACHED):
+    if matrix.device.type != "cpu" and len(matrix) == 1:
+        total.add_(matrix[0], alpha=weights[0])  # one launch, which converts as it adds
+        return
+    own = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
+    for span, block in _summed_blocks(matrix):
         wide = block.double()
-        total[span] += wide[0] * own if len(matrix) == 1 else torch.mv(wide.T, own)
+        total[span].add_(wide[0] * own if len(matrix) == 1 else torch.mv(wide.T, own))
 
 
 def coordinates(matrix: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ PiebaldError
 ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
 ├── Declined          a request that a client declines; the message reveals nothing about its rows
 └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
+    └── DeviceLost        a GPU that computes nothing more for this process
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class Declined(PiebaldError):
 
 class RuntimeFault(PiebaldError):
     """A failure during a run; completed server steps are safe and `piebald resume` continues the run."""
+
+
+class DeviceLost(RuntimeFault):
+    """A GPU that refuses whatever this process asks of it, so that nothing else is tried here."""
 
 
 def _line(text: str) -> str:

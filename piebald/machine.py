@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piebald.errors import DeviceLost
+
 WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
+PINNED = {"cuda"}  # kinds of devices that read and write pinned memory by themselves, while the host goes on
+# What CUDA says where it refuses everything that the process asks of it afterwards.
+_FATAL = (
+    "misaligned address", "illegal memory access", "device-side assert", "illegal instruction", "illegal address",
+    "invalid program counter", "unspecified launch failure", "hardware stack error", "uncorrectable ECC",
+    "launch timed out", "device lost",
+)  # fmt: skip
 _COLLECT_AFTER = 2.0  # seconds of `existing_objects_frozen`: a full collection of garbage takes a tenth of a second
 _seconds_frozen = 0.0
 
@@ -79,9 +88,57 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     A GPU is sent it through pinned memory, from which it reads by itself: a copy from ordinary memory would make the
     host wait until the GPU has done all that it was asked before.
     """
-    if tensor.device.type != "cpu" or device.type in ("cpu", "mps"):
+    if tensor.device.type != "cpu" or device.type not in PINNED:
         return tensor.to(device)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def fetched(tensor: Tensor) -> Tensor:
+    """A tensor on the host, whose numbers a GPU writes into pinned memory when it comes to that: they are there once
+    the host has waited for something that was asked of the device later.
+    """
+    return tensor.to("cpu", non_blocking=tensor.device.type in PINNED)
+
+
+def raise_if_lost(error: BaseException, device: torch.device | None = None) -> None:
+    """Raise `DeviceLost` where an error says that a GPU refuses whatever this process asks of it from now on.
+
+    Args:
+        error: that was raised.
+        device: if given and no CPU, it is asked to compute something, since not every error says what it has done.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+        return
+    said = " ".join(str(error).split("\n")[0].split())
+    if any(words in said for words in _FATAL) or (device is not None and not _computes(device)):
+        where = "the GPU" if device is None else f"device {str(device)!r}"
+        raise DeviceLost(
+            f"{where} has failed and computes nothing more for this process ({said[:200]}): completed steps are safe, "
+            "continue with `piebald resume` in a new process; a label or a token beyond the model's classes does this "
+            "too, and CUDA_LAUNCH_BLOCKING=1 tells where"
+        ) from error
+
+
+def _computes(device: torch.device) -> bool:
+    """Whether a device still computes."""
+    if device.type == "cpu":
+        return True
+    try:
+        return bool((torch.ones(1, device=device) + 1).item() == 2)
+    except torch.OutOfMemoryError:
+        return True
+    except RuntimeError:
+        return False
+
+
+@contextmanager
+def naming_lost(device: torch.device | None = None) -> Iterator[None]:
+    """Turn an error after which the device is lost into `DeviceLost` (`raise_if_lost`)."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise_if_lost(error, device)
+        raise
 
 
 def float64_device(device: torch.device) -> torch.device:

@@ -76,6 +76,12 @@ def computes_from_sum(aggregator: Aggregator) -> bool:
     return not own and not isinstance(aggregator, PreparesCohort)
 
 
+def weighs_by_examples(aggregator: Aggregator) -> bool:
+    """Whether the weight of an update follows from its number of rows, and from nothing that training finds out."""
+    known = (ExampleWeighted.weight, EqualWeighted.weight)
+    return isinstance(aggregator, Linear) and type(aggregator).weight in known
+
+
 def computes_from_masked_sum(aggregator: Aggregator) -> bool:
     """Whether the aggregator's result follows from the weighted sum and the sum of weights alone.
 

@@ -2,11 +2,16 @@
 
 Inside `pretended()` the device "meta" holds real numbers, and what a GPU would refuse is refused: an operation on
 tensors of the host and of the device.  So whole runs can be made on it, and end with the bits of the CPU.
+
+It also does what an H100 did to version 0.1: batch norm of images in channels-last order, whose statistics do not begin
+at a multiple of 16 bytes, loses the device, which then refuses everything; memory is pinned in a forked process only if
+that computes with one thread; and what is copied to the host without waiting is not there before the host waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 from unittest import mock
@@ -46,6 +51,47 @@ _LOW = {
     Tensor.__matmul__, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum,
 }  # fmt: skip
 _FULL = {functional.cross_entropy, functional.softmax, functional.log_softmax, functional.layer_norm, torch.softmax}
+
+
+# Operations after which the host has what was copied to it without waiting, besides copies that it waits for.
+WAITS = {aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default, aten.nonzero.default}
+_NORMS = {
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._batch_norm_with_update.default,
+}
+
+
+class State:
+    """What has happened to the device."""
+
+    lost = ""  # the error that it answers everything with
+    coming: list[tuple[Tensor, Tensor]] = []  # noqa: RUF012 - tensors of the host, and what they will be
+    process = 0  # that began to use it
+
+    @classmethod
+    def begin(cls) -> None:
+        """Start anew."""
+        cls.lost, cls.coming, cls.process = "", [], os.getpid()
+
+    @classmethod
+    def arrive(cls) -> None:
+        """Write what was copied without waiting."""
+        for host, numbers in cls.coming:
+            host.copy_(numbers)
+        cls.coming = []
+
+    @classmethod
+    def lose(cls, why: str) -> None:
+        """Refuse everything from now on."""
+        cls.lost = f"CUDA error: {why}"
+        cls.check()
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise the error of a device that is lost."""
+        if cls.lost:
+            raise torch.AcceleratorError(cls.lost)
 
 
 class Mixed(RuntimeError):
@@ -177,6 +223,12 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
     there = any(isinstance(one, OnDevice) for one in tensors)
     wanted = kwargs.get("device")
+    if there or (wanted is not None and torch.device(wanted) == DEVICE):
+        State.check()
+    if func in _NORMS and there:
+        _check_alignment(args)
+    if func in WAITS and there:
+        State.arrive()
     if func in _COPIES:
         there = isinstance(args[0], OnDevice) if wanted is None else torch.device(wanted) == DEVICE
     elif wanted is not None:
@@ -188,13 +240,37 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     held_args, held_kwargs = tree_map_only(OnDevice, lambda one: one.held, (args, kwargs))
     if "device" in held_kwargs:
         held_kwargs["device"] = None if held_kwargs["device"] is None else torch.device("cpu")
-    if func is aten._to_copy.default and not there and isinstance(args[0], OnDevice):
-        return func(*held_args, **held_kwargs)
     made = func(*held_args, **held_kwargs)
+    if func in _COPIES and not there and any(isinstance(one, OnDevice) for one in tensors):
+        return _to_the_host(made, bool(kwargs.get("non_blocking")) or args[2:3] == (True,))
     if not there:
         return made
     wrapped = tree_map_only(Tensor, lambda one: one if isinstance(one, OnDevice) else OnDevice(one), made)
     return return_and_correct_aliasing(func, args, kwargs, wrapped) if tensors else wrapped
+
+
+def _to_the_host(made: Tensor, without_waiting: bool) -> Tensor:
+    """A copy on the host, which is filled with nonsense as long as the host has not waited for it."""
+    if without_waiting:
+        State.coming.append((made, made.clone()))
+        return made.fill_(torch.nan if made.is_floating_point() else 77)
+    State.arrive()
+    return made
+
+
+def _check_alignment(args: Any) -> None:
+    """Lose the device where cuDNN's batch norm for channels-last order meets vectors that it cannot read 16 bytes of."""
+    x, vectors = args[0].held, [one.held for one in args[1:5] if isinstance(one, OnDevice)]
+    turned = x.dim() == 4 and x.stride() == torch.empty(x.shape).to(memory_format=torch.channels_last).stride()
+    if turned and x.stride() != torch.empty(x.shape).stride() and any(one.data_ptr() % 16 for one in vectors):
+        State.lose("misaligned address")
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A tensor as if in pinned memory."""
+    if os.getpid() != State.process and torch.get_num_threads() > 1:
+        raise RuntimeError("pin_memory() in a forked process with several threads, where CUDA would wait for ever")
+    return tensor
 
 
 def _check_places(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -220,14 +296,27 @@ def _may_be_a_number(func: Any, here: list[Tensor], args: Any) -> bool:
 
 
 @contextlib.contextmanager
+def _pins() -> Iterator[None]:
+    """While active, the device reads and writes pinned memory."""
+    machine.PINNED.add(DEVICE.type)
+    try:
+        yield
+    finally:
+        machine.PINNED.discard(DEVICE.type)
+
+
+@contextlib.contextmanager
 def pretended(float64: bool = True) -> Iterator[None]:
     """While active, there is a pretended GPU under the name "meta"; without float64, as Apple's has none."""
     refused, without = (frozenset(), set()) if float64 else (frozenset({torch.float64}), {DEVICE.type})
+    State.begin()
     with (
         _Device(),
         _Python(),
         mock.patch.object(torch, "autocast", Autocast),
         mock.patch.object(OnDevice, "kinds_refused", refused),
         mock.patch.object(machine, "WITHOUT_FLOAT64", machine.WITHOUT_FLOAT64 | without),
+        mock.patch.object(Tensor, "pin_memory", _pinned),
+        _pins(),
     ):
         yield

@@ -27,12 +27,12 @@ _WAITS = {
 
 
 class Waits(TorchDispatchMode):
-    """Counts in `seen` what the host waits for, and in `sent` copies to the device that it does not wait for."""
+    """Counts in `seen` what the host waits for, in `sent` and `fetched` copies to and from the device without waiting."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[str] = Counter()
-        self.sent = 0
+        self.sent = self.fetched = 0
         self.models_sent = 0  # of these, vectors of numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +53,10 @@ class Waits(TorchDispatchMode):
         goes = _there(target) if target is not None else _there(source) if wanted is None else _is_there(wanted)
         if _there(source) == goes or not source.numel():
             return
-        if goes and (kwargs.get("non_blocking") or args[2:3] == (True,)):
+        free = kwargs.get("non_blocking") or args[2:3] == (True,)
+        if free and not goes:
+            self.fetched += 1
+        elif free:
             self.sent += 1
             self.models_sent += source.dim() == 1 and source.dtype == torch.float32 and source.numel() > 100
         else:

@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from piebald.parameters import Layout, Slot, copied
+from piebald.runtimes.engines.device_layers import rows_first
 from piebald.runtimes.engines.matrix_products import inner_products
 from piebald.runtimes.factored.factors import Factor, Weights
 
@@ -287,6 +288,7 @@ class BatchNorm(Layer):
 
     def _one(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         layer: Any = self.original[0]
+        x = x if x.device.type == "cpu" else rows_first(x)
         return functional.batch_norm(x, mean, var, weight, bias, self.training, layer.momentum, layer.eps)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from piebald import pytree
 from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
 from piebald.losses import Loss
+from piebald.machine import raise_if_lost
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.row_gradients import RowGradients, shrink
 from piebald.runtimes.engines.scoring import ScoringEngine
@@ -35,7 +36,7 @@ class ClippingEngine(ScoringEngine):
     ) -> tuple[list[Tensor], Tensor]:
         """The sum of these rows' clipped gradients, and the sum of their losses."""
         tensors = self.work.layout.views(self.vector.detach())
-        with self.precision(passes):
+        with self.precision(passes, vectorized=True):
             every = torch.ones(len(rows), device=self.device)
             found, loss = self.row_gradients.one(tensors, rows, every, keys, clip, dropout)
         return [found[name] for name in self._names], loss
@@ -76,7 +77,8 @@ class ClippingEngine(ScoringEngine):
             expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout, PLAIN_PASSES)
             try:
                 found, _ = self._clipped(rows, keys, 1.0, dropout, PLAIN_PASSES)
-            except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning):
+            except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning) as error:
+                raise_if_lost(error, self.device)
                 return False
         return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import torch
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig
-from piebald.machine import count_cores, free_cached, free_memory
+from piebald.machine import count_cores, free_cached, free_memory, raise_if_lost
 from piebald.runtimes.engines.batched import BatchedEngine
 from piebald.runtimes.engines.model_traits import passes_of, probe
 from piebald.runtimes.engines.reference import ReferenceEngine
@@ -41,6 +42,7 @@ _COUNTED_STACK = 25  # of the batched engine, where the choice is made by counti
 _LOOKED_AT = 1000  # clients among which two with rows are looked for
 _CANNOT_RUN = (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning)
 _CLOSE = 1e-3  # allowed relative difference of another engine's first losses from the sequential one's
+_log = logging.getLogger(__name__)
 
 
 def make_engine(
@@ -51,7 +53,16 @@ def make_engine(
     made = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16)
     if compiles:
         made.compile()
+    if (refusal := _refusal(made)) is not None:
+        _log.warning("engine %r trains one client after another, as 'sequential' does: %s", name, refusal)
     return made
+
+
+def _refusal(engine: SequentialEngine) -> str | None:
+    """Why an engine that trains many clients at once cannot do so with this model, or None."""
+    if isinstance(engine, BatchedEngine) and engine.can_batch:
+        return None
+    return engine.refusal if isinstance(engine, VmappedEngine) and not engine.traits.random else None
 
 
 def stack_limit(work: ClientWork, device: torch.device | None = None, share: float = 1.0) -> int:
@@ -103,6 +114,8 @@ def fastest(
         engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
         if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
+        if _refusal(engine) is not None:
+            continue
         for stack in stacks:
             if stack > min(len(sample), stack_limit(work, device, share)):
                 break
@@ -111,7 +124,8 @@ def fastest(
                     # vmap falls back to a loop
                     warnings.filterwarnings("error", message="There is a performance drop")
                     found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
-            except _CANNOT_RUN:  # of this engine with this model, or with the memory that there is
+            except _CANNOT_RUN as error:  # of this engine with this model, or with the memory that there is
+                raise_if_lost(error, device)
                 free_cached(device)
                 break
             if not torch.allclose(found[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
@@ -133,9 +147,12 @@ def agrees(
     engine = ENGINES[name](work, sequential.row_loader, sequential.traits, device, bfloat16)
     if sequential.traits.random or (isinstance(engine, BatchedEngine) and not engine.can_batch):
         return False
+    if _refusal(engine) is not None:
+        return False
     try:
         expected, found = (_losses(one, sample[:2], _FEW_STEPS, _FEW_ROWS) for one in (sequential, engine))
-    except _CANNOT_RUN:
+    except _CANNOT_RUN as error:
+        raise_if_lost(error, device)
         return False
     return torch.allclose(found, expected, rtol=_close(work, bfloat16), equal_nan=True)
 

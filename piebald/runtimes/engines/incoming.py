@@ -50,7 +50,8 @@ def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequen
         made = torch.cat([to_dense(one) for one in alone])
     if not engine.takes_factored:
         return to_dense(made)
-    nothing = made.dim() == 2 and made.stride(0) == 0 and not bool(made[0].any())  # nobody has been asked before
+    shared = made.dim() == 2 and made.stride(0) == 0 and all(row is rows[0] for row in rows)
+    nothing = shared and not bool(rows[0].any())  # nobody has been asked before; looked up where it is kept
     return FactoredVectors.zeros(made) if nothing else FactoredVectors.of(made) if made.dim() == 2 else made
 
 

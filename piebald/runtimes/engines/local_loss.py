@@ -16,6 +16,7 @@ from piebald.input_statistics import InputHooks
 from piebald.losses import Loss
 from piebald.model_spec import ModelSpec
 from piebald.parameters import copied, head
+from piebald.runtimes.engines.device_layers import fit_to_device
 
 R = TypeVar("R")
 
@@ -37,6 +38,8 @@ class LossEvaluator:
         self.local, self.spec, self.losses, self.module, self.device = local, spec, losses, module, device
         self._heads = [name] if local.reads_features and (name := head(module)) is not None else []
         self._frozen = copied(spec.model, device).eval() if local.anchors else None
+        if self._frozen is not None:
+            fit_to_device(self._frozen, device)
 
     def __call__(self, forward: Callable[[Any], Any], rows: Rows, own: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """The loss of each row [b], or one value for all of them; the arguments are as in `contracts.LossBatch`."""

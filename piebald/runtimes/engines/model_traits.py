@@ -13,6 +13,7 @@ from piebald import pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
 from piebald.errors import SettingError
+from piebald.machine import raise_if_lost
 from piebald.parameters import copied
 from piebald.randomness import torch_seed
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
@@ -61,6 +62,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
             random_plain = not _equal(outputs, again)  # before the loss, which may write into what it is given
             loss = work.objective.loss(outputs, y)
         except Exception as error:  # whatever the user's own code may raise
+            raise_if_lost(error, device)
             raise SettingError(
                 f"the model cannot be trained on these rows (inputs {pytree.described(x)}, "
                 f"targets {pytree.described(y)}): {_first_line(error)}"
@@ -102,6 +104,7 @@ def _try_precision(work: ClientWork, module: nn.Module, x: Any, y: Any) -> None:
         with torch.autocast(device.type, torch.bfloat16 if precision == "bfloat16" else torch.float16):
             work.objective.loss(_run(module, x, 0), y)
     except Exception as error:  # whatever the user's own code may raise
+        raise_if_lost(error, device)
         raise SettingError(
             f"the model cannot run with precision = {precision!r} on device {device.type!r}: "
             f"{_first_line(error)}; choose another precision"

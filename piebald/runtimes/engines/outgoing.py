@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from piebald.contracts import SumRequest, TrainInput, TrainOutput
+from piebald.aggregation.linear import weighs_by_examples
+from piebald.contracts import SumRequest, TrainInput, TrainOutput, Update
 from piebald.errors import RuntimeFault
+from piebald.machine import float64_device, moved
 from piebald.parameters import nbytes
 from piebald.randomness import key, long_key
 from piebald.runtimes.engines.compressing import compressed
 from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.later_numbers import LaterNumbers
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.runtimes.factored.sum_terms import KnownProducts
 from piebald.runtimes.factored.vectors import FactoredVectors, to_dense
 from piebald.training.base import ShapesUploads
 
 
-def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: TrainOutput, summed: bool) -> StackResult:
+def updates(
+    engine: Engine, stack: ClientStack, inputs: TrainInput, output: TrainOutput, summed: bool, numbers: LaterNumbers
+) -> tuple[StackResult, Tensor]:
     """Split trained models at the end of the shared slice: what is before it is sent, the rest stays at the client.
 
     Args:
@@ -28,6 +35,10 @@ def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: Trai
         inputs: what they started from.
         output: what the trainer returned.
         summed: whether the updates will only be summed; then factored vectors stay factored.
+        numbers: what the host reads later, of which the result has nothing before.
+
+    Returns:
+        The result, and the lengths [c] of the changes on the device.
     """
     work, shared, size = engine.work, inputs.shared, engine.work.layout.size
     change = output.model[:, :shared] - inputs.model[:, :shared]
@@ -41,59 +52,107 @@ def updates(engine: Engine, stack: ClientStack, inputs: TrainInput, output: Trai
     packed, kept = list[Tensor](), dict[str, Tensor | list[Tensor]]()
     if work.compressor is not None:
         vectors, packed, kept = compressed(work, work.compressor, stack, vectors)
-    norms, trained_norms = (_norms(vectors["model"], known[n], n) for n in (shared, trained))
-    state = kept | {name: _packed(engine, stack.clients, rows) for name, rows in output.state.items()}
+    lengths = _norms(vectors["model"], known[shared], shared)
+    state = kept | {name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()}
     if shared < size:
-        state[PRIVATE] = _columns(output.model, shared, size).cpu()
-    return StackResult(
-        steps=[int(count) for count in output.steps.tolist()],
-        examples=[int(count) for count in inputs.examples.flatten().tolist()],
-        norms=norms,
+        state[PRIVATE] = numbers.fetched(_columns(output.model, shared, size))
+    result = StackResult(
+        steps=[],
+        examples=[engine.row_loader.size(client) for client in stack.clients],
+        norms=[],
         nbytes=_sizes(engine, vectors, packed, len(output.steps)),
-        metrics={name: values.tolist() for name, values in output.metrics.items()},
+        metrics={name: [] for name in output.metrics},
         failures=[None] * len(output.steps),
         vectors=dict(vectors),
         state=state,
-        trained_norms=trained_norms if trained < shared else [],
         packed=packed,
     )
+    numbers.add(output.steps, lambda steps: result.steps.extend(map(int, steps)))
+    numbers.add(lengths, result.norms.extend)
+    if trained < shared:
+        numbers.add(_norms(vectors["model"], known[trained], trained), result.trained_norms.extend)
+    for name, values in output.metrics.items():
+        numbers.add(values, result.metrics[name].extend)
+    return result, lengths
 
 
-def answers(output: TrainOutput) -> StackResult:
+def answers(output: TrainOutput, numbers: LaterNumbers) -> StackResult:
     """The result of a stack that answered a query."""
-    metrics = {name: values.tolist() for name, values in output.metrics.items()}
-    count = len(output.steps)
-    examples = [int(rows) for rows in metrics.pop("examples", [0.0] * count)]
-    vectors = {name: part.cpu() for name, part in output.vectors.items()}
+    count, counted = len(output.steps), output.metrics.get("examples")
+    vectors = {name: numbers.fetched(part) for name, part in output.vectors.items()}
     each = nbytes(vectors) // max(count, 1)
+    examples: list[int] = [] if counted is not None else [0] * count
+    metrics: dict[str, list[float]] = {name: [] for name in output.metrics if name != "examples"}
+    if counted is not None:
+        numbers.add(counted, lambda rows: examples.extend(map(int, rows)))
+    for name, values in metrics.items():
+        numbers.add(output.metrics[name], values.extend)
     return StackResult([0] * count, examples, [0.0] * count, [each] * count, metrics, [None] * count, vectors)
 
 
-def add_to_sum(result: StackResult, request: SumRequest, total: RunningSum) -> None:
-    """Move the updates that may count from `result` to `total`; the others are marked and left out of the sum."""
-    weights, rows = [], []
+def add_to_sum(
+    result: StackResult, lengths: Tensor, request: SumRequest, total: RunningSum, numbers: LaterNumbers
+) -> None:
+    """Move the updates that may count from `result` to `total`; the others are marked and left out of the sum.
+
+    Which ones those are is decided on a GPU without the host, where it can weigh them without knowing their numbers.
+    """
     vectors, result.vectors = result.vectors, {}
-    # a sum is finite where its terms are; `isfinite` writes three tensors as large as the part
-    sound = {n: _finiteness(part).isfinite().tolist() for n, part in vectors.items() if n != "model"}
-    for row in range(len(result.norms)):
-        result.failures[row] = _reject_reason(result.norms[row], request.limit) or next(
-            (f"{name} is not finite" for name, finite in sound.items() if not finite[row]), None
-        )
-        if result.failures[row] is None:
-            weights.append(request.weight.weight(result.update(row)))
-            rows.append(row)
+    sums = {name: _finiteness(part) for name, part in vectors.items() if name != "model"}
+    read: dict[str, list[float]] = {}
+    for name, each in sums.items():
+        numbers.add(each, partial(read.__setitem__, name))
+    dense = not any(isinstance(part, FactoredVectors) for part in vectors.values())
+    here = lengths.device.type == "cpu" or float64_device(lengths.device) != lengths.device
+    if dense and not here and weighs_by_examples(request.weight):
+        weights = [request.weight.weight(Update({}, rows, 0, {})) for rows in result.examples]
+        counts = lengths.isfinite() & (lengths.double() <= request.limit)
+        for each in sums.values():
+            counts &= each.isfinite()
+        for name, part in vectors.items():
+            total.add_rows(
+                name, _only(part, counts, name == "model"), weights if name == "model" else [1.0] * len(weights)
+            )
+
+        def settle(_: object) -> None:
+            rows = _sound_rows(result, request, read)
+            total.weight += sum(weights[row] for row in rows)
+
+        numbers.add(lengths, settle)
+        return
+    numbers.read()
+    rows = _sound_rows(result, request, read)
     if not rows:
         return
+    weights = [request.weight.weight(result.update(row)) for row in rows]
     if len(rows) < len(result.norms):  # a sum of products cannot leave out one that is not finite
         vectors = {name: part[rows] for name, part in vectors.items()}
     ones, known, summed = [1.0] * len(rows), KnownProducts(), dict[str, Tensor]()
     for name, part in vectors.items():
-        counts = weights if name == "model" else ones
+        scales = weights if name == "model" else ones
         if isinstance(part, FactoredVectors):
-            summed[name] = part.total(part.own.new_tensor(counts), known)
+            summed[name] = part.total(moved(torch.tensor(scales, dtype=part.own.dtype), part.own.device), known)
         else:
-            total.add_rows(name, part, counts)
+            total.add_rows(name, part, scales)
     total.add(sum(weights), summed)
+
+
+def _sound_rows(result: StackResult, request: SumRequest, sums: Mapping[str, Sequence[float]]) -> list[int]:
+    """The rows of the updates that count; of the others it is noted why they do not.
+
+    `sums` are those of `_finiteness`, by name.
+    """
+    for row, norm in enumerate(result.norms):
+        result.failures[row] = _reject_reason(norm, request.limit) or next(
+            (f"{name} is not finite" for name, values in sums.items() if not isfinite(values[row])), None
+        )
+    return [row for row, failure in enumerate(result.failures) if failure is None]
+
+
+def _only(part: Tensor, counts: Tensor, own: bool) -> Tensor:
+    """Clients' tensors [c, ...] with nothing where a client does not count; in place where nobody else has them."""
+    mask = ~counts.view(-1, *[1] * (part.dim() - 1))
+    return part.masked_fill_(mask, 0.0) if own else part.masked_fill(mask, 0.0)
 
 
 def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Tensor], shared: int) -> None:
@@ -139,10 +198,10 @@ def _sizes(engine: Engine, vectors: Mapping[str, Tensor], packed: Sequence[Tenso
     return [sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])] * count
 
 
-def _packed(engine: Engine, clients: Sequence[int], rows: Tensor) -> Tensor | list[Tensor]:
+def _packed(engine: Engine, clients: Sequence[int], rows: Tensor, numbers: LaterNumbers) -> Tensor | list[Tensor]:
     """A named tensor of the new client state, [c, ...], or packed with a tensor for each client."""
     packed = engine.packer.pack(rows, clients) if isinstance(rows, FactoredVectors) else None
-    return to_dense(rows).cpu() if packed is None else [row.cpu() for row in packed]
+    return numbers.fetched(to_dense(rows)) if packed is None else [row.cpu() for row in packed]
 
 
 def _columns(models: Tensor, start: int, stop: int) -> Tensor:
@@ -150,12 +209,12 @@ def _columns(models: Tensor, start: int, stop: int) -> Tensor:
     return models.columns(start, stop) if isinstance(models, FactoredVectors) else models[:, start:stop]
 
 
-def _norms(changes: Tensor, known: Tensor | None, count: int) -> list[float]:
+def _norms(changes: Tensor, known: Tensor | None, count: int) -> Tensor:
     """Lengths [c] of the first `count` numbers of the changes [c, s], unless they are known."""
-    if known is None:
-        cut = changes.first(count) if isinstance(changes, FactoredVectors) else changes[:, :count]
-        known = torch.linalg.vector_norm(changes if count == changes.shape[1] else cut, dim=1)
-    lengths: list[float] = known.tolist()
+    if known is not None:
+        return known
+    cut = changes.first(count) if isinstance(changes, FactoredVectors) else changes[:, :count]
+    lengths: Tensor = torch.linalg.vector_norm(changes if count == changes.shape[1] else cut, dim=1)
     return lengths
 
 
@@ -168,7 +227,7 @@ def _known_norms(models: Tensor, inputs: TrainInput, shared: int) -> Tensor | No
 
 
 def _finiteness(part: Tensor) -> Tensor:
-    """Numbers [c] that are finite where a client's tensor is."""
+    """Numbers [c] that are finite where a client's tensor is: `isfinite` writes three tensors as large as that."""
     return part.sums() if isinstance(part, FactoredVectors) else part.flatten(1).sum(1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from piebald import pytree
 from piebald.client_work import ClientWork
@@ -18,6 +19,7 @@ from piebald.losses import IGNORED
 from piebald.machine import moved
 from piebald.objective import OBJECTIVES
 from piebald.parameters import Layout
+from piebald.runtimes.engines.device_layers import fit_to_device
 from piebald.runtimes.engines.model_traits import Traits
 from piebald.runtimes.engines.row_loader import Gathered, RowLoader
 from piebald.runtimes.engines.row_values import by_client, each_loss, has_value_for_each, value_of
@@ -79,14 +81,26 @@ class ScoringEngine:
                     buffers[name].copy_(value)
 
     def shaped(self, x: Any) -> Any:
-        """Images in channels-last format, on which torch's CPU pooling and convolution are much faster."""
-        return pytree.mapped(_channels_last, x) if self._conv2d else x
+        """On the CPU, images in channels-last format, on which torch's pooling and convolution are much faster there.
 
-    def precision(self, passes: PassSettings = PLAIN_PASSES) -> contextlib.AbstractContextManager[object]:
-        """The context of forward passes: autocast, or nothing; of training with its settings, else of scoring."""
+        On a GPU they stay as they are: in float32 cuDNN was slower so, and see `device_layers.rows_first`.
+        """
+        return pytree.mapped(_channels_last, x) if self._conv2d and self.device.type == "cpu" else x
+
+    @contextlib.contextmanager
+    def precision(self, passes: PassSettings = PLAIN_PASSES, vectorized: bool = False) -> Iterator[None]:
+        """The context of forward passes: autocast, or nothing; of training with its settings, else of scoring.
+
+        Under vmap, `vectorized`, attention is by plain products: the fused kernels have no form for many clients.
+        """
         wanted = "bfloat16" if self.bfloat16 and passes.precision == "float32" else passes.precision
         dtype = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
-        return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
+        with contextlib.ExitStack() as stack:
+            if dtype is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype))
+            if vectorized:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            yield
 
     def score(
         self, clients: Sequence[int], model: Tensor, split: Split, metrics: bool = True
@@ -196,6 +210,7 @@ class ScoringEngine:
 
 def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
     """Make a module's tensors views of `vector`, and return its parameters in the layout's order."""
+    fit_to_device(module, vector.device)
     named = dict(module.named_parameters())
     parameters: list[Tensor] = []
     for slot in layout.slots:

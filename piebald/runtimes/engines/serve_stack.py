@@ -17,12 +17,17 @@ from piebald.runtimes.engines import outgoing
 from piebald.runtimes.engines.client_context import EngineContext
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.incoming import train_input
+from piebald.runtimes.engines.later_numbers import LaterNumbers
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.runtimes.factored.vectors import to_dense
 
 
 def serve(
-    engine: Engine, stack: ClientStack, sum_request: SumRequest | None = None, total: RunningSum | None = None
+    engine: Engine,
+    stack: ClientStack,
+    sum_request: SumRequest | None = None,
+    total: RunningSum | None = None,
+    later: LaterNumbers | None = None,
 ) -> StackResult:
     """Train a stack of clients, or let them answer a query.
 
@@ -31,7 +36,18 @@ def serve(
         stack: the tasks, of clients with one model.
         sum_request: if given, updates that may count are added to `total` and not returned.
         total: the sum so far.
+        later: if given, what the result has of numbers and tensors is there only once this was read.
     """
+    numbers = later or LaterNumbers()
+    result = _served(engine, stack, sum_request, total, numbers)
+    if later is None:
+        numbers.read()
+    return result
+
+
+def _served(
+    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum | None, numbers: LaterNumbers
+) -> StackResult:
     number = engine.work.number_of(stack.clients[0], stack.versions[0], stack.query)
     if stack.query is not None and any(engine.work.number(client) != number for client in stack.clients):
         own = {name: rows for name, rows in stack.state.items() if name == PRIVATE}
@@ -40,17 +56,17 @@ def serve(
     work, context = engine.work, EngineContext(engine, stack)
     inputs = train_input(engine, stack)
     if stack.query is not None:
-        return outgoing.answers(stack.query.answer(inputs, context, work.trainer))
+        return outgoing.answers(stack.query.answer(inputs, context, work.trainer), numbers)
     output = work.trainer.train(inputs, context)
     if work.own_query is not None:
         told = work.own_query.answer(dataclasses.replace(inputs, model=output.model), context, work.trainer)
         output = dataclasses.replace(output, vectors={**output.vectors, **told.vectors})
     summed = sum_request is not None and not work.transforms
-    result = outgoing.updates(engine, stack, inputs, output, summed)
+    result, lengths = outgoing.updates(engine, stack, inputs, output, summed, numbers)
     del output  # the trained models, which the sum need not lie beside
     if sum_request is not None and total is not None:
-        outgoing.add_to_sum(result, sum_request, total)
-    result.vectors = {name: to_dense(part).cpu() for name, part in result.vectors.items()}
+        outgoing.add_to_sum(result, lengths, sum_request, total, numbers)
+    result.vectors = {name: numbers.fetched(to_dense(part)) for name, part in result.vectors.items()}
     return result
 
 

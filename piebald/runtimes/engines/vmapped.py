@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from piebald import pytree
-from piebald.contracts import PassSettings, Rows, SgdConfig, SgdOutcome
-from piebald.machine import moved
+from piebald.contracts import PLAIN_PASSES, PassSettings, Rows, SgdConfig, SgdOutcome
+from piebald.machine import moved, raise_if_lost
 from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.compilation import compiled
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
@@ -48,7 +49,8 @@ class VmappedEngine(SequentialEngine):
         self._compiled = compiled(vmap(self._one), self.traits, self.device)
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
-        if self.traits.random or self.padded or run.config.passes.alone or not self._fits_privacy(run):
+        alone = self.traits.random or self.padded or run.config.passes.alone or self.refusal is not None
+        if alone or not self._fits_privacy(run):
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
         ordered = rows_of(run, order)
@@ -79,6 +81,23 @@ class VmappedEngine(SequentialEngine):
         leaves.finish()
         steps = moved(torch.tensor([float(len(plan)) for plan in plans]), self.device)
         return restored_order(w, steps, total / steps, stepper.ended(steps), order)
+
+    @cached_property
+    def refusal(self) -> str | None:
+        """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on a few rows."""
+        few = self.row_loader.trial_rows()
+        few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
+        rows = Rows(*(pytree.mapped(lambda one: moved(one, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
+        start = self.work.initial.to(self.device, copy=True).unsqueeze(0)
+        tensors = {name: view.contiguous() for name, view in self.work.layout.views(start).items()}
+        keys = torch.zeros(1, dtype=torch.int64, device=self.device) if self.traits.dropout else None
+        try:
+            with torch.no_grad():
+                self._losses(tensors, rows, keys, None, PLAIN_PASSES)
+        except Exception as error:  # whatever torch or the user's own code may raise where it is vectorized
+            raise_if_lost(error, self.device)
+            return str(error).strip().split("\n")[0] or type(error).__name__
+        return None
 
     def _fits_privacy(self, run: SgdRun) -> bool:
         """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
@@ -174,7 +193,7 @@ class VmappedEngine(SequentialEngine):
         """The mean loss [c] of each client's batch of rows [c, b, ...]."""
         self.module.train()
         forward: Callable[..., Tensor] = self._one
-        with self.precision(passes):
+        with self.precision(passes, vectorized=True):
             if keys is None:
                 losses = (self._compiled or vmap(forward))(tensors, rows.x, rows.y)
             else:
@@ -205,7 +224,7 @@ class VmappedEngine(SequentialEngine):
         shape = pytree.leaves(rows.x)[0].shape[:2]
         counts = torch.ones(shape, device=self.device) if mask is None else mask
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
-        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes):
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
             return _means(vmap(one)(tensors, own, rows.x, rows.y, counts, steps), mask)
 
     def _clipped_sums(
@@ -222,7 +241,7 @@ class VmappedEngine(SequentialEngine):
         shape = pytree.leaves(rows.x)[0].shape[:2]
         counts = torch.ones(shape, device=self.device) if mask is None else mask
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
-        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes):
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
             summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
         return losses / counts.sum(1).clamp(min=1), summed
 

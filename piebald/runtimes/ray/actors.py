@@ -31,7 +31,7 @@ from piebald.runtimes.engines.sequential import SequentialEngine
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, gone
 from piebald.runtimes.ray.state_actors import StateActorRing, StateActors
-from piebald.runtimes.workers.pool import LaterWork, prefetched, serve_naming_client, share_out
+from piebald.runtimes.workers.pool import LaterWork, serve_all, share_out
 from piebald.runtimes.workers.serialization import pack_result, pack_stack, unpack_result, unpack_stack
 
 if TYPE_CHECKING:
@@ -122,11 +122,7 @@ class RayWorker:
     ) -> dict[str, Any]:
         assert self.engine is not None
         total, out = RunningSum(), ObjectBuffer()
-        with self.engine.copies:
-            served = [
-                serve_naming_client(self.engine, stack, sum_request, total)
-                for stack in prefetched(self.engine.row_loader, stacks)
-            ]
+        served = [*serve_all(self.engine, stacks, sum_request, total)]
         if ring is not None:
             ring.store_results(stacks, served)
         packed = [pack_result(one, out) for one in served]

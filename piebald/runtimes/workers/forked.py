@@ -26,7 +26,7 @@ from piebald.errors import PiebaldError, RuntimeFault
 from piebald.machine import one_thread
 from piebald.runtimes.engines.engine import Engine
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
-from piebald.runtimes.workers.pool import kept_pages, prefetched, serve_naming_client, share_out
+from piebald.runtimes.workers.pool import kept_pages, serve_all, share_out
 from piebald.runtimes.workers.serialization import PARTS, Arena, pack_result, pack_stack, unpack_result, unpack_stack
 
 
@@ -230,10 +230,10 @@ def _serve_until_closed(
     make: Callable[[], Engine], pipe: Connection, parent: Connection, inbox: Arena, outbox: Arena
 ) -> None:
     """The loop of a worker: serve until the other end closes."""
+    torch.set_num_threads(1)  # before anything else: the others that torch would wait for were not forked
     parent.close()  # otherwise this copy of it would keep the pipe open after the parent has died
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's answer to it is to record that the run was stopped
-    torch.set_num_threads(1)
     total, messages, engine = RunningSum(), deque[dict[str, Any]](), None
     while True:
         try:
@@ -280,8 +280,4 @@ def _serve_all(
         sum_request = SumRequest(aggregation, message["sum_request"]["limit"])
     seen: dict[str, torch.Tensor] = {}
     stacks = [unpack_stack(values, inbox, seen) for values in message["stacks"]]
-    with engine.copies:
-        return [
-            pack_result(serve_naming_client(engine, stack, sum_request, total), outbox)
-            for stack in prefetched(engine.row_loader, stacks, then)
-        ]
+    return [pack_result(one, outbox) for one in serve_all(engine, stacks, sum_request, total, then)]

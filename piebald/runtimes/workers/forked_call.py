@@ -56,6 +56,7 @@ def in_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _call(function: Callable[[], dict[str, Any]], pipe: Connection) -> None:
+    torch.set_num_threads(1)  # before anything else: the others that torch would wait for were not forked
     answer: dict[str, Any]
     try:
         answer = {"made": function()}

@@ -13,8 +13,9 @@ import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
 from piebald.errors import PiebaldError, RuntimeFault
-from piebald.machine import one_thread
+from piebald.machine import naming_lost, one_thread, raise_if_lost
 from piebald.runtimes.engines.engine import Engine
+from piebald.runtimes.engines.later_numbers import LaterNumbers
 from piebald.runtimes.engines.row_loader import RowLoader
 from piebald.runtimes.engines.serve_stack import serve
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
@@ -129,11 +130,7 @@ class InProcess:
     def collect(self, number: int) -> tuple[list[StackResult], RunningSum]:
         stacks, _, sum_request = self._later.take(number)
         total = RunningSum()
-        with self.engine.copies:
-            return [
-                serve_naming_client(self.engine, stack, sum_request, total)
-                for stack in prefetched(self.engine.row_loader, stacks, self._later.next_clients)
-            ], total
+        return [*serve_all(self.engine, stacks, sum_request, total, self._later.next_clients)], total
 
     def close(self) -> None:
         self.engine.row_loader.close()
@@ -166,18 +163,40 @@ def prefetched(row_loader: RowLoader, stacks: Sequence[ClientStack], then: Seque
         yield stack
 
 
-def serve_naming_client(
-    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum
+def serve_all(
+    engine: Engine,
+    stacks: Sequence[ClientStack],
+    sum_request: SumRequest | None,
+    total: RunningSum,
+    then: Sequence[int] = (),
+) -> Iterator[StackResult]:
+    """Serve stacks, with errors of the user's own code (model, loss, metric) that name the client.
+
+    A GPU is waited for once, when all of them have been served.  `then` is as in `prefetched`.
+    """
+    numbers, waiting = LaterNumbers(), list[StackResult]()
+    with engine.copies:
+        for stack in prefetched(engine.row_loader, stacks, then):
+            waiting.append(_serve_naming_client(engine, stack, sum_request, total, numbers))
+            if engine.device.type == "cpu":
+                yield waiting.pop()
+        with naming_lost(engine.device):  # where a GPU fails, the host learns of it when it waits
+            numbers.read()
+    yield from waiting
+
+
+def _serve_naming_client(
+    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum, numbers: LaterNumbers
 ) -> StackResult:
-    """`serve`, with errors of the user's own code (model, loss, metric) that name the client."""
     try:
-        return serve(engine, stack, sum_request, total)
+        return serve(engine, stack, sum_request, total, numbers)
     except PiebaldError:
         raise
     except torch.OutOfMemoryError as error:
         held = "; it holds one client" if len(stack.clients) == 1 else f": set stack to less than {len(stack.clients)}"
         raise RuntimeFault(f"the memory of device {str(engine.device)!r} ran out{held}") from error
     except Exception as error:
+        raise_if_lost(error, engine.device)
         doing = "training" if stack.query is None else f"answering {stack.query.kind!r}"
         raise RuntimeFault(f"{doing} failed on {_culprit(engine, stack)}: {type(error).__name__}: {error}") from error
 
@@ -188,7 +207,8 @@ def _culprit(engine: Engine, stack: ClientStack) -> str:
         alone = stack.row(row)
         try:
             serve(engine, alone)
-        except Exception:
+        except Exception as error:
+            raise_if_lost(error, engine.device)
             return (
                 "the common test set" if client == SERVER_ID else f"client {engine.row_loader.clients.names[client]!r}"
             )
