@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from piebald import adaptation
@@ -20,7 +21,7 @@ from piebald.contracts import DismissesSites
 from piebald.errors import RunFolderError
 from piebald.finished_run import Run
 from piebald.lineage import Inheritance, hand_out
-from piebald.machine import existing_objects_frozen
+from piebald.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
 from piebald.prepare import PreparedRun
 from piebald.progress import Bar
 from piebald.report.store import RunStore
@@ -43,14 +44,28 @@ def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
     return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
 
 
+def _server_device(plan: PreparedRun) -> torch.device:
+    """Where the server computes: with the engine where that leaves it nothing but sums, else on the host.
+
+    Where updates are compared, kept, hidden or limited one by one, and where models lie in files or differ in their
+    numbers, it needs what is on the host.
+    """
+    recipe, work = plan.recipe, plan.work
+    alone = recipe.requires_individual_updates or plan.check.limits_weights or bool(recipe.transforms)
+    files = work.initial.nbytes > plan.runtime.map_above
+    device, elsewhere = plan.runtime.server_device(), work.own_models is not None or work.choice is not None
+    return HOST if alone or files or recipe.masking or elsewhere or float64_device(device) != device else device
+
+
 def execute(
     plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback], started: Inheritance | None
 ) -> Run:
     """Open the runtime, begin with what was taken over or the last checkpoint if there is one, and run to the end."""
-    runtime = plan.runtime.open(plan.work, plan.clients)
+    runtime, device = plan.runtime.open(plan.work, plan.clients), _server_device(plan)
     recorder = ObservedRecorder(store, listeners)
     with (
         existing_objects_frozen(),
+        naming_lost(),
         _ending(store, runtime, recorder),
         Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
     ):
@@ -67,7 +82,8 @@ def execute(
             check=plan.check,
             watch=bar.show,
             secret=not plan.runtime.simulates,
-            keep=_keep(plan, store.path),
+            keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
+            device=device,
         )
         last = store.last_checkpoint()
         for note in store.notes:
@@ -98,9 +114,9 @@ def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
     """The version that the run ends with, and its global models."""
     best = server.best
     if best.version is None:
-        return server.version, server.models
+        return server.version, server.models.on_host()
     store.set_meta(best=best.version)
-    return best.version, best.models or ModelSnapshot.of(store.server_checkpoint(best.version))
+    return best.version, best.models.on_host() if best.models else ModelSnapshot.of(store.server_checkpoint(best.version))
 
 
 @contextmanager

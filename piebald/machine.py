@@ -6,7 +6,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from piebald.errors import DeviceLost
 
+HOST = torch.device("cpu")
 WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
 PINNED = {"cuda"}  # kinds of devices that read and write pinned memory by themselves, while the host goes on
 # What CUDA says where it refuses everything that the process asks of it afterwards.
@@ -93,11 +94,13 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def fetched(tensor: Tensor) -> Tensor:
-    """A tensor on the host, whose numbers a GPU writes into pinned memory when it comes to that: they are there once
-    the host has waited for something that was asked of the device later.
-    """
-    return tensor.to("cpu", non_blocking=tensor.device.type in PINNED)
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Named tensors on the host, which waits once for those of a GPU: it writes all of them into pinned memory."""
+    there = [tensor for tensor in tensors.values() if tensor.device.type in PINNED and tensor.numel()]
+    found = {name: tensor.to("cpu", non_blocking=tensor.device.type in PINNED) for name, tensor in tensors.items()}
+    for last in there[-1:]:
+        last.flatten()[:1].tolist()
+    return found
 
 
 def raise_if_lost(error: BaseException, device: torch.device | None = None) -> None:

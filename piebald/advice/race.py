@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.families import ALONE, TOGETHER, Entrant
-from piebald.errors import PiebaldError
+from piebald.errors import DeviceLost, PiebaldError
 from piebald.recipe import Recipe
 from piebald.report.paired import Scores, difference
 from piebald.tuning.budget import Budget, Cost
@@ -221,6 +221,8 @@ class Race:
             best = min(finished, key=lambda other: sign * other.mean)
             try:
                 again = self._to_the_end(one, trial, best)
+            except DeviceLost:
+                raise
             except PiebaldError as error:
                 self.say(f"{one.label} {words(trial.settings)}: not continued: {error}")
                 continue
@@ -274,6 +276,8 @@ class Race:
                 continue
             try:
                 done[one.label], own = self._again(one, fit)
+            except DeviceLost:
+                raise
             except PiebaldError as error:
                 self.say(f"{one.label}: not repeated with other seeds: {error}")
                 continue

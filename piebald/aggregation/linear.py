@@ -31,7 +31,7 @@ class Linear(Aggregator):
         whole = sum(self.undamped_weight(update) for update in cohort.updates)
         if whole <= 0:  # no update counts (no client has rows): the average is no change
             like = cohort.updates[0].vectors["model"] if summed is None else summed.vectors["model"]
-            return torch.zeros(like.shape), [0.0] * len(weights)
+            return torch.zeros_like(like, dtype=torch.float32), [0.0] * len(weights)
         shares = [weight / whole for weight in weights]
         if summed is not None:
             return divided(summed.vectors["model"], whole), shares

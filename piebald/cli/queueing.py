@@ -19,7 +19,7 @@ import typer
 from piebald.cli.app import Interrupted, Json, Out, Sets, StartFrom, app, check_run
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
-from piebald.errors import PiebaldError, SettingError
+from piebald.errors import DeviceLost, PiebaldError, SettingError
 
 if TYPE_CHECKING:
     from piebald.deploy.experiment_queue import ExperimentQueue, Queued
@@ -204,6 +204,8 @@ def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, printing: 
     try:
         while not ended:
             entry, ended = _part(own, waiting, entry, printing, turns)
+    except DeviceLost:
+        raise  # the next experiment would fail as well, and this one goes on in a new process
     except PiebaldError as error:
         if lacking := _without_room(own, entry):
             raise SettingError(f"{error} ({lacking}); then go on with: piebald server {own.folder}") from None

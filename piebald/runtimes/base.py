@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
+import torch
 from pydantic import Field
 
 from piebald.client_work import ClientWork
@@ -45,6 +46,10 @@ class RuntimeSettings(Component):
     def going_on_from(self, federation: str | None) -> RuntimeSettings:
         """These settings for a run that goes on from one whose sites keep their part under this number, if any."""
         return self
+
+    def server_device(self) -> torch.device:
+        """Where the server computes if it needs nothing but sums: where they are formed, so that they stay there."""
+        return torch.device("cpu")
 
     def open(self, work: ClientWork, clients: Clients) -> Runtime:
         """Start the runtime."""

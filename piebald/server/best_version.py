@@ -23,6 +23,12 @@ class ModelSnapshot:
     main: int = 0
     own_buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
+    def on_host(self) -> ModelSnapshot:
+        """The same, with all tensors on the host."""
+        buffers = {number: {name: one.cpu() for name, one in own.items()} for number, own in self.own_buffers.items()}
+        clusters = {number: model.cpu() for number, model in self.clusters.items()}
+        return ModelSnapshot(clusters, self.cluster_of, self.main, buffers)
+
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ModelSnapshot:
         """The models in a checkpoint of the server."""

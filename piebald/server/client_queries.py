@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from piebald.contracts import MOST_ROWS, Result, Runtime, Task, Update, count_reason
+from piebald.machine import raise_if_lost
 from piebald.model_spec import ModelSpec
 from piebald.server.records import TableRow, refusal, result_row
 
@@ -75,6 +76,7 @@ class ClientQueries:
         try:
             reason = self._checked(result)
         except Exception as error:  # whatever one answer raises is the fault of its client
+            raise_if_lost(error)
             log.debug("the answer to query %d raised an error", result.task.id, exc_info=True)
             reason = f"raised {type(error).__name__} when it was checked"
         if reason is not None and (result.refused or result.update is not None):

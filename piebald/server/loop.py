@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from piebald.aggregation.linear import Linear
@@ -29,6 +30,7 @@ from piebald.contracts import (
     Update,
 )
 from piebald.errors import RuntimeFault
+from piebald.machine import HOST, moved, on_host
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.recipe import Recipe
 from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
@@ -86,11 +88,12 @@ class ServerLoop:
         watch: Callable[[RoundProgress], None] | None = None,
         secret: bool = False,
         keep: Keep = where_it_is,
+        device: torch.device = HOST,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
-        first, variances = work.initial[: work.layout.shared], work.layout.variances
+        first, variances = moved(work.initial[: work.layout.shared], device), work.layout.variances
         self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret, keep=keep)
         self.client_pool = ClientPool()
         self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
@@ -388,7 +391,7 @@ class ServerLoop:
             "cluster_models": dict(mine.values),
             "runtime": dict(theirs.values),
         }
-        return Checkpoint({**mine.tensors, **sent, **brought, **theirs.tensors}, values)
+        return Checkpoint(on_host({**mine.tensors, **sent, **brought, **theirs.tensors}), values)
 
     def begin_with(self, taken: Checkpoint) -> None:
         """Begin with what a finished run left (`lineage.Inheritance`)."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Result
+from piebald.machine import raise_if_lost
 from piebald.server.masked_rounds import MaskedRounds
 from piebald.server.result_checks import ResultChecks
 
@@ -44,6 +45,7 @@ class ResultIntake:
             reason = self._check.reject_reason(result, self._work.layout, limit, self._uploads)
             return (result if reason is not None else self._measured(result)), reason
         except Exception as error:  # whatever one result raises is the fault of its client
+            raise_if_lost(error)
             log.debug("the result of task %d raised an error", result.task.id, exc_info=True)
             return result, f"raised {type(error).__name__} when it was checked"
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from piebald.errors import PiebaldError, RunFolderError, SettingError
+from piebald.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.plain_text import printable
 from piebald.randomness import generator
 from piebald.recipe import Recipe
@@ -163,6 +163,8 @@ class Study:
                 )
             try:
                 scores = self._scores(study, trial, point, rung)
+            except DeviceLost:
+                raise  # the next trial would fail as well
             except PiebaldError as error:
                 trial.set_user_attr("why", str(error))
                 study.tell(trial, state=TrialState.FAIL)

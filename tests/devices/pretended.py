@@ -259,7 +259,7 @@ def _to_the_host(made: Tensor, without_waiting: bool) -> Tensor:
 
 
 def _check_alignment(args: Any) -> None:
-    """Lose the device where cuDNN's batch norm for channels-last order meets vectors that it cannot read 16 bytes of."""
+    """Lose the device where cuDNN's batch norm for channels-last order meets vectors that begin in between 16 bytes."""
     x, vectors = args[0].held, [one.held for one in args[1:5] if isinstance(one, OnDevice)]
     turned = x.dim() == 4 and x.stride() == torch.empty(x.shape).to(memory_format=torch.channels_last).stride()
     if turned and x.stride() != torch.empty(x.shape).stride() and any(one.data_ptr() % 16 for one in vectors):

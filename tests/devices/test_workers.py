@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import piebald
-from piebald.errors import SettingError
+from piebald.errors import RuntimeFault, SettingError
+from piebald.machine import moved
 from piebald.runtimes.engines.engine_choice import stack_limit
+from piebald.runtimes.workers.forked_call import in_fork
+from tests import processes
 from tests.contract.conftest import method
 from tests.devices import pretended
-from tests.devices.there import assert_as_on_the_cpu, carry_out
-
-
-class Untouched(TorchDispatchMode):
-    """Raises an error where this process computes on the device; forked ones have been told not to mind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.touched = 0
-
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.touched += isinstance(made, pretended.OnDevice)
-        return made
+from tests.devices.there import carry_out
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "engine"), [("scaffold", "batched"), ("fedavg", "auto")])
 def test_workers_share_a_gpu(name: str, engine: str) -> None:
-    """Also where the engine is measured; with the bits of as many workers on the CPU."""
-    how = {"workers": 2, "stack": 2} | ({} if engine == "auto" else {"engine": engine})
-    with pretended.pretended(), Untouched() as seen:
-        found = carry_out(method(name), pretended.DEVICE, **how | {"engine": engine})
-    assert seen.touched == 0
-    assert found.meta["runtime"]["workers"] == 2
-    chosen = {"engine": found.meta["runtime"]["engine"], "stack": found.meta["runtime"]["stack"]}
-    assert_as_on_the_cpu(found, carry_out(method(name), **how | chosen))
+    """Also where the engine is measured; with the bits of as many workers on the CPU.
+
+    In a process that has not used the device: on a GPU that of the tests has, and could not fork.
+    """
+    how = {"workers": 2, "stack": 2, "engine": engine}
+    words = [sys.executable, "-m", "tests.devices.fresh", name, json.dumps(how)]
+    done = processes.run(words, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_process_computes_with_one_thread_before_anything_else() -> None:
+    """Pinning memory in one with several threads waits for ever; the pretended device refuses it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with pretended.pretended():
+            in_fork(lambda: {"pinned": moved(torch.ones(3), pretended.DEVICE).sum().item()})
+            with pytest.raises(RuntimeFault, match=r"pin_memory.. in a forked process with several threads"):
+                in_fork(lambda: torch.set_num_threads(4) or {"pinned": len(moved(torch.ones(3), pretended.DEVICE))})
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_process_that_has_used_a_gpu_is_told_that_it_cannot_fork_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +52,8 @@ def test_a_process_that_has_used_a_gpu_is_told_that_it_cannot_fork_for_it(monkey
         carry_out(method("fedavg"), pretended.DEVICE, workers=2)
 
 
-def test_errors_of_a_worker_and_of_the_trial_reach_the_user() -> None:
+def test_errors_of_a_worker_and_of_the_trial_reach_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # by other tests, where there is a GPU
     broken = {"engine": "auto", "workers": 2, "stack": None}
     with pytest.raises(piebald.errors.PiebaldError, match="Invalid device string"):
         carry_out(method("fedavg"), "no-such-device", **broken)

@@ -27,7 +27,7 @@ _WAITS = {
 
 
 class Waits(TorchDispatchMode):
-    """Counts in `seen` what the host waits for, in `sent` and `fetched` copies to and from the device without waiting."""
+    """Counts in `seen` what the host waits for; in `sent` and `fetched` copies there and back without waiting."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,9 +36,7 @@ def _in_rows(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def chunk_order(layer: nn.RNNBase, device: torch.device) -> list[str]:
-    """The names of a recurrent layer's tensors in the order in which cuDNN wants them in one piece of memory; none where
-    it has no such wish.
-    """
+    """The names of a recurrent layer's tensors in the order in which cuDNN wants them in one piece, if any."""
     if device.type != "cuda":
         return []
     other = copy.deepcopy(layer).to(device)

@@ -32,7 +32,7 @@ class LaterNumbers:
             self._waiting.append((numbers, take))
 
     def fetched(self, tensor: Tensor) -> Tensor:
-        """A tensor on the host, whose numbers are there after `read`: a GPU writes them into pinned memory meanwhile."""
+        """A tensor on the host, whose numbers are there after `read`: a GPU writes them while the host goes on."""
         if tensor.device.type not in PINNED or not tensor.numel():
             return tensor.cpu()
         self._copied = tensor

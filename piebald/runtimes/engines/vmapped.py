@@ -84,7 +84,7 @@ class VmappedEngine(SequentialEngine):
 
     @cached_property
     def refusal(self) -> str | None:
-        """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on a few rows."""
+        """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on two rows."""
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
         rows = Rows(*(pytree.mapped(lambda one: moved(one, self.device).unsqueeze(0), part) for part in (few.x, few.y)))

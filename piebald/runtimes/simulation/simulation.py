@@ -264,7 +264,10 @@ class Simulation:
         """Wait for what was begun under a number."""
         groups = self._begun.pop(number)
         served, total = self._workers().collect(number)
-        sums = {name: part.cpu() for name, part in total.vectors.items()}
+        home = groups[0][0].task.vectors["model"].device  # of the server, which may be where they are already
+        sums = {name: part.to(home) for name, part in total.vectors.items()}
+        for result in served if groups[0][0].task.query is None else ():
+            result.vectors = {name: part.to(home) for name, part in result.vectors.items()}
         partial_sum = PartialSum(total.weight, sums) if groups[0][0].sum_request is not None else None
         for group, result in zip(groups, served, strict=True):
             for row, event in enumerate(group):

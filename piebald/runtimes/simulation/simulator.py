@@ -229,6 +229,10 @@ class Simulator(Simulated):
         found = in_fork(lambda: _choices(super(Simulator, self).measured(work, clients, expected)))
         return self.model_copy(update=found)
 
+    def server_device(self) -> torch.device:
+        """See `RuntimeSettings`; with the engine, where that is in this process."""
+        return torch.device("cpu" if self.workers else self.device)
+
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
     ) -> WorkerPool:
