@@ -116,7 +116,9 @@ def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
     if best.version is None:
         return server.version, server.models.on_host()
     store.set_meta(best=best.version)
-    return best.version, best.models.on_host() if best.models else ModelSnapshot.of(store.server_checkpoint(best.version))
+    if best.models is not None:
+        return best.version, best.models.on_host()
+    return best.version, ModelSnapshot.of(store.server_checkpoint(best.version))
 
 
 @contextmanager

@@ -32,6 +32,13 @@ HDAFL = {  # table 3 prints the ends of Fig. 3's curves: clients a round, HDAFL,
 DIRICHLET = {"fedavg": 77.31, "fedprox": 76.86, "scaffold": 79.92, "fedadam": 77.58, "feddyn": 78.96}
 
 
+# Seconds of a run on one H100: arithmetic from the seconds of a step there and the number of steps, no measurement.
+SECONDS = {
+    ("distfl", "vgg"): 900, ("distfl", "resnet"): 3000, ("distfl", "replacement"): 600, ("metis", "synchronous"): 120,
+    ("metis", "uneven"): 300, ("cgau", ""): 60, ("hdafl", ""): 90, ("dirichlet", ""): 4000,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Row:
     """One run.
@@ -54,6 +61,11 @@ class Row:
     def name(self) -> str:
         """The row's name."""
         return f"{', '.join(self.about)}, seed {self.seed}"
+
+
+def expected_seconds(row: Row) -> int:
+    """How long a row should take on an H100 (`SECONDS`)."""
+    return SECONDS.get((row.study, row.about[0]), SECONDS.get((row.study, ""), 0))
 
 
 def table_2(seed: int) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """The papers at full size on a GPU: python benchmarks/full_scale/run.py --device cuda --out build/full_scale
 
-Each row is a run of its own with the paper's figure beside it, the most telling first.  Results are kept in
+Each row is a run of its own with the paper's figure beside it, the most telling first, or with `--order seconds` the
+shortest; `--seconds-a-row 600` leaves out what is expected to take longer (`rows.expected_seconds`).  Results are kept in
 OUT/results.json and OUT/RESULTS.md, and the same command goes on: what is finished is not repeated, a run that was
 stopped continues from its last checkpoint, and what did not fit into `--budget-seconds` is a row that says so.
 """
@@ -14,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from rows import STUDIES, Row, rows
+from rows import STUDIES, Row, expected_seconds, rows
 
 from piebald.machine import device_named, machine
 
@@ -61,6 +62,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu, or auto")
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=STUDIES, help="papers, by default all")
     parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds; Metis has one, 1990")
+    parser.add_argument("--order", choices=("telling", "seconds"), default="telling")
+    parser.add_argument("--seconds-a-row", type=float, default=float("inf"), help="leave out what should last longer")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny tries the program, no more")
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="stop after so many seconds")
     parser.add_argument("--out", type=Path, default=Path("build/full_scale"), help="folder of results and runs")
@@ -68,8 +71,12 @@ def main() -> int:
     options = parser.parse_args()
     wanted = [row for row in rows() if row.study in options.only]
     wanted = [row for row in wanted if options.seeds is None or row.seed in options.seeds]
+    wanted = [row for row in wanted if expected_seconds(row) <= options.seconds_a_row]
+    if options.order == "seconds":
+        wanted.sort(key=expected_seconds)
     if options.dry_run:
-        print("\n".join(f"{row.table}: {row.name} (the paper: {row.paper})" for row in wanted))
+        for row in wanted:
+            print(f"{expected_seconds(row):6,d} s expected, {row.table}: {row.name} (the paper: {row.paper})")
         return 0
     began = time.monotonic()
     try:
@@ -86,7 +93,9 @@ def main() -> int:
         else:
             before = str(ledger.get(row.table, row.name).get("not measured", ""))
             found = {"not measured": before or "the time of this command was up"}
-        ledger.put(row.table, row.name, {"paper": row.paper, **found})
+        ledger.put(row.table, row.name, {"paper": row.paper, "expected seconds": expected_seconds(row), **found})
+        if "not measured" not in found:
+            ledger.saw(row.table, str(ledger.about["device"]))
         print(f"[{time.monotonic() - began:.0f} s] {row.table}: {row.name}: {found}", flush=True)
     print(ledger.page)
     return 0

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+SEEN = "Last seen on"
+
+
+def commit() -> str:
+    """The commit of this copy, or the package's version where it is no repository."""
+    import piebald
+
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return done.stdout.strip() if done.returncode == 0 else f"version {piebald.__version__}"
 
 
 class Ledger:
@@ -42,6 +55,10 @@ class Ledger:
         self.tables.setdefault(table, {})[name] = row
         _write(self.file, json.dumps({"about": self.about, "tables": self.tables}, indent=1))
         _write(self.page, self.markdown())
+
+    def saw(self, part: str, card: str) -> None:
+        """Note that a part has been measured now."""
+        self.put(SEEN, part, {"commit": commit(), "card": card, "date": f"{datetime.date.today()}"})
 
     def markdown(self) -> str:
         """All tables."""

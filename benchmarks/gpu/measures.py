@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from works import TARGETS, Workload, bare_loop
 import piebald
 import piebald.machine
 from piebald import data, partition, recipes
+from piebald.callbacks import Callback
+from piebald.errors import DeviceLost
 from piebald.models import build_model
 from piebald.partition import Lists, PooledClients
 
@@ -66,16 +70,28 @@ def seconds_a_round(work: Workload, device: str, clients: Any = None, **how: Any
     return timed(work, clients or work.data(), runtime(device, **how)) | _peak(device)
 
 
+class FirstRound(Callback):
+    """When the first round ended."""
+
+    ended = 0.0
+
+    def on_server_step(self, step: Any) -> None:
+        """See `Callback`."""
+        self.ended = self.ended or time.perf_counter()
+
+
 def timed(work: Workload, clients: Any, where: Any) -> Row:
-    """Seconds a round on a runtime, and what it chose."""
+    """Seconds a round on a runtime, what it chose, and how long the first round took with all that comes before."""
+    network, began, first = work.network(), time.perf_counter(), FirstRound()
     run = piebald.run(
         recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
         clients,
-        work.network(),
+        network,
         rounds=work.rounds + 1,
         runtime=where,
         evaluate_every=0,
         measure="none",
+        callbacks=[first],
     )
     walls, chosen = [row["wall"] for row in run.rounds], run.meta["runtime"]
     return {
@@ -83,6 +99,7 @@ def timed(work: Workload, clients: Any, where: Any) -> Row:
         "engine": chosen["engine"],
         "stack": chosen["stack"],
         "loss": float(run.rounds[-1]["loss"]),
+        "seconds to the first round": first.ended - began,
     }
 
 
@@ -119,7 +136,8 @@ def largest_costs(work: Workload, device: str, **how: Any) -> Row:
 
     there = device.startswith("cuda")
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if there else [])]
-    short = replace(work, rounds=1)  # and a first round, which starts everything
+    # a first round, which starts everything, and one of few steps: a profiler takes longer than what it looks at
+    short = replace(work, rounds=1, cohort=min(work.cohort, 2), rows=40)
     with profile(activities=kinds) as seen:
         seconds_a_round(short, device, **how)
     rows = seen.key_averages()
@@ -155,12 +173,22 @@ def apart(work: str, scale: str, runtime: dict[str, Any]) -> Row:
 
 
 def peer(script: str, package: str, work: str) -> Row:
-    """Seconds a round of another package, where it is installed."""
+    """Seconds a round of another package on the device that it chooses, where it is installed."""
     if importlib.util.find_spec(package) is None:
         return {"engine": f"{package} is not installed"}
     folder = Path(__file__).parents[1] / "simulator" / "peers"
-    done = subprocess.run([sys.executable, script, work], capture_output=True, text=True, check=True, cwd=folder)
-    return {"seconds a round": float(done.stdout.split()[-1]), "engine": f"{package}, on the device that it chooses"}
+    done = subprocess.run([sys.executable, script, work], capture_output=True, text=True, cwd=folder,
+                          env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})  # fmt: skip
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return {"seconds a round": float(done.stdout.split()[-1]), "engine": package}
+
+
+def stop_if_lost(error: Exception, device: str) -> None:
+    """Raise `DeviceLost` where an error has lost the device, so that nothing else is measured on it."""
+    if isinstance(error, DeviceLost):
+        raise error
+    piebald.machine.raise_if_lost(error, torch.device(device))
 
 
 def machine(device: str) -> Row:

@@ -1,8 +1,9 @@
-"""Measure the simulator on a GPU: python benchmarks/gpu/run.py --device cuda --out build/gpu
+"""Measure the simulator on a GPU: python benchmarks/gpu/run.py --device cuda --only W2 equality --out build/gpu
 
-One command, at most nine minutes.  Each measurement is written to OUT/results.json and OUT/RESULTS.md when it is made,
-the most telling first, and the same command goes on where an earlier one stopped.  What did not fit into the time, or
-failed, is a row that says so.
+In parts, each of at most two minutes, which can be asked for one by one; without `--only` all of them, until the time
+of the command is up.  Each measurement is written to OUT/results.json and OUT/RESULTS.md when it is made, the most
+telling first, and the same command goes on where an earlier one stopped.  What did not fit into the time, or failed, is
+a row that says so.  A device that is lost ends the command at once, with exit code 1.
 
 `--device cpu --scale tiny` tries the program itself, in about a minute.
 """
@@ -24,15 +25,22 @@ from ledger import Ledger
 from measures import ENGINES, RECIPES, Measurement
 from works import COHORTS, REGISTERED, SCALES, SHARING, STACKS, Workload
 
+from piebald.errors import DeviceLost
 from piebald.machine import device_named, free_cached
 
 Plan = tuple[str, str, Measurement]
+NAMES = {  # of the workloads as parts
+    "W1": "W1", "W2": "W2", "resnet18": "ResNet-18, group norm", "vgg11": "VGG-11", "lstm": "LSTM",
+    "transformer": "transformer", "lora": "LoRA on a frozen transformer",
+}  # fmt: skip
 PARTS = (
-    "machine", "equality", "speed", "profile", "cohorts", "registered", "stacks", "precision", "compile", "workers",
-    "peers",
+    "machine", "equality", *NAMES, "recipes", "profile", "cohorts", "registered", "stacks", "precision", "compile",
+    "workers",
 )  # fmt: skip
+PART_SECONDS = 120.0
 EQUALITY, SPEED = "Equality with the CPU", "Seconds a round, beside a bare loop on the same device"
 STACKED, SHARED = "Stacks", "Several processes on one device"
+PEERS = {"fedjax": "with_fedjax.py", "pfl": "with_pfl.py"}
 TOO_MUCH = "more memory than the device has"
 
 
@@ -52,17 +60,20 @@ def equality(device: str, scale: str, all_recipes: bool) -> Iterator[Plan]:
         yield EQUALITY, f"{recipe}, {engine}", partial(measures.equal_to_the_cpu, recipe, engine, device, rounds)
 
 
-def speed(device: str, scale: str, names: list[str], ledger: Ledger) -> Iterator[Plan]:
-    """Yield each workload's bare loop, and Piebald beside it."""
+def speed(device: str, scale: str, name: str, ledger: Ledger) -> Iterator[Plan]:
+    """Yield a workload's bare loop, Piebald beside it, and other packages where they have the workload."""
+    base = f"{name}, bare loop"
 
-    def ours(name: str, base: str) -> measures.Row:
-        row, loop = measures.seconds_a_round(SCALES[scale][name], device), ledger.get(SPEED, base)
-        return measures.beside(row, loop, name) if "seconds a round" in loop else row
+    def beside(measure: Measurement) -> measures.Row:
+        row, loop = measure(), ledger.get(SPEED, base)
+        both = "seconds a round" in loop and "seconds a round" in row
+        return measures.beside(row, loop, name) if both else row
 
-    for name in names:
-        base = f"{name}, bare loop"
-        yield SPEED, base, partial(measures.bare, SCALES[scale][name], device)
-        yield SPEED, name, partial(ours, name, base)
+    yield SPEED, base, partial(measures.bare, SCALES[scale][name], device)
+    yield SPEED, name, partial(beside, partial(measures.seconds_a_round, SCALES[scale][name], device))
+    if scale == "full" and name in ("W1", "W2"):
+        for package, script in PEERS.items():
+            yield SPEED, f"{name}, {package}", partial(beside, partial(measures.peer, script, package, name))
 
 
 def stacks(work: Workload, engine: str, device: str, sizes: Sequence[int], ledger: Ledger) -> Iterator[Plan]:
@@ -112,14 +123,14 @@ def profile(work: Workload, device: str, ledger: Ledger) -> measures.Row:
 def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]:
     """Yield every measurement with its part, the most telling first."""
     works = SCALES[scale]
-    first, later = list(works)[:3], list(works)[3:]
+    first = list(works)[:3]
     yield "machine", ("Machine", measures.device_name(device), partial(measures.machine, device))
     yield from (("equality", plan) for plan in equality(device, scale, all_recipes=False))
-    yield from (("speed", plan) for plan in speed(device, scale, first, ledger))
+    for part, name in NAMES.items():
+        yield from ((part, plan) for plan in speed(device, scale, name, ledger))
     for name in first:  # by the engine that was the fastest
         yield "profile", ("The three largest costs", name, partial(profile, works[name], device, ledger))
-    yield from (("equality", plan) for plan in equality(device, scale, all_recipes=True))
-    yield from (("speed", plan) for plan in speed(device, scale, later, ledger))
+    yield from (("recipes", plan) for plan in equality(device, scale, all_recipes=True))
     w1 = works["W1"]
     for count in COHORTS[scale]:
         asked = replace(w1, clients=max(w1.clients, count), cohort=count, rounds=min(w1.rounds, 5))
@@ -146,13 +157,6 @@ def plans(device: str, scale: str, ledger: Ledger) -> Iterator[tuple[str, Plan]]
         if device == "cuda":
             fraction = {"kind": "ray", "device": device, "gpus": 0.5, "workers": 2}
             yield "workers", (SHARED, f"{name}, Ray, gpus = 0.5", partial(measures.apart, name, scale, fraction))
-    if scale == "full":
-        for package, script in {"fedjax": "with_fedjax.py", "pfl": "with_pfl.py"}.items():
-            for name in ("W1", "W2"):
-                yield (
-                    "peers",
-                    ("Other packages", f"{package}, {name}", partial(measures.peer, script, package, name, device)),
-                )
 
 
 def measured(run: Measurement, seconds: float, device: str) -> measures.Row:
@@ -167,7 +171,8 @@ def measured(run: Measurement, seconds: float, device: str) -> measures.Row:
         return run()
     except TimeUp:
         return {"not measured": "it did not end within the time of this command"}
-    except Exception as error:  # the other measurements are still worth having
+    except Exception as error:  # the other measurements are still worth having, where the device is
+        measures.stop_if_lost(error, device)
         if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError):
             free_cached(torch.device(device))
             return {"not measured": f"it needs {TOO_MUCH}"}
@@ -184,6 +189,7 @@ def main() -> int:
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts, by default all")
     parser.add_argument("--budget-seconds", type=float, default=520.0, help="begin and go on with nothing after these")
+    parser.add_argument("--part-seconds", type=float, default=PART_SECONDS, help="for each part")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder of results.json and RESULTS.md")
     options = parser.parse_args()
     began = time.monotonic()
@@ -192,12 +198,22 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     ledger = Ledger(options.out, {"device": measures.device_name(device), "scale": options.scale})
+    spent = dict.fromkeys(PARTS, 0.0)
     for part, (table, name, run) in plans(device, options.scale, ledger):
         if part not in options.only or ledger.has(table, name):
             continue
-        left = options.budget_seconds - (time.monotonic() - began)
-        row = measured(run, left, device) if left > 0 else {"not measured": "the time of this command was up"}
+        now = time.monotonic()
+        left = min(options.budget_seconds - (now - began), options.part_seconds - spent[part])
+        try:
+            row = measured(run, left, device) if left > 0 else {"not measured": "the time of this command was up"}
+        except DeviceLost as error:
+            ledger.put(table, name, {"not measured": "the device was lost"})
+            print(f"{table}: {name}: {error}", file=sys.stderr)
+            return 1
+        spent[part] += time.monotonic() - now
         ledger.put(table, name, row)
+        if "not measured" not in row:
+            ledger.saw(part, ledger.about["device"])
         print(f"[{time.monotonic() - began:.0f} s] {table}: {name}: {row}", flush=True)
     print(ledger.page)
     return 0

@@ -66,7 +66,8 @@ def tried(optimizer: dict[str, Any], **more: Any) -> Any:
 
 
 # Recipe, clients and model of a run, and how far numbers may be apart: fused kernels, autocast and memory formats round
-# otherwise.
+# otherwise.  `eps` is large where a rule divides by the size of gradients: else a first step has the sign of a gradient
+# that is all rounding, and full length.
 CASES: dict[str, tuple[Any, Any, Any, float]] = {
     "augmented vectors, Nesterov": (
         tried(
@@ -87,7 +88,7 @@ CASES: dict[str, tuple[Any, Any, Any, float]] = {
     ),
     "RMSprop": (tried({"kind": "rmsprop", "centered": True, "eps": 0.1}), None, None, 1e-4),
     "float16, accumulated, Adagrad": (
-        tried({"kind": "adagrad"}, precision="float16", accumulate=2, batch=5), None, plain_network, 0.02,
+        tried({"kind": "adagrad", "eps": 0.1}, precision="float16", accumulate=2, batch=5), None, plain_network, 0.02,
     ),
     "checkpointed, AdamW, packed": (
         tried({"kind": "adamw", "eps": 0.1}, checkpointing="*").with_(transforms=["top_k"]), None, plain_network, 1e-4,

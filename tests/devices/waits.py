@@ -39,19 +39,20 @@ class Waits(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in (aten._to_copy.default, aten.copy_.default):
             self._copied(func, args, kwargs)
-        elif any(_there(one) for one in tree_flatten((args, kwargs))[0]):
+        elif any(is_of_the_device(one) for one in tree_flatten((args, kwargs))[0]):
             if func in _WAITS:
                 self.seen[_WAITS[func]] += 1
             places = args[1] if func is aten.index.Tensor else ()
             self.seen["mask"] += sum(1 for one in places if one is not None and one.dtype == torch.bool)
-            self.seen["places"] += sum(1 for one in places if one is not None and not _there(one))
+            self.seen["places"] += sum(1 for one in places if one is not None and not is_of_the_device(one))
         return func(*args, **kwargs)
 
     def _copied(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         target, source = (args[0], args[1]) if func is aten.copy_.default else (None, args[0])
         wanted = kwargs.get("device")
-        goes = _there(target) if target is not None else _there(source) if wanted is None else _is_there(wanted)
-        if _there(source) == goes or not source.numel():
+        kept = is_of_the_device(source if target is None else target)
+        goes = kept if target is not None or wanted is None else _is_there(wanted)
+        if is_of_the_device(source) == goes or not source.numel():
             return
         free = kwargs.get("non_blocking") or args[2:3] == (True,)
         if free and not goes:
@@ -63,7 +64,7 @@ class Waits(TorchDispatchMode):
             self.seen["to the device" if goes else "to the host"] += 1
 
 
-def _there(one: object) -> bool:
+def is_of_the_device(one: object) -> bool:
     return isinstance(one, Tensor) and _is_there(one.device)
 
 

@@ -1,0 +1,34 @@
+"""What a device is asked to do: operations that are kernels there, counted as torch dispatches them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from tests.devices.waits import is_of_the_device
+
+_NO_KERNEL = ("empty", "detach", "_unsafe_view", "_local_scalar_dense")
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations on the device by name; views and memory without numbers are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = func.name()
+        there = any(is_of_the_device(one) for one in tree_flatten((args, kwargs, made))[0])
+        if there and not func.is_view and not any(word in name for word in _NO_KERNEL):
+            self.seen[name] += 1
+        return made
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.seen.total()
