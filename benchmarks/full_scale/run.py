@@ -1,8 +1,8 @@
 """The papers at full size on a GPU: python benchmarks/full_scale/run.py --device cuda --out build/full_scale
 
 Each row is a run of its own with the paper's figure beside it, the most telling first, or with `--order seconds` the
-shortest; `--seconds-a-row 600` leaves out what is expected to take longer (`rows.expected_seconds`).  Results are kept in
-OUT/results.json and OUT/RESULTS.md, and the same command goes on: what is finished is not repeated, a run that was
+shortest; `--seconds-a-row 600` leaves out what is expected to take longer (`rows.expected_seconds`).  Results are kept
+in OUT/results.json and OUT/RESULTS.md, and the same command goes on: what is finished is not repeated, a run that was
 stopped continues from its last checkpoint, and what did not fit into `--budget-seconds` is a row that says so.
 """
 

@@ -120,7 +120,7 @@ def speed(name: str, options: Any, rows: Rows) -> None:
     import piebald
 
     work = replace(SCALES[options.scale][name], rounds=ROUNDS[name] if options.scale == "full" else 1)
-    device = options.device
+    device, clients = options.device, work.data()
     base = measures.bare(work, device)
     rows.add(name, "bare loop", **base)
     known = piebald.Simulator.model_fields
@@ -132,7 +132,7 @@ def speed(name: str, options: Any, rows: Rows) -> None:
             return None
         try:
             with switch():
-                row = measures.seconds_a_round(work, device, onednn=False, **how)
+                row = measures.seconds_a_round(work, device, clients, onednn=False, **how)
         except Exception as error:
             rows.add(name, label, failed=f"{type(error).__name__}: {error}"[:300])
             measures.stop_if_lost(error, device)

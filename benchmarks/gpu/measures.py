@@ -71,18 +71,25 @@ def seconds_a_round(work: Workload, device: str, clients: Any = None, **how: Any
 
 
 class FirstRound(Callback):
-    """When the first round ended."""
+    """When the first round ended; memory is counted anew from there, without that of the engines that were tried."""
 
     ended = 0.0
+    peak: Row = {}  # noqa: RUF012 - of what came before
+
+    def __init__(self, device: str) -> None:
+        self.device = device
 
     def on_server_step(self, step: Any) -> None:
         """See `Callback`."""
-        self.ended = self.ended or time.perf_counter()
+        if not self.ended:
+            self.ended, before = time.perf_counter(), _peak(self.device)
+            self.peak = {f"{name}, engines tried": value for name, value in before.items()}
+            _forget_peak(self.device)
 
 
 def timed(work: Workload, clients: Any, where: Any) -> Row:
     """Seconds a round on a runtime, what it chose, and how long the first round took with all that comes before."""
-    network, began, first = work.network(), time.perf_counter(), FirstRound()
+    network, began, first = work.network(), time.perf_counter(), FirstRound(str(where.device))
     run = piebald.run(
         recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20, epochs=work.epochs),
         clients,
@@ -100,6 +107,7 @@ def timed(work: Workload, clients: Any, where: Any) -> Row:
         "stack": chosen["stack"],
         "loss": float(run.rounds[-1]["loss"]),
         "seconds to the first round": first.ended - began,
+        **first.peak,
     }
 
 

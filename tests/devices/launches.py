@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -32,3 +33,24 @@ class Launches(TorchDispatchMode):
     def count(self) -> int:
         """All of them."""
         return self.seen.total()
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of a pretended device that are in use: now, and at most so far; without those that were there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {id(one) for one in tree_flatten((args, kwargs))[0]}
+        for one in tree_flatten(made)[0] if not func.is_view else ():
+            if is_of_the_device(one) and id(one) not in given:
+                self.now += one.nbytes
+                self.most = max(self.most, self.now)
+                weakref.finalize(one, self._free, one.nbytes)
+        return made
+
+    def _free(self, count: int) -> None:
+        self.now -= count

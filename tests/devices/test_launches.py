@@ -18,8 +18,8 @@ from piebald.runtimes.engines.engine_choice import make_engine
 from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.workers.pool import serve_all
 from tests.contract.conftest import method
-from tests.devices.launches import Launches
-from tests.devices.there import ENGINES, carry_out, there
+from tests.devices.launches import Alive, Launches
+from tests.devices.there import ENGINES, NAME, carry_out, there
 from tests.devices.waits import Waits
 
 ENDS = 25  # launches of a client besides its steps, at most
@@ -117,6 +117,24 @@ def test_steps_send_nothing() -> None:
     """The places of rows are sent once a client."""
     once, twice = (served("sequential", work_of("mlp", epochs=epochs), 4, 1)[3] for epochs in (1, 3))
     assert once.sent == twice.sent > 0
+
+
+@pytest.mark.skipif(NAME != "pretended", reason="looks into the pretended device")
+@pytest.mark.parametrize("workload", ["wide", pytest.param("cnn", marks=pytest.mark.full)])
+def test_clients_one_after_another_take_the_memory_of_one(workload: str) -> None:
+    """Neither gradients' graphs nor models are kept from one to the next."""
+    work, clients = work_of(workload)
+    most = {}
+    for count in (2, 8):
+        with there() as device:
+            engine = make_engine("sequential", work, clients, device, False)
+            stacks = [ClientStack([i], [0], [0], [0], [work.initial], {}, {}) for i in range(count)]
+            with Alive() as alive:
+                list(serve_all(engine, stacks, SumRequest(ExampleWeighted(), float("inf")), RunningSum()))
+        most[count] = alive.most
+    numbers = 64 * 8  # the few numbers of each client that wait for the host
+    assert most[2] <= most[8] <= most[2] + 6 * numbers
+    assert most[8] < 12 * 4 * work.layout.size + 2**20  # `engine_choice._VECTORS`, and the rows
 
 
 @pytest.mark.parametrize("weight", [ExampleWeighted(), EqualWeighted(), GradientNormWeighted()])

@@ -134,6 +134,8 @@ def fastest(
                 best = (kind.name, stack, seconds)
         if best[0] == BatchedEngine.name and device.type == "cpu":
             break  # many clients through vmap would not be faster
+        del engine
+    free_cached(device)  # a stack that was tried may have taken ten times as much as what is chosen
     return best
 
 
