@@ -41,8 +41,8 @@ def long(*parameters: object) -> Any:
     return pytest.param(*parameters, marks=pytest.mark.long)
 
 
-# The rest of a recipe is the server's, which is on the CPU.  Each is on one of the engines; two on the engine that is
-# most unlike the others for them, and one that asks queries.
+# Each is on one of the engines; two on the engine that is most unlike the others for them, and one that asks queries.
+# The rest of a recipe is the server's: `test_server`.
 QUICK = [("fedavg", "sequential"), ("ditto", "batched")]
 CASES = [(name, ENGINES[place % 3]) for place, name in enumerate(DISTINCT)]
 SLOW = ("fedala", "vmapped")  # searches its weights on the pretended device for half a minute

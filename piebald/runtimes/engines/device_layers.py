@@ -64,7 +64,8 @@ class InOneChunk:
 
     def _join(self, layer: Any, _: object) -> None:
         tensors = [getattr(layer, name) for name in self.names]
-        pieces = torch.cat([one.flatten() for one in tensors]).split([one.numel() for one in tensors])
+        flat = torch.cat([one.flatten() for one in tensors])
+        pieces: Sequence[Tensor] = torch.split(flat, [one.numel() for one in tensors])
         joined = {name: piece.view_as(one) for name, piece, one in zip(self.names, pieces, tensors, strict=True)}
         layer._flat_weights = [joined[name] for name in layer._flat_weights_names]
 

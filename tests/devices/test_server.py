@@ -1,0 +1,134 @@
+"""The server on the device: where it is, that nothing stays there, and that runs go on from what it has saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import piebald
+from piebald import execution
+from piebald.partition import Trace
+from piebald.recipe import Recipe
+from piebald.report.store import RunStore
+from piebald.runtimes.simulation import simulator
+from piebald.server.loop import ServerLoop
+from tests.contract.conftest import HERE, federation, fitting, method
+from tests.devices.there import assert_as_on_the_cpu, carry_out, equal_clients, there
+
+WITH_THE_ENGINE = (
+    "fedavg", "fedavgm", "fedadam", "fedyogi", "fedprox", "scaffold", "ditto", "feddyn", "hdafl", "moon", "fedproto",
+    "apfl",
+)  # fmt: skip
+ON_THE_HOST = ("fednova", "cfl", "ifca", "fedbuff", "async_fedavg", "sync_dvw")
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[ServerLoop]:
+    """The servers of the runs of a test."""
+    made: list[ServerLoop] = []
+
+    class Noted(ServerLoop):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(execution, "ServerLoop", Noted)
+    return made
+
+
+def places(server: ServerLoop) -> set[str]:
+    """The kinds of devices on which a server has tensors that it keeps."""
+    tensors: list[torch.Tensor] = []
+    for cluster in server.cluster_models.clusters.values():
+        tensors += [cluster.model, *cluster.optimizer_state.values(), *cluster.server_vectors.values()]
+    return {one.device.type for one in tensors}
+
+
+def full_but(names: tuple[str, ...], *quick: str) -> list[Any]:
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+@pytest.mark.parametrize("name", full_but(WITH_THE_ENGINE, "fedavg", "fedadam", "scaffold"))
+def test_the_server_is_with_the_engine_where_it_needs_only_sums(name: str, servers: list[ServerLoop]) -> None:
+    expected = carry_out(method(name), engine="sequential")
+    with there() as device:
+        found = carry_out(method(name), device, engine="sequential")
+        assert places(servers[-1]) == {device.type}
+    assert places(servers[0]) == {"cpu"}
+    assert_as_on_the_cpu(found, expected)
+    assert {model.device.type for model in found.cluster_models.values()} == {"cpu"}
+
+
+OTHERWISE: dict[str, tuple[Recipe, dict[str, Any]]] = {
+    **{name: (method(name), {}) for name in ON_THE_HOST},
+    "a median": (method("fedavg").with_(aggregation="median"), {}),
+    "noise": (method("fedavg").with_(transforms=[{"kind": "gaussian", "clip": 0.1}]), {}),
+    "limited weights": (method("fedavg"), {"max_weight": 0.5}),
+}
+
+
+@pytest.mark.parametrize("case", full_but(tuple(OTHERWISE), "fednova", "limited weights"))
+def test_the_server_stays_on_the_host_where_it_needs_more(case: str, servers: list[ServerLoop]) -> None:
+    recipe, more = OTHERWISE[case]
+
+    def end(device: Any) -> piebald.Run:
+        where = piebald.Simulator(**HERE).model_copy(update={"device": str(device)})
+        return piebald.run(recipe, federation(), fitting(recipe), rounds=2, seed=1, runtime=where, **more)
+
+    expected = end("cpu")
+    with there() as device:
+        found = end(device)
+    assert places(servers[0]) == places(servers[1]) == {"cpu"}
+    assert_as_on_the_cpu(found, expected)
+
+
+def test_a_long_model_lies_in_a_file_and_not_on_the_device(servers: list[ServerLoop]) -> None:
+    with there() as device:
+        carry_out(method("fedavg"), device, map_above=0)
+    assert places(servers[0]) == {"cpu"}
+
+
+@pytest.mark.parametrize("name", ["fedadam", pytest.param("scaffold", marks=pytest.mark.full)])
+def test_a_run_goes_on_from_what_the_server_on_the_device_has_saved(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From tensors that were copied without waiting, and were there when they were written."""
+    monkeypatch.setattr(simulator, "device_named", lambda device: device)
+
+    def begun(device: Any, rounds: int) -> dict[str, Any]:
+        where = piebald.Simulator(**HERE, device=str(device))
+        return {"rounds": rounds, "seed": 1, "runtime": where, "checkpoint_every": 1}
+
+    recipe, model, clients = method(name), fitting(method(name)), equal_clients(4)
+    expected = piebald.run(recipe, clients, model, **begun("cpu", 4))
+    with there() as device:
+        piebald.run(recipe, clients, model, out=tmp_path / "run", **begun(device, 2))
+        with RunStore.open_read_only(tmp_path / "run") as store:
+            last = store.last_checkpoint()
+        assert last is not None
+        assert all(bool(one.isfinite().all()) for one in last[1].tensors.values())
+        found = piebald.resume(tmp_path / "run", clients, model, rounds=4)
+    assert_as_on_the_cpu(found, expected)
+
+
+@pytest.mark.parametrize("name", ["fedadam", pytest.param("scaffold", marks=pytest.mark.full)])
+def test_updates_that_are_not_summed_after_all_are_brought_to_the_server(
+    name: str, servers: list[ServerLoop], tmp_path: Path
+) -> None:
+    """As where a client may go away meanwhile, so that it must not be in a sum already."""
+    times = tmp_path / "times.csv"
+    times.write_text("seconds_per_step,on\n0.1,0-100000\n0.1,\n0.1,\n0.1,\n")
+    recipe, clients = method(name, cohort=1.0), equal_clients(4)
+
+    def end(device: Any) -> piebald.Run:
+        where = piebald.Simulator(**HERE, fleet=Trace(file=str(times))).model_copy(update={"device": str(device)})
+        return piebald.run(recipe, clients, fitting(recipe), rounds=3, seed=1, runtime=where)
+
+    expected = end("cpu")
+    with there() as device:
+        found = end(device)
+        assert places(servers[-1]) == {device.type}
+    assert_as_on_the_cpu(found, expected)
