@@ -188,7 +188,8 @@ def tests(options: Any, rows: Rows) -> None:
     for file in files if options.scale == "full" else files[:1]:
         quick = ["-m", "not full and not long"] if file != "test_workers.py" else []
         command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(ROOT), "--import-mode=importlib"]
-        command += ["-p", "no:cacheprovider", "-q", "--tb=line", *quick, f"tests/devices/{file}"]
+        command += ["-p", "no:cacheprovider", "-q", "--tb=line", "-W", "error:RNN module weights:UserWarning"]
+        command += [*quick, f"tests/devices/{file}"]
         began, said = time.time(), list[str]()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,3 +59,23 @@ def test_a_device_that_is_not_here_is_refused_in_one_sentence(tmp_path: Path) ->
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "cuda:99" in done.stderr
+
+
+@pytest.mark.long
+def test_the_first_minutes_write_each_row_and_one_table(tmp_path: Path) -> None:
+    """Also where the time is up meanwhile; a section that does not fit says so."""
+    script = ROOT / "benchmarks" / "gpu" / "first_minutes.sh"
+    command = ["sh", str(script), "--device", "cpu", "--scale", "tiny", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--only", "W1"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "first_minutes.jsonl").read_text().splitlines()]
+    names = {row["name"]: row for row in rows}
+    for switched in ("server on the host", "sums in a CPU's blocks", "numbers for each stack"):
+        assert any(switched in name and row["seconds a round"] > 0 for name, row in names.items())
+    assert any("recorded" in name for name in names)
+    page = (tmp_path / "first_minutes.md").read_text()
+    assert all(name in page for name in names)
+    assert "commit" in page.splitlines()[0]
+    assert page.strip() in done.stdout
+    late = subprocess.run([*command, "--only", "W2", "--seconds", "0"], capture_output=True, text=True)
+    assert "the time was up before it began" in late.stdout

@@ -155,6 +155,7 @@ def test_what_cannot_count_is_left_out_as_on_the_cpu(weight: Linear, engine: str
 
     plain, _ = expected(float("inf"), None)
     norms = sorted(norm for result in plain for norm in result.norms)
+    norms = norms if NAME == "pretended" else [1.001 * norm for norm in norms]  # which rounds otherwise
     for limit, spoilt in ((float("inf"), None), (float("inf"), 1), (norms[1], None), (norms[0] / 2, None)):
         results, total, *_ = served(engine, given, 4, 2, weight, limit, spoilt)
         wanted, sums = expected(limit, spoilt)
