@@ -76,7 +76,7 @@ def computes_from_sum(aggregator: Aggregator) -> bool:
     return not own and not isinstance(aggregator, PreparesCohort)
 
 
-def weighs_by_examples(aggregator: Aggregator) -> bool:
+def weighs_by_examples(aggregator: object) -> bool:
     """Whether the weight of an update follows from its number of rows, and from nothing that training finds out."""
     known = (ExampleWeighted.weight, EqualWeighted.weight)
     return isinstance(aggregator, Linear) and type(aggregator).weight in known
