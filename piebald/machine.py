@@ -97,10 +97,10 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Named tensors on the host, which waits once for those of a GPU: it writes all of them into pinned memory."""
     there = [tensor for tensor in tensors.values() if tensor.device.type in PINNED and tensor.numel()]
-    found = {name: tensor.to("cpu", non_blocking=tensor.device.type in PINNED) for name, tensor in tensors.items()}
+    copies = {name: tensor.to("cpu", non_blocking=tensor.device.type in PINNED) for name, tensor in tensors.items()}
     for last in there[-1:]:
-        last.flatten()[:1].tolist()
-    return found
+        last.flatten()[:1].tolist()  # the copies were asked for before
+    return copies
 
 
 def raise_if_lost(error: BaseException, device: torch.device | None = None) -> None:

@@ -21,24 +21,20 @@ from pathlib import Path
 
 import measures
 import torch
-from ledger import Ledger
+from ledger import SPEED, Ledger
 from measures import ENGINES, RECIPES, Measurement
-from works import COHORTS, REGISTERED, SCALES, SHARING, STACKS, Workload
+from works import COHORTS, NAMES, REGISTERED, SCALES, SHARING, STACKS, Workload
 
 from piebald.errors import DeviceLost
 from piebald.machine import device_named, free_cached
 
 Plan = tuple[str, str, Measurement]
-NAMES = {  # of the workloads as parts
-    "W1": "W1", "W2": "W2", "resnet18": "ResNet-18, group norm", "vgg11": "VGG-11", "lstm": "LSTM",
-    "transformer": "transformer", "lora": "LoRA on a frozen transformer",
-}  # fmt: skip
 PARTS = (
     "machine", "equality", *NAMES, "recipes", "profile", "cohorts", "registered", "stacks", "precision", "compile",
     "workers",
 )  # fmt: skip
 PART_SECONDS = 120.0
-EQUALITY, SPEED = "Equality with the CPU", "Seconds a round, beside a bare loop on the same device"
+EQUALITY = "Equality with the CPU"
 STACKED, SHARED = "Stacks", "Several processes on one device"
 PEERS = {"fedjax": "with_fedjax.py", "pfl": "with_pfl.py"}
 TOO_MUCH = "more memory than the device has"

@@ -35,6 +35,10 @@ TARGETS = {
     "LoRA on a frozen transformer": 0.17,
 }  # fmt: skip
 
+NAMES = {  # of the workloads as parts
+    "W1": "W1", "W2": "W2", "resnet18": "ResNet-18, group norm", "vgg11": "VGG-11", "lstm": "LSTM",
+    "transformer": "transformer", "lora": "LoRA on a frozen transformer",
+}  # fmt: skip
 FULL = {work.name: work for work in (W1, W2, resnet(), VGG, LSTM, TRANSFORMER, LORA)}
 _SMALL = {
     "W1": {},

@@ -78,8 +78,8 @@ def computes_from_sum(aggregator: Aggregator) -> bool:
 
 def weighs_by_examples(aggregator: object) -> bool:
     """Whether the weight of an update follows from its number of rows, and from nothing that training finds out."""
-    known = (ExampleWeighted.weight, EqualWeighted.weight)
-    return isinstance(aggregator, Linear) and type(aggregator).weight in known
+    from_rows = (ExampleWeighted.weight, EqualWeighted.weight)
+    return isinstance(aggregator, Linear) and type(aggregator).weight in from_rows
 
 
 def computes_from_masked_sum(aggregator: Aggregator) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from piebald.contracts import Checkpoint
+from piebald.machine import on_host
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +26,7 @@ class ModelSnapshot:
 
     def on_host(self) -> ModelSnapshot:
         """The same, with all tensors on the host."""
-        buffers = {number: {name: one.cpu() for name, one in own.items()} for number, own in self.own_buffers.items()}
+        buffers = {number: on_host(tensors) for number, tensors in self.own_buffers.items()}
         clusters = {number: model.cpu() for number, model in self.clusters.items()}
         return ModelSnapshot(clusters, self.cluster_of, self.main, buffers)
 

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 @pytest.fixture(scope="module")
 def program() -> Iterator[Any]:
     """The program with the modules beside it, which are forgotten afterwards."""
-    names = ("run", "measures", "works", "networks", "ledger", "workloads")
+    names = ("run", "measures", "works", "networks", "ledger", "figures", "workloads")
     before, path = {name: sys.modules.pop(name, None) for name in names}, [*sys.path]
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module("run")
@@ -160,3 +160,19 @@ def test_what_was_last_seen_has_a_commit_a_card_and_a_date(program: Any, tmp_pat
     assert row["card"] == "some card"
     assert len(row["date"].split("-")) == 3
     assert row["commit"]
+
+
+def test_figures_replace_the_rows_that_were_measured(program: Any, tmp_path: Path) -> None:
+    figures, ledger = importlib.import_module("figures"), program.Ledger(tmp_path, {"device": "some card"})
+    before = figures.PAGE.read_text()
+    assert figures.written(before, ledger.tables) == before
+    ledger.put(program.SPEED, "W2, bare loop", {"seconds a round": 0.5})
+    ledger.put(program.SPEED, "W2", {"seconds a round": 0.125, "engine": "vmapped", "stack": 10})
+    ledger.put(program.SPEED, "W2, fedjax", {"not measured": "it is not installed"})
+    ledger.saw("W2", "some card")
+    after = figures.written(before, ledger.tables).splitlines()
+    changed = [(old, new) for old, new in zip(before.splitlines(), after, strict=True) if old != new]
+    ((old, new),) = changed
+    assert old.startswith("| W2 |")
+    assert new.startswith("| W2 | 0.5 | 0.125, vmapped, 10 | 0.25 |  | ")
+    assert "some card" in new

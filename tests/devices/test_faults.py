@@ -115,10 +115,12 @@ def test_a_recurrent_layer_is_given_its_weights_in_one_piece(monkeypatch: pytest
     assert all(one is own for one, own in zip(layer._flat_weights, given_back, strict=True))
     asked: list[Any] = []
     monkeypatch.setattr(device_layers, "chunk_order", lambda one, device: asked.append(one) or order)
-    fit_to_device(recurrent(), torch.device("cpu"))
+    fit_to_device(fresh := recurrent(), torch.device("cpu"))
     assert not asked
-    fit_to_device(recurrent(), torch.device("cuda"))
+    fit_to_device(fresh, torch.device("cuda"))
     assert len(asked) == 1
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda one: pytest.fail("the weights left the vector"))
+    fresh.layers.flatten_parameters()  # type: ignore[operator,union-attr]
 
 
 @pytest.mark.parametrize("engine", ["vmapped", "batched"])

@@ -18,8 +18,14 @@ def fit_to_device(module: nn.Module, device: torch.device) -> None:
     for layer in module.modules():
         if isinstance(layer, _NormBase):
             layer.register_forward_pre_hook(_in_rows)
-        elif isinstance(layer, nn.RNNBase) and (names := chunk_order(layer, device)):
-            InOneChunk(layer, names)
+        elif isinstance(layer, nn.RNNBase):
+            if names := chunk_order(layer, device):
+                InOneChunk(layer, names)
+            layer.flatten_parameters = _stay  # type: ignore[method-assign]
+
+
+def _stay() -> None:
+    """In place of what a model's own forward pass may call: its weights would leave the flat vector without a word."""
 
 
 def rows_first(x: Tensor) -> Tensor:
@@ -32,7 +38,7 @@ def rows_first(x: Tensor) -> Tensor:
 
 
 def _in_rows(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(rows_first(one) if isinstance(one, Tensor) else one for one in inputs)
+    return tuple(rows_first(x) if isinstance(x, Tensor) else x for x in inputs)
 
 
 def chunk_order(layer: nn.RNNBase, device: torch.device) -> list[str]:
@@ -40,11 +46,11 @@ def chunk_order(layer: nn.RNNBase, device: torch.device) -> list[str]:
     if device.type != "cuda":
         return []
     other = copy.deepcopy(layer).to(device)
-    other.flatten_parameters()
-    places = {name: getattr(other, name) for name in other._flat_weights_names}
-    if len({one.untyped_storage().data_ptr() for one in places.values()}) > 1:
+    type(other).flatten_parameters(other)
+    tensors = {name: getattr(other, name) for name in other._flat_weights_names}
+    if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) > 1:
         return []
-    return sorted(places, key=lambda name: int(places[name].storage_offset()))
+    return sorted(tensors, key=lambda name: int(tensors[name].storage_offset()))
 
 
 class InOneChunk:
@@ -64,9 +70,10 @@ class InOneChunk:
 
     def _join(self, layer: Any, _: object) -> None:
         tensors = [getattr(layer, name) for name in self.names]
-        flat = torch.cat([one.flatten() for one in tensors])
-        pieces: Sequence[Tensor] = torch.split(flat, [one.numel() for one in tensors])
-        joined = {name: piece.view_as(one) for name, piece, one in zip(self.names, pieces, tensors, strict=True)}
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        pieces: Sequence[Tensor] = torch.split(flat, [tensor.numel() for tensor in tensors])
+        views = (piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True))
+        joined = dict(zip(self.names, views, strict=True))
         layer._flat_weights = [joined[name] for name in layer._flat_weights_names]
 
     def _restore(self, layer: Any, *_: object) -> None:

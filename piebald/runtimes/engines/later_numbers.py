@@ -41,15 +41,15 @@ class LaterNumbers:
     def read(self) -> None:
         """Wait, and hand over what waits: one copy for each type of numbers, of which there is hardly more than one."""
         waiting, self._waiting, copied, self._copied = self._waiting, [], self._copied, None
-        found: dict[int, list[Any]] = {}
+        values: dict[int, list[Any]] = {}
         for dtype in {numbers.dtype: None for numbers, _ in waiting}:
             places = [place for place, (numbers, _) in enumerate(waiting) if numbers.dtype == dtype]
             parts = [waiting[place][0].flatten() for place in places]
             every, start = torch.cat(parts).tolist(), 0
             for place, part in zip(places, parts, strict=True):
-                found[place] = every[start : start + part.numel()]
+                values[place] = every[start : start + part.numel()]
                 start += part.numel()
         if copied is not None and not waiting:
-            copied.flatten()[:1].tolist()
+            copied.flatten()[:1].tolist()  # the copies were asked for before
         for place, (_, take) in enumerate(waiting):
-            take(found[place])
+            take(values[place])

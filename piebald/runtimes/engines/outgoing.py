@@ -149,10 +149,10 @@ def _sound_rows(result: StackResult, request: SumRequest, sums: Mapping[str, Seq
     return [row for row, failure in enumerate(result.failures) if failure is None]
 
 
-def _only(part: Tensor, counts: Tensor, own: bool) -> Tensor:
-    """Clients' tensors [c, ...] with nothing where a client does not count; in place where nobody else has them."""
+def _only(part: Tensor, counts: Tensor, in_place: bool) -> Tensor:
+    """Clients' tensors [c, ...] with nothing where a client does not count."""
     mask = ~counts.view(-1, *[1] * (part.dim() - 1))
-    return part.masked_fill_(mask, 0.0) if own else part.masked_fill(mask, 0.0)
+    return part.masked_fill_(mask, 0.0) if in_place else part.masked_fill(mask, 0.0)
 
 
 def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Tensor], shared: int) -> None:

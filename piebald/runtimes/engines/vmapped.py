@@ -87,7 +87,7 @@ class VmappedEngine(SequentialEngine):
         """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on two rows."""
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
-        rows = Rows(*(pytree.mapped(lambda one: moved(one, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
+        rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
         start = self.work.initial.to(self.device, copy=True).unsqueeze(0)
         tensors = {name: view.contiguous() for name, view in self.work.layout.views(start).items()}
         keys = torch.zeros(1, dtype=torch.int64, device=self.device) if self.traits.dropout else None

@@ -280,4 +280,4 @@ def _serve_all(
         sum_request = SumRequest(aggregation, message["sum_request"]["limit"])
     seen: dict[str, torch.Tensor] = {}
     stacks = [unpack_stack(values, inbox, seen) for values in message["stacks"]]
-    return [pack_result(one, outbox) for one in serve_all(engine, stacks, sum_request, total, then)]
+    return [pack_result(result, outbox) for result in serve_all(engine, stacks, sum_request, total, then)]
