@@ -97,9 +97,8 @@ class _Planned:
     def made(self, options: Mapping[str, Any], progress: bool) -> Run:
         """Run it, or resume it where its folder has begun."""
         if self.folder is not None and self.exists:
-            objective = {name: options[name] for name in ("loss", "metrics") if name in options}
-            listeners = options.get("callbacks", ())
-            return resume(self.folder, self.clients, self.model, progress=progress, callbacks=listeners, **objective)
+            given = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
+            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **given)
         return run(
             self.recipe,
             self.clients,

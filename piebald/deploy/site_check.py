@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piebald import plugins, pytree
+from piebald import pytree
 from piebald.contracts import Clients
 from piebald.deploy.machine_checks import SPACE, Check, check_certificate, check_space
 from piebald.deploy.site_process import SiteWork
@@ -46,7 +46,6 @@ def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
         work: the site.
         patience: seconds to wait for the server.
     """
-    plugins.restrict(work.settings.policy.plugins)
     checks = site_machine(work)
     if checks[0].fine is False:
         return checks

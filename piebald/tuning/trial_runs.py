@@ -114,8 +114,8 @@ class TrialRuns:
                     Options(**self._options(rounds, seed)),
                 )
                 reached = max(rounds, history.meta["rounds"])
-            objective = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
-            return resume(folder, self.choosing, self.model_of(label), rounds=reached, **objective)
+            given: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
+            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **given)
         options = self._options(rounds, seed)
         return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
 
