@@ -40,7 +40,7 @@ from piebald.partition.published_rows import with_published
 from piebald.partition.standardise import Standardisation, constants_of
 from piebald.plugins import read
 from piebald.recipe import Recipe
-from piebald.references import USERS, Resolver, Text, search
+from piebald.references import NOBODY, USERS, Resolver, Text, search
 from piebald.runtimes.base import RuntimeSettings
 from piebald.setting_errors import of_document
 from piebald.setting_places import SettingPlaces
@@ -140,12 +140,12 @@ class ExperimentSettings(Section):
         return cls.of(document, USERS)
 
     @classmethod
-    def of(cls, document: Document, resolver: Resolver) -> Self:
+    def of(cls, document: Document, resolver: Resolver = NOBODY) -> Self:
         """Check a document; the first error is reported with its line.
 
         Args:
             document: the settings as they were written.
-            resolver: that of their author, who names modules with its rights and no others.
+            resolver: that of their author, who names modules with its rights and no others; none by default.
         """
         try:
             settings = cls.model_validate(resolver.mark(document.values))
@@ -166,7 +166,7 @@ class ExperimentSettings(Section):
         return settings
 
     @classmethod
-    def of_table(cls, table: Mapping[str, Any], name: str, resolver: Resolver) -> Self:
+    def of_table(cls, table: Mapping[str, Any], name: str, resolver: Resolver = NOBODY) -> Self:
         """Settings from a run folder or from terms, see `of`."""
         return cls.of(Document.of(table, name), resolver)
 

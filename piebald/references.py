@@ -225,6 +225,7 @@ class Outside(Resolver):
 
 
 USERS = Users()
+NOBODY = Outside((), "its text may name no module")
 
 
 def of_folder(folder: Path | str, modules: Collection[str]) -> Outside:

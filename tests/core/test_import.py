@@ -144,7 +144,12 @@ assert set(sys.modules) == before, set(sys.modules) - before
 
 
 @pytest.mark.parametrize(
-    "asked", ["recipes.async_dvw", "recipes.make('async_dvw')", "references.USERS.find('piebald.recipes:async_dvw', 'recipe')"]
+    "asked",
+    [
+        "recipes.async_dvw",
+        "recipes.make('async_dvw')",
+        "references.USERS.find('piebald.recipes:async_dvw', 'recipe')",
+    ],
 )
 def test_a_recipe_is_found_in_a_module_of_another_name(asked: str) -> None:
     assert "piebald.recipes.dvw" in loaded_after(f"from piebald import recipes, references; {asked}")

@@ -18,7 +18,7 @@ from piebald.errors import SettingError
 from piebald.models import PretrainedNetwork
 from piebald.own_models import own_pattern
 from piebald.parameters import Layout, frozen_digest
-from piebald.references import Resolver
+from piebald.references import NOBODY, Resolver
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
 from piebald.version import __version__
@@ -125,7 +125,7 @@ class RunTerms(BaseModel):
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], author: Resolver) -> RunTerms:
+    def read(cls, values: Mapping[str, Any], author: Resolver = NOBODY) -> RunTerms:
         """Read terms as received, whose author names modules with the rights that this resolver gives.
 
         Raises:
