@@ -198,6 +198,8 @@ class ExperimentSettings(Section):
     def plan(self) -> Plan:
         """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
         recipes = self.built_recipes()
+        for tracker in read(self.trackers, self._resolver):
+            build("tracker", tracker)
         partition = self._partition()
         runtime = self._runtime()
         clients = self._read_by_model(self._clients(partition))

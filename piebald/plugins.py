@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pydantic import WrapValidator
 
+from piebald.arguments import check_some
 from piebald.component import Component, imported, knows
 from piebald.errors import SettingError, shown, unknown
 from piebald.objective import Objective, named_metrics, objective_for
@@ -140,6 +141,7 @@ def _with_settings(named: Reference, settings: Mapping[str, Any]) -> Any:
     for setting in settings:
         if setting not in known:
             raise unknown(f"setting of loss {str(named)!r} called", setting, known)
+    check_some(loss, {name: value for name, value in settings.items() if isinstance(value, str | bool | int | float)})
     return partial(loss, **settings)
 
 

@@ -13,7 +13,6 @@ from piebald.clustering.base import Clustering, JoinsClusters
 from piebald.component import Component, build, sentence
 from piebald.errors import SettingError, shown, unknown
 from piebald.model_spec import ModelSpec
-from piebald.plugins import read
 from piebald.recipe_settings import replace
 from piebald.references import USERS, Text
 from piebald.scheduling.base import Scheduler, round_kind
@@ -258,7 +257,7 @@ class Recipe(BaseModel):
         Raises:
             SettingError: there is no such axis or component, or the new component has no place for such a setting.
         """
-        return self.replaced({axis: read(given, USERS) for axis, given in components.items()})
+        return self.replaced(USERS.mark(components))
 
     def replaced(self, components: Mapping[str, Any]) -> Recipe:
         """This recipe with other components, see `with_`; what is no reference yet in their tables, names nothing."""

@@ -19,8 +19,9 @@ import importlib.util
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Self
@@ -177,15 +178,17 @@ class Outside(Resolver):
     """The rights of others: what is defined in modules that the owner of this machine lists.
 
     Args:
-        modules: the modules; those inside of them are listed with them.
+        modules: the modules; those inside of them are listed with them.  For a folder, files of Python code as well.
         advice: what the owner does to list another one, for messages.
         folder: a folder that came with the text, from which nothing is imported, whatever Python's path is.
     """
 
     def __init__(self, modules: Collection[str], advice: str, folder: Path | None = None) -> None:
-        if isinstance(modules, str) or not all(isinstance(one, str) and _WORDS.fullmatch(one) for one in modules):
+        names = [str(one).removesuffix(".py") for one in modules]
+        if isinstance(modules, str) or not all(_WORDS.fullmatch(word) for name in names for word in name.split("/")):
             raise SettingError(f"plugins must be a list of modules, like ['mylab'], got {modules!r}")
-        self.modules, self.advice, self.folder = tuple(modules), advice, folder
+        self.modules = (*names, *(name.rpartition("/")[2] for name in names if "/" in name))
+        self.advice, self.folder = advice, folder
 
     def lists(self, module: object) -> bool:
         """Whether a module is one of those that are listed, or inside of one, and neither Piebald's nor Python's."""
@@ -196,7 +199,10 @@ class Outside(Resolver):
     def module(self, name: str) -> ModuleType:
         """See `Resolver`."""
         if name.endswith(".py"):
-            raise SettingError(f"{shown(name)} is a file, which nobody else has: make it a module, and name that")
+            if self.folder is None:
+                raise SettingError(f"{shown(name)} is a file, which nobody else has: make it a module, and name that")
+            if name.removesuffix(".py") in self.modules:
+                return _module_of_file(name, self.folder)
         private = any(word.startswith("_") for word in name.split(".")) and name not in self.modules
         if private or not _WORDS.fullmatch(name):
             raise SettingError(f"a plugin is named like 'mylab' or 'mylab.models', got {shown(name)}")
@@ -204,7 +210,7 @@ class Outside(Resolver):
             raise SettingError(f"{name!r} is a module of Piebald itself, whose parts have names without a module")
         _refuse_standard(name)
         if not self.lists(name):
-            raise SettingError(f"the plugin {name!r} is not allowed here: {self.advice}, if you trust it")
+            raise SettingError(f"the plugin {shown(name)} is not allowed here: {self.advice}, if you trust it")
         return _imported(name, self.folder)
 
     def discover(self) -> None:
@@ -254,10 +260,8 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
         return before
     try:
         spec = importlib.util.find_spec(_top(module))
-        if spec is not None and folder is not None:
-            places = (spec.origin, *(spec.submodule_search_locations or ()))
-            if any(folder.resolve() in Path(place).resolve().parents for place in places if place is not None):
-                raise ModuleNotFoundError(name=module)
+        if spec is not None and any(_lies_in(place, folder) for place in (spec.origin, *_places(spec))):
+            raise ModuleNotFoundError(name=module)
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
@@ -269,14 +273,23 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
         raise failed(module, "cannot be imported", error) from error
 
 
-def _module_of_file(path: str) -> ModuleType:
-    """Return the module in a file, under the name of the file."""
+def _places(spec: ModuleSpec) -> Sequence[str]:
+    return list(spec.submodule_search_locations or ())
+
+
+def _lies_in(place: Path | str | None, folder: Path | None) -> bool:
+    return place is not None and folder is not None and folder.resolve() in Path(place).resolve().parents
+
+
+def _module_of_file(path: str, folder: Path | None = None) -> ModuleType:
+    """Return the module in a file, under the name of the file, unless it lies in a folder that came with its name."""
     name = Path(path).stem
     if Path(path).is_absolute() or ".." in Path(path).parts or not _WORDS.fullmatch(name):
         raise SettingError(
             f"a file of Python code is named from the folder that holds it, like my_data.py, got {path!r}"
         )
-    file = next((folder / path for folder in _folders if (folder / path).is_file()), None)
+    known = [place / path for place in _folders if (place / path).is_file()]
+    file = next((file for file in known if not _lies_in(file, folder)), None)
     if file is None:
         raise SettingError(f"there is no file {path}: start in the folder that holds it")
     before = sys.modules.get(name)

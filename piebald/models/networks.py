@@ -125,7 +125,7 @@ def network(
         if setting not in known or setting in derived:
             raise unknown(f"setting of model {name!r} called", setting, [one for one in known if one not in derived])
     if name not in _MODELS:
-        check_some(make, {n: value for n, value in settings.items() if not isinstance(value, list | tuple | Mapping)})
+        check_some(make, {n: value for n, value in settings.items() if isinstance(value, str | bool | int | float)})
     try:
         where = torch.device(device)
     except RuntimeError:

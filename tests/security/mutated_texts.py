@@ -102,7 +102,7 @@ class Watch:
         )
         opens = event in ("open", "os.listdir", "os.scandir") and self.secret in os.fsdecode(_text(given[0]))
         imports = event == "import" and str(given[0]).partition(".")[0] == "canary"
-        calls = event in ("os.remove", "os.rename", "socket.connect", "shutil.rmtree", "ctypes.dlopen")
+        calls = event in ("os.remove", "os.rename", "socket.connect", "shutil.rmtree")
         if starts or opens or imports or calls:
             self.seen.append(f"{event} {given!r}"[:200])
 
@@ -137,9 +137,10 @@ def main(folder: Path) -> None:
     secret = folder / "secret"
     secret.mkdir()
     (secret / "rows.csv").write_text("a,b\n1,0\n")
-    (secret / "canary.py").write_text("raise SystemExit('imported')\n")
+    (folder / "modules").mkdir()
+    (folder / "modules" / "canary.py").write_text("raise SystemExit('imported')\n")
     os.chdir(folder)
-    search(secret)
+    search(folder / "modules")
     texts = [
         "canary:run", "canary.py:run", "piebald.deploy.status:os.system", "torch.utils.cpp_extension:subprocess.Popen",
         str(secret), str(secret / "rows.csv"),

@@ -286,10 +286,11 @@ class Liar:
         monkeypatch.setattr(server_runtime, "terms", lying)
         plan, table = prepared(json.dumps({"name": "fedavg"}))
         self.server = FederationServer(folder, PATIENT, table, plan.work, plan.clients, None)
+        self.server.shared.started = True  # as by a first task, which waits for all sites
 
     def refused(self, site: str) -> str:
         """Why a site does not take part, "" as long as it has not said so."""
-        return next(one.refused for one in self.server.shared.members.values() if one.name == site)
+        return next(one.refused for one in self.server.shared.members if one.name == site)
 
 
 STRICT = """
@@ -388,6 +389,23 @@ def test_one_sentence_says_what_allows_the_user_s_own_plugin(
     assert f"there is no module '{listed}'" in capsys.readouterr().err
     (run / f"{listed}.py").unlink()
     assert main(["export", str(run), "--out", out, "--plugin", listed]) == 0
+
+
+def test_rows_of_a_function_in_the_user_s_own_file_are_allowed_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(references, "_folders", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_own_rows.py").write_text("from piebald import data\ndef load():\n    return data.digits()\n")
+    made = settings({"name": "fedavg"}, rounds=1, measure="none", data={"source": "my_own_rows.py:load"})
+    Path("e.toml").write_text(made.text())
+    assert main(["run", "e.toml", "--out", "run", "--quiet"]) == 0
+    for step, how in enumerate(("my_own_rows", "my_own_rows.py"), 2):
+        assert main(["resume", "run", "--rounds", str(step), "--quiet"]) == 2
+        assert "'my_own_rows.py' is not allowed here: allow it with --plugin" in capsys.readouterr().err
+        assert main(["resume", "run", "--rounds", str(step), "--quiet", "--plugin", how]) == 0
+    sys.modules.pop("my_own_rows")
 
 
 def test_tasks_and_questions_name_registered_kinds_alone(listed: str) -> None:
