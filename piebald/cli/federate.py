@@ -106,10 +106,9 @@ def server(
             with locked(credentials):
                 raise typer.Exit(_print_checks([*server_machine(own), check_space(credentials)]))
         return serve_queue(credentials, page, as_json, quiet, turns, plugins or ())
-    if turns is not None or plugins is not None:
-        raise SettingError(
-            "--turns and --plugin are about the queue: leave them out, or the file, and give it to piebald queue add"
-        )
+    for flag, given in (("--turns", turns), ("--plugin", plugins)):
+        if given is not None:
+            raise SettingError(f"{flag} is about the queue: leave out the file, and give it to piebald queue add")
     flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
         with locked(credentials), at_work("reading the experiment", tell=_to_terminal):
