@@ -109,7 +109,7 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
             if len(positional) > len(named.own):
                 own = ", ".join(named.own)
                 raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
-            return named.make(**USERS.mark(dict(zip(named.own, positional, strict=False)) | fields))
+            return named.make(**USERS.mark(dict(zip(named.own, positional, strict=False))), **USERS.mark(fields))
 
         make_named.__doc__ = named.doc()
         named.offered = make_named
