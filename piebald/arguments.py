@@ -18,6 +18,7 @@ import difflib
 import functools
 import inspect
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -213,8 +214,9 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     if not isinstance(annotation, str):
         return Any if annotation is inspect.Parameter.empty else annotation
     try:
-        return eval(annotation, inspect.unwrap(function).__globals__)
-    except NameError:
+        made = inspect.unwrap(function)
+        return eval(annotation, vars(sys.modules[made.__module__]) if isinstance(made, type) else made.__globals__)
+    except (NameError, AttributeError, KeyError):
         return Any
 
 

@@ -17,6 +17,7 @@ from piebald.finished_run import Run
 from piebald.partition.sources import clients_of
 from piebald.prepare import Model, Options, check_repeats, prepare
 from piebald.recipe import Recipe
+from piebald.references import USERS
 from piebald.report.comparison import Comparison
 from piebald.report.store import RunStore
 
@@ -55,6 +56,7 @@ def compare(
     known = inspect.signature(run).parameters.keys() - _OWN
     check_names("option of compare", options, known)
     check_some(run, options)
+    options = USERS.mark(options)
     methods = _by_label(methods)
     if not methods:
         raise SettingError("a comparison needs at least one recipe, got none")
@@ -97,9 +99,8 @@ class _Planned:
     def made(self, options: Mapping[str, Any], progress: bool) -> Run:
         """Run it, or resume it where its folder has begun."""
         if self.folder is not None and self.exists:
-            objective = {name: options[name] for name in ("loss", "metrics") if name in options}
-            listeners = options.get("callbacks", ())
-            return resume(self.folder, self.clients, self.model, progress=progress, callbacks=listeners, **objective)
+            given = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
+            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **given)
         return run(
             self.recipe,
             self.clients,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from piebald.arguments import STRICT, settled, wants_list
 from piebald.discovery import public_classes
 from piebald.errors import SettingError, shown, unknown
+from piebald.references import Reference
 
 if TYPE_CHECKING:
     from piebald.model_spec import ModelSpec
@@ -194,8 +195,11 @@ def knows(kind: str) -> bool:
     return any(kind in kinds for kinds in imported()) or any(kind in Component.registry.get(axis, ()) for axis in HOMES)
 
 
-def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
+def build(axis: str, table: Any) -> Component:
     """A component from its `table`, or from its kind alone; a component is returned as it is.
+
+    A kind may be a `Reference` to a component's class.  A function, or a reference to one, stands for the kind
+    "function" of its axis.
 
     Raises:
         SettingError: the component is on another axis, or there is no such kind or setting, or a value is not allowed.
@@ -204,18 +208,35 @@ def build(axis: str, table: Mapping[str, Any] | str | Component) -> Component:
         if table.axis != axis:
             raise SettingError(f"{axis} must be on the axis of {axis}, got {table.axis} {table.kind!r}")
         return table
+    named = table.resolved(axis) if isinstance(table, Reference) else table
+    if callable(named) and not isinstance(named, type) and "function" in Component.registry.get(axis, {}):
+        table = {"kind": "function", "function": table}
     if isinstance(table, str):
         table = {"kind": table}
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
     fields = {str(name): value for name, value in table.items()}
-    kind = fields.pop("kind")
+    kind = kind_of(fields.pop("kind"))
     kinds: dict[str, type[Component]] = dict.get(Component.registry, axis, {})
     if kind not in kinds:
         kinds = Component.registry.get(axis, {})
     if kind not in kinds:
         raise unknown(axis, kind, kinds)
     return kinds[kind](**fields)
+
+
+def kind_of(name: str) -> str:
+    """The kind that a name means: that of the class, for a reference.
+
+    Raises:
+        SettingError: it refers to something else than a component.
+    """
+    if not isinstance(name, Reference):
+        return name
+    found = name.resolved("component")
+    if not (isinstance(found, type) and issubclass(found, Component) and found.kind):
+        raise SettingError(f"{name} must be a component, a class like piebald.training.Trainer, got {found!r}")
+    return found.kind
 
 
 def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
-from piebald import adaptation, plugins, recipes
+from piebald import adaptation, recipes
 from piebald.adaptation import Adaptation
 from piebald.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.callbacks import Callback, Tracker
@@ -25,8 +25,10 @@ from piebald.lineage import FinishedRun, Inheritance, inherit
 from piebald.machine import differences
 from piebald.partition import clients_from
 from piebald.partition.standardise import as_in_run
-from piebald.prepare import Metrics, Model, Options, PreparedRun, prepare
+from piebald.plugins import read, use_recorded
+from piebald.prepare import Metrics, Model, Options, PreparedRun, is_recorded, prepare
 from piebald.recipe import Recipe
+from piebald.references import USERS, Outside, of_folder
 from piebald.report.store import RunStore
 from piebald.server import StoppingCriteria
 from piebald.server.best_version import ModelSnapshot
@@ -125,8 +127,10 @@ def run(
     """
     finished = None if start_from is None else FinishedRun.at(Path(start_from))
     seed = seed if finished is None else finished.fresh_seed(seed)
+    loss, metrics = USERS.mark(loss), USERS.mark(metrics)
+    where, trackers = read(runtime, USERS), read(trackers, USERS)
     options = Options(
-        rounds, stop, seed, runtime, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
+        rounds, stop, seed, where, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
         checkpoint_every, label, settings, longest_step, max_examples, max_weight, trackers, per_class,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
@@ -151,9 +155,11 @@ def resume(
     clients: Clients | Any = None,
     model: Model | None = None,
     *,
+    recipe: Recipe | None = None,
     rounds: Count | None = None,
     progress: bool = False,
     callbacks: Sequence[Callback] = (),
+    plugins: Sequence[str] = (),
     **objective: Any,
 ) -> Run:
     """Continue a run that was interrupted; a finished one is returned as it is, unless it is to have more rounds.
@@ -164,10 +170,13 @@ def resume(
     Args:
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
+        recipe: as given to `run`; None rebuilds it from the folder.
         rounds: the number of server steps to go on to, counted from the run's start; as many as it was started with by
             default.
         progress: show a bar on a terminal.
         callbacks: listeners, as given to `run`.
+        plugins: modules of yours that the run may name.  A folder is data, whoever wrote it: without this, nothing that
+            it names as "module:name" is found, and no module is imported that is not there already.
         objective: `loss` and `metrics`, as given to `run`.
 
     Raises:
@@ -178,7 +187,7 @@ def resume(
         whole = ended.meta.get("status") == "finished" and rounds in (None, ended.meta.get("rounds"))
     if whole:  # nothing is written, which may not be possible
         with suppress(RunFolderError):  # its last checkpoint is damaged: an older one is continued
-            return opened(path, clients, model, **objective)
+            return opened(path, clients, model, recipe=recipe, plugins=plugins, **objective)
     store = RunStore.open(path)
     try:
         _extend(store, rounds)
@@ -186,7 +195,7 @@ def resume(
         if not finished and (changed := "; ".join(differences(store.meta))):
             _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
         started = Inheritance.of_folder(Path(path), store.meta)
-        plan = _prepared_again(store.meta, path, clients, model, objective)
+        plan = _prepared_again(store.meta, path, clients, model, recipe, objective, plugins)
         store.set_meta(status="running", privacy=plan.meta["privacy"])
         if not store.version:  # it may have ended, as on a full disk, before its clients were described
             describe(plan, store)
@@ -208,6 +217,7 @@ def adapt(
     lr: Positive | None = None,
     validation: Share = 0.2,
     test: Share = 0.0,
+    plugins: Sequence[str] = (),
     **objective: Any,
 ) -> Adaptation:
     """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
@@ -226,6 +236,7 @@ def adapt(
             is kept.
         lr: the learning rate, by default that of the run's recipe.
         validation, test: the shares of validation and test rows, where the newcomer's rows are not divided yet.
+        plugins: modules of yours that the run in a folder may name, see `resume`.
         objective: `loss` and `metrics`, as given to `run`.
 
     Raises:
@@ -233,7 +244,7 @@ def adapt(
         RunFolderError: there is no finished run in the folder.
     """
     check_names("argument of adapt", objective, _OBJECTIVE)
-    finished = run if isinstance(run, Run) else opened(run, clients, model, **objective)
+    finished = run if isinstance(run, Run) else opened(run, clients, model, plugins=plugins, **objective)
     if not isinstance(newcomer, HoldsRows):
         pair = isinstance(newcomer, tuple) and len(newcomer) == 2
         classes = finished.meta.get("classes")
@@ -251,19 +262,29 @@ def adapt(
 
 
 @checked
-def opened(path: PathLike, clients: Clients | Any = None, model: Model | None = None, **objective: Any) -> Run:
+def opened(
+    path: PathLike,
+    clients: Clients | Any = None,
+    model: Model | None = None,
+    *,
+    recipe: Recipe | None = None,
+    plugins: Sequence[str] = (),
+    **objective: Any,
+) -> Run:
     """Open a finished run with its models, for reading.
 
     Args:
         path: the run folder.
         clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
+        recipe, plugins: see `resume`.
         objective: `loss` and `metrics`, as given to `run`.
     """
     with RunStore.open_read_only(path) as store:
         meta = store.meta
         if meta.get("status") != "finished":
             raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
-        plan = _prepared_again({**meta, "runtime": _read_here(meta["runtime"])}, path, clients, model, objective)
+        again = {**meta, "runtime": _read_here(meta["runtime"])}
+        plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
         version = meta.get("best") or store.version
         models = ModelSnapshot.of(store.server_checkpoint(version))
     return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
@@ -301,15 +322,26 @@ def _extend(store: RunStore, rounds: int | None) -> None:
 
 
 def _prepared_again(
-    meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, objective: Mapping[str, Any]
+    meta: Mapping[str, Any],
+    path: Path | str,
+    clients: Any,
+    model: Model | None,
+    recipe: Recipe | None,
+    objective: Mapping[str, Any],
+    plugins: Sequence[str],
 ) -> PreparedRun:
-    """Prepare the run in a folder again."""
-    plugins.distrust(path)
-    for note in plugins.use_recorded(meta.get("plugins") or (), f"the run in {path}"):
+    """Prepare the run in a folder again, which names no more than these plugins."""
+    author = of_folder(path, plugins)
+    meta, objective = author.mark(meta), USERS.mark(objective)
+    for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
         _log.warning(note)
     if clients is None or model is None:
-        clients, model = _rebuilt(meta, path, clients, model)
-    plan = prepare(recipes.rebuild(meta["recipe"]["table"]), clients, model, Options.of_folder(meta, objective))
+        clients, model = _rebuilt(meta, path, clients, model, author)
+    if recipe is None:
+        recipe = recipes.rebuild(meta["recipe"]["table"])
+    elif not is_recorded(recipe, meta):
+        raise SettingError(f"the recipe is not that of the run in {path}: give it the same again, or none")
+    plan = prepare(recipe, clients, model, Options.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
@@ -335,7 +367,9 @@ def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | st
         raise SettingError(f"the clients are not standardised as in the run in {path}: give it the same rows again")
 
 
-def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None) -> tuple[Any, Model]:
+def _rebuilt(
+    meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, author: Outside
+) -> tuple[Any, Model]:
     """Rebuild clients and model from the settings in the run folder."""
     if meta.get("settings") is None:
         raise SettingError(
@@ -343,5 +377,5 @@ def _rebuilt(meta: Mapping[str, Any], path: Path | str, clients: Any, model: Mod
         )
     from piebald.experiment_file import ExperimentSettings
 
-    plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}").plan()
+    plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).plan()
     return (plan.clients if clients is None else clients), (plan.model_of(meta["label"]) if model is None else model)

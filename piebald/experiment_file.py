@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError
 
-from piebald import plugins
 from piebald.arguments import SeedList
 from piebald.boosting.settings import TreeSettings
 from piebald.choice.kept_models import Keep
-from piebald.component import Component, build
+from piebald.component import Component, build, kind_of
 from piebald.contracts import Clients
 from piebald.data.dataset import DataSet
 from piebald.errors import SettingError
@@ -39,7 +38,9 @@ from piebald.partition.by_owner import by_only_owner
 from piebald.partition.data_source import DataSource
 from piebald.partition.published_rows import with_published
 from piebald.partition.standardise import Standardisation, constants_of
+from piebald.plugins import read
 from piebald.recipe import Recipe
+from piebald.references import NOBODY, USERS, Resolver, Text, search
 from piebald.runtimes.base import RuntimeSettings
 from piebald.setting_errors import of_document
 from piebald.setting_places import SettingPlaces
@@ -94,18 +95,18 @@ class ExperimentSettings(Section):
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
     partition: Kind | None = None
-    loss: str | dict[str, Any] | None = None
+    loss: Text | dict[str, Any] | None = None
     model: Named
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
     grid: dict[str, Any] | None = None
     keep: Keep | dict[str, Any] = "last"
     unseen: float = Field(default=0, ge=0)
-    extractor: str | None = None
+    extractor: Text | None = None
     longest_step: float | None = Field(default=None, gt=0)
     max_examples: int | None = Field(default=None, ge=1)
     max_weight: float = Field(default=1.0, gt=0, le=1)
-    trackers: list[str | dict[str, Any]] = []  # noqa: RUF012 - a pydantic field
+    trackers: list[Text | dict[str, Any]] = []  # noqa: RUF012 - a pydantic field
     fleet: Kind | None = None
     runtime: RuntimeSection = RuntimeSection()
     evaluate: Evaluation = Evaluation()
@@ -114,6 +115,7 @@ class ExperimentSettings(Section):
     trees: dict[str, Any] | None = None
 
     _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
+    _resolver: Resolver = PrivateAttr()
     _constants: Standardisation | None = PrivateAttr(default=None)
 
     @classmethod
@@ -126,7 +128,7 @@ class ExperimentSettings(Section):
         folder = Path.cwd() if path is None else Path(path).resolve().parent
         place_source(document, folder)
         for place in (folder, Path.cwd()):
-            plugins.search(place)
+            search(place)
         for flag in flags:
             document.set(flag)
         place_source(document, Path.cwd())  # of --set; that of the file is absolute by now
@@ -135,17 +137,22 @@ class ExperimentSettings(Section):
         given = document.values.get("runtime")
         if runtime is not None and not (isinstance(given, dict) and given.get("kind") == runtime):
             document.put("runtime", {"kind": runtime}, "--runtime")
-        return cls.of(document)
+        return cls.of(document, USERS)
 
     @classmethod
-    def of(cls, document: Document) -> Self:
-        """Check a document; the first error is reported with its line."""
+    def of(cls, document: Document, resolver: Resolver = NOBODY) -> Self:
+        """Check a document; the first error is reported with its line.
+
+        Args:
+            document: the settings as they were written.
+            resolver: that of their author, who names modules with its rights and no others; none by default.
+        """
         try:
-            settings = cls.model_validate(document.values)
+            settings = cls.model_validate(resolver.mark(document.values))
         except ValidationError as error:
             raise of_document(error, document, cls) from None
         document.refuse_dates()
-        settings._document = document
+        settings._document, settings._resolver = document, resolver
         if settings.recipe is not None and settings.recipes is not None:
             raise SettingError(f"{document.name} needs [recipe] or [[recipes]], not both")
         if cls.needs_recipe and settings.recipe is None and settings.recipes is None:
@@ -159,9 +166,9 @@ class ExperimentSettings(Section):
         return settings
 
     @classmethod
-    def of_table(cls, table: Mapping[str, Any], name: str) -> Self:
-        """Settings from a run folder."""
-        return cls.of(Document.of(table, name))
+    def of_table(cls, table: Mapping[str, Any], name: str, resolver: Resolver = NOBODY) -> Self:
+        """Settings from a run folder or from terms, see `of`."""
+        return cls.of(Document.of(table, name), resolver)
 
     def table(self) -> dict[str, Any]:
         """The settings as plain values, which `of_table` reads again; with constants that `plan` has computed."""
@@ -191,6 +198,8 @@ class ExperimentSettings(Section):
     def plan(self) -> Plan:
         """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
         recipes = self.built_recipes()
+        for tracker in read(self.trackers, self._resolver):
+            build("tracker", tracker)
         partition = self._partition()
         runtime = self._runtime()
         clients = self._read_by_model(self._clients(partition))
@@ -224,7 +233,7 @@ class ExperimentSettings(Section):
     def use_plugins(self) -> None:
         """Import the modules that the file lists."""
         try:
-            plugins.use(self.plugins)
+            self._resolver.use(self.plugins)
         except SettingError as error:
             raise SettingError(f"{self._places.at('plugins')}: {error}") from None
 
@@ -245,7 +254,8 @@ class ExperimentSettings(Section):
     def _component(self, section: str, kind: Kind, **more: Any) -> Component:
         """The component of a section."""
         try:
-            table = plugins.resolved(kind.model_dump())
+            table = read(kind.model_dump(), self._resolver)
+            table["kind"] = kind_of(table["kind"])
         except SettingError as error:
             raise self._places.placed(error, (section,), kind) from None
         if known := Component.registry.get(section, {}).get(table["kind"]):
@@ -280,7 +290,7 @@ class ExperimentSettings(Section):
     def built_recipes(self) -> dict[str, Recipe]:
         """The recipes alone, by their labels; no data is read."""
         self.use_plugins()
-        return given_recipes(self._recipe_sections(), self.grid or {}, self._places)
+        return given_recipes(self._recipe_sections(), self.grid or {}, self._places, self._resolver)
 
     def tree_settings(self) -> TreeSettings:
         """The settings of `piebald trees`."""
@@ -340,7 +350,7 @@ class ExperimentSettings(Section):
 
     def located(self, error: SettingError) -> SettingError:
         """The error with its place, if its message begins with the name of a setting of a recipe."""
-        from piebald import recipes
+        from piebald.recipes.named import lookup
 
         *quoted, why = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
         label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", why)), "")
@@ -348,7 +358,7 @@ class ExperimentSettings(Section):
             if own is not None and word in type(own).model_fields:
                 return SettingError(f"{self._places.at(section, word)}: {error}")
         for key, named in self._recipe_sections().items():
-            if word in recipes.settings_of(named.name) and label in (
+            if word in lookup(named.name, self._resolver).defaults and label in (
                 None,
                 *named.labels(combinations(self.grid or {}, self._document.origin)),
             ):

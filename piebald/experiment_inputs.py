@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from piebald import models
 from piebald.contracts import Clients
 from piebald.errors import SettingError
+from piebald.models.embedded import embedded_by
 from piebald.partition.standardise import Standardisation, standardised
 
 
@@ -32,7 +32,7 @@ def read_by_model(
     """
     if extractor is not None:
         try:
-            clients = models.embedded(clients, extractor)
+            clients = embedded_by(clients, extractor)
         except SettingError as error:
             raise SettingError(f"{at('extractor')}: {error}") from None
     if standardise is None:

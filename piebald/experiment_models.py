@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from piebald import plugins, pytree
+from piebald import pytree
 from piebald.contracts import Clients
 from piebald.errors import SettingError, shown, unknown
 from piebald.experiment_sections import Named, own_section
 from piebald.objective import unfit_classes
+from piebald.references import Reference
 from piebald.setting_places import SettingPlaces
 from piebald.toml_document import Key
 
@@ -49,10 +50,11 @@ def _maker(
 ) -> Callable[[int], nn.Module]:
     """A function of the seed that makes one model."""
     from piebald import models
+    from piebald.models.networks import network
 
     table = section.model_dump(exclude={"clients"})
     name = table.pop("name")
-    if name not in models.names() and not plugins.is_reference(name):
+    if name not in models.names() and not isinstance(name, Reference):
         raise SettingError(f"{places.at(*key, 'name')}: {unknown('model', name, models.names())}")
     rows = clients.rows(0, "train")
     shape, y = pytree.form(rows.x), pytree.leaves(rows.y)
@@ -63,7 +65,7 @@ def _maker(
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
 
     def made(seed: int) -> nn.Module:
-        return models.build_model(name, shape, outputs, seed, **table)
+        return network(name, shape, outputs, seed, **table)
 
     try:
         made(seed)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from piebald import plugins
 from piebald.arguments import SeedList
 from piebald.contracts import Split
 from piebald.errors import SettingError, shown
+from piebald.references import Text, is_reference
 from piebald.toml_document import Document, Key
 
 
@@ -28,7 +28,7 @@ class Named(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: Text
 
 
 class RecipeSection(Named):
@@ -87,13 +87,13 @@ class Kind(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    kind: str
+    kind: Text
 
 
 class RuntimeSection(Kind):
     """The runtime; fields without a kind are those of the simulator."""
 
-    kind: str = "simulator"
+    kind: Text = "simulator"
 
 
 class Evaluation(Section):
@@ -111,7 +111,7 @@ class Evaluation(Section):
     clients: int | None = Field(default=None, ge=1)
     split: Split = "test"
     per_class: bool | None = None
-    metrics: list[str] | None = Field(default=None, min_length=1)
+    metrics: list[Text] | None = Field(default=None, min_length=1)
 
 
 class TuneSection(Section):
@@ -212,5 +212,5 @@ def place_source(document: Document, folder: Path) -> None:
     table = document.values.get("data")
     for key in ("source", "public") if isinstance(table, dict) else ():
         path = document.values["data"].get(key)
-        if isinstance(path, str) and not plugins.is_reference(path):
+        if isinstance(path, str) and not is_reference(path):
             document.values["data"] = {**document.values["data"], key: str(folder / path)}

@@ -1,48 +1,31 @@
-"""Plugins: modules of users, whose components, models, data sets and functions can be named where ours can.
+"""Plugins: the modules of users that a run needs, whose components, models and functions can be named where ours can.
 
 A module is imported because its user names it: in `plugins = ["mylab"]` of an experiment file, as "mylab:Net" where a
 name is allowed, or by installing a package with an entry point in the group "piebald.components".  A registered
-component can then be named by its kind, like every other.
-
-A run folder and the terms of a federation also name modules, and neither may decide what is executed.  So modules are
-imported only from Python's own path and from the folders that `search` was given, never from a path that was read
-somewhere, nor from a folder that was given to `distrust`; modules of Python's standard library are refused; and after
-`restrict`, so is everything that the list given to it does not contain.
+component can then be named by its kind, like every other.  Who may name what is in `piebald.references`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
-import re
+import inspect
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import metadata
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
-from piebald.component import Component, build, knows
+from pydantic import WrapValidator
+
+from piebald.arguments import check_some
+from piebald.component import Component, imported, knows
 from piebald.errors import SettingError, shown, unknown
 from piebald.objective import Objective, named_metrics, objective_for
-from piebald.origins import is_reference as is_reference
-from piebald.origins import modules_named_in, modules_of
 from piebald.pytree import Tree
-
-GROUP = "piebald.components"  # of entry points
-
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_NAME = _MODULE
-_folders: list[Path] = []  # where modules are searched besides Python's path
-_distrusted: list[Path] = []  # run folders
-DEEPEST = 64  # levels of tables and lists in a component
-_allowed: Collection[str] | None = None  # None for all
-_discovered = False
+from piebald.references import USERS, Reference, Resolver, failed, is_reference
 
 
 class Plugin(NamedTuple):
@@ -52,71 +35,19 @@ class Plugin(NamedTuple):
     version: str
 
 
-def search(folder: Path | str) -> None:
-    """Find modules in this folder as well, after all others."""
-    place = Path(folder).resolve()
-    if place not in _folders:
-        _folders.append(place)
-    if str(place) not in sys.path:
-        sys.path.append(str(place))  # so that the modules there find one another, also in workers
-
-
-def folders() -> tuple[Path, ...]:
-    """The folders of `search`."""
-    return tuple(_folders)
-
-
-def distrust(folder: Path | str) -> None:
-    """Import nothing that lies in this folder, whatever Python's path is: a run folder holds data."""
-    _distrusted.append(Path(folder).resolve())
-
-
-def restrict(modules: Collection[str] | None) -> None:
-    """Import no modules but these, and those inside of them; None allows all.
-
-    A site calls this with its policy before it reads what the server sends.
-    """
-    global _allowed
-    _allowed = None if modules is None else tuple(modules)
-
-
-def use(modules: Iterable[str]) -> None:
-    """Import modules, which register their components and recipes.
+def find(name: str, what: str) -> Any:
+    """What a reference names.
 
     Raises:
-        SettingError: one of them is not allowed, does not exist, or fails.
+        SettingError: it is text that no resolver has marked, or see `Resolver.find`.
     """
-    if isinstance(modules, str) or not all(isinstance(module, str) for module in modules):
-        raise SettingError(f"plugins must be a list of modules, like ['mylab'], got {modules!r}")
-    for module in modules:
-        _imported(module)
+    if not isinstance(name, Reference):
+        raise SettingError(f"{what} {shown(name)} is text: give the class or the function itself")
+    return name.resolved(what)
 
 
-def find(reference: str, what: str) -> Any:
-    """The object that "module:name" or "file.py:name" names.
-
-    Args:
-        reference: the module, or the path of a file relative to the folders of `search`, and the name inside of it.
-        what: what is named, for messages, e.g. ``"model"``.
-
-    Raises:
-        SettingError: there is no such module or name, it is not allowed, or the import fails.
-    """
-    module, _, name = reference.rpartition(":")
-    if not module or not _NAME.fullmatch(name):
-        raise SettingError(f"{what} must be a name or 'module:name', like 'mylab:Net', got {reference!r}")
-    found: Any = _of_file(module) if module.endswith(".py") else _imported(module)
-    for word in name.split("."):
-        known = {*vars(found), *(dir(found) if isinstance(found, ModuleType) else ())}  # some import when asked
-        if word.startswith("_") or word not in known:
-            public = sorted(name for name in known if not name.startswith("_"))
-            raise unknown(f"{what} in {module} called", word, public)
-        found = getattr(found, word) if isinstance(found, ModuleType) else vars(found)[word]
-    return found
-
-
-def reference(function: Any, what: str) -> str:
-    """The "module:name" by which `find` finds a function.
+def reference(function: Any, what: str) -> Reference:
+    """The "module:name" by which a function is found wherever clients train.
 
     Args:
         function: a function or class, defined at the top of its module.
@@ -132,73 +63,86 @@ def reference(function: Any, what: str) -> str:
             f"{what} must be a function that has a name at the top of its module, so that it is found wherever clients "
             f"train, got {shown(function)}: define it with def"
         )
-    return f"{module}:{name}"
+    return Reference(f"{module}:{name}", USERS)
 
 
-def call(reference: str, what: str) -> Any:
-    """What the function that "module:name" names returns; its errors become one sentence.
+def function_name(what: str) -> WrapValidator:
+    """The validator of a setting that is a function, or a reference to one, and is kept as a reference.
+
+    Args:
+        what: what the function is, for messages.
+    """
+
+    def referenced(given: Any, _: Any) -> Reference:
+        named = reference(given, what) if callable(given) else given
+        if not callable(find(named, what)):
+            raise ValueError(f"must name a function, got {named!r}")
+        return named
+
+    return WrapValidator(referenced)
+
+
+def call(name: str, what: str) -> Any:
+    """What the function that a reference names returns; its errors become one sentence.
 
     Raises:
         SettingError: see `find`, or the function fails.
     """
-    function = find(reference, what)
+    function = find(name, what)
     if not callable(function):
-        raise SettingError(f"{what} {reference!r} must be a function without arguments, got {function!r}")
+        raise SettingError(f"{what} {name!r} must be a function without arguments, got {function!r}")
     try:
         return function()
     except (Exception, SystemExit) as error:
-        raise _failed(reference, "fails", error) from error
+        raise failed(name, "fails", error) from error
 
 
-def discover() -> None:
-    """Import the modules that installed packages offer in the group "piebald.components", once."""
-    global _discovered
-    if _discovered:
-        return
-    _discovered = True
-    for entry in metadata.entry_points(group=GROUP):
-        if _allowed is None or _is_allowed(entry.module):
-            _imported(entry.module)
+def read(value: Any, resolver: Resolver) -> Any:
+    """Tables of components as their author's resolver marks them; it discovers more where nobody knows a kind."""
+    marked = resolver.mark(value)
+    if not all(isinstance(kind, Reference) or knows(kind) for kind in _kinds(marked)):
+        resolver.discover()
+    return marked
 
 
-def resolved(value: Any) -> Any:
-    """A component's kind or table, or a list of them, with kinds in place of references; other values as they are.
-
-    Inside of a table only kinds are looked at: other text may have a colon.
-    """
-    if isinstance(value, list | tuple):  # lists in it are no components, however deep they go
-        return [inner if isinstance(inner, list | tuple) else resolved(inner) for inner in value]
-    return _kind_of(value) if isinstance(value, str) else _with_kinds(value)
-
-
-def built(axis: str, given: Any) -> Component:
-    """`component.build`, where a kind may be "module:name", and a function stands for the kind "function" of its axis.
-
-    Raises:
-        SettingError: see `find` and `component.build`.
-    """
-    if not isinstance(given, Component) and "function" in Component.registry.get(axis, {}):
-        found = find(given, axis) if is_reference(given) else given
-        if callable(found) and not isinstance(found, type):
-            given = {"kind": "function", "function": given}
-    return build(axis, resolved(given))
+def _kinds(value: Any, whole: bool = True) -> list[str]:
+    """The kinds of components: the whole value where it is text, entries of a list, and those in tables."""
+    if isinstance(value, str):
+        return [value] if whole else []
+    if isinstance(value, list | tuple):
+        return [kind for inner in value for kind in _kinds(inner, whole)]
+    if not isinstance(value, Mapping):
+        return []
+    return [kind for name, inner in value.items() for kind in _kinds(inner, name == "kind")]
 
 
 def objective_named(targets: Tree, loss: Any, metrics: Any) -> Objective:
-    """`objective.objective_for`, where the loss and metrics may be named as "module:name".
+    """`objective.objective_for`, where the loss and metrics may be references.
 
     A metric is then called by the name alone.  The settings beside the name of a loss are its arguments.
     """
     settings = dict(loss) if isinstance(loss, Mapping) else {"name": loss}
     named = settings.pop("name", None)
-    if is_reference(named):
-        loss = find(named, "loss")
-        loss = partial(loss, **settings) if settings and callable(loss) else loss
-    if isinstance(metrics, list | tuple) and any(is_reference(metric) for metric in metrics):
+    if isinstance(named, Reference):
+        loss = _with_settings(named, settings)
+    if isinstance(metrics, list | tuple) and any(isinstance(metric, Reference) for metric in metrics):
         name = objective_for(targets, loss).name
         metrics = {_short(metric): _metric(metric, name) for metric in metrics}
     made = objective_for(targets, loss, metrics)
-    return replace(made, name=named) if is_reference(named) else made
+    return replace(made, name=str(named)) if isinstance(named, Reference) else made
+
+
+def _with_settings(named: Reference, settings: Mapping[str, Any]) -> Any:
+    """A loss of a plugin with its settings, which are arguments after the outputs and the targets."""
+    loss = named.resolved("loss")
+    if not settings or not callable(loss):
+        return loss
+    known = [*inspect.signature(loss).parameters][2:]
+    for setting in settings:
+        if setting not in known:
+            raise unknown(f"setting of loss {str(named)!r} called", setting, known)
+    check_some(loss, {name: value for name, value in settings.items() if isinstance(value, str | bool | int | float)})
+    return partial(loss, **settings)
 
 
 def _short(metric: str) -> str:
@@ -206,9 +150,9 @@ def _short(metric: str) -> str:
 
 
 def _metric(name: str, objective: str) -> Any:
-    if not is_reference(name):
+    if not isinstance(name, Reference):
         return named_metrics([name], objective)[name]
-    found = find(name, "metric")
+    found = name.resolved("metric")
     return found() if isinstance(found, type) else found  # a class of torchmetrics
 
 
@@ -224,21 +168,61 @@ def needed_by(values: Iterable[Any], named: Any = None) -> tuple[Plugin, ...]:
     return tuple(Plugin(module, version(module)) for module in sorted(modules))
 
 
-def use_recorded(plugins: Iterable[Sequence[str]], whose: str) -> list[str]:
+def modules_of(value: Any) -> set[str]:
+    """Modules of an object's class, and of the components, classes and functions inside of it."""
+    if isinstance(value, Component):
+        inner = {module for name in type(value).model_fields for module in modules_of(getattr(value, name))}
+        named = {reference.rpartition(":")[0] for reference in value.references()}
+        return inner | _foreign(type(value).__module__) | {found for one in named for found in _foreign(one)}
+    if isinstance(value, Mapping):
+        return {module for one in value.values() for module in modules_of(one)}
+    if isinstance(value, list | tuple):
+        return {module for one in value for module in modules_of(one)}
+    if isinstance(value, partial):  # a loss with settings
+        return modules_of(value.func)
+    if callable(value) or isinstance(value, type):
+        return _foreign(getattr(value, "__module__", None) or type(value).__module__)
+    return _foreign(type(value).__module__)
+
+
+def modules_named_in(value: Any) -> set[str]:
+    """The modules that settings of an experiment name, as a plugin, by a kind or a reference, and that are imported."""
+    if isinstance(value, Mapping):
+        kind = value.get("kind")
+        registries = imported() if isinstance(kind, str) else ()
+        of_kind = [kinds[kind].__module__ for kinds in registries if kind in kinds]
+        plugins = value.get("plugins")
+        listed = plugins if isinstance(plugins, list) else []
+        inside = [modules_named_in(inner) for inner in value.values()]
+        return {found for module in (*of_kind, *listed) for found in _foreign(module)}.union(*inside)
+    if isinstance(value, list | tuple):
+        return {module for one in value for module in modules_named_in(one)}
+    if not is_reference(value):
+        return set()
+    module = value.rpartition(":")[0]
+    module = Path(module).stem if module.endswith(".py") else module
+    return _foreign(module) if module in sys.modules else set()
+
+
+def use_recorded(plugins: Iterable[Sequence[str]], whose: str, resolver: Resolver) -> list[str]:
     """Import the modules that a run needs, unless they are there already; returns notes about other versions.
 
     Args:
         plugins: modules and versions, as `needed_by` returned them when the run began.
         whose: the run, for messages, e.g. ``"the run in runs/fedavg"``.
+        resolver: that of the run's author.
 
     Raises:
         SettingError: a module is not allowed, does not exist, or fails.
     """
     notes = []
-    for plugin in (Plugin(*given) for given in plugins):
+    for given in plugins:
+        if not (isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(word, str) for word in given)):
+            raise SettingError(f"{whose} must say which plugins it needs as modules and versions, got {shown(given)}")
+        plugin = Plugin(*given)
         if plugin.module not in sys.modules:
             try:
-                _imported(plugin.module)
+                resolver.use([plugin.module])
             except SettingError as error:
                 what = f"{plugin.module} {plugin.version}".rstrip()
                 raise SettingError(f"{whose} needs the plugin {what}: {error}") from None
@@ -271,112 +255,9 @@ def _distributions(installed: int) -> Mapping[str, list[str]]:
     return metadata.packages_distributions()
 
 
-def _imported(module: str) -> ModuleType:
-    if not _MODULE.fullmatch(module):
-        raise SettingError(f"a plugin is named like 'mylab' or 'mylab.models', got {module!r}")
-    _check_allowed(module)
-    before = sys.modules.get(module)
-    if before is not None:
-        return before
-    try:
-        found = importlib.util.find_spec(module.partition(".")[0])
-        if found is not None and any(_is_distrusted(place) for place in (found.origin, *_places(found))):
-            raise ModuleNotFoundError(name=module)
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise SettingError(
-                f"there is no module {module!r}: install its package, or start in the folder that holds {module}.py"
-            ) from None
-        raise _failed(module, "cannot be imported", error) from None
-    except (Exception, SystemExit) as error:
-        raise _failed(module, "cannot be imported", error) from error
-
-
-def _of_file(path: str) -> ModuleType:
-    """The module in a file, under the name of the file."""
-    name = Path(path).stem
-    if _allowed is not None:
-        raise SettingError(f"{path} is a file, which nobody else has: make it a module, and name that")
-    if Path(path).is_absolute() or ".." in Path(path).parts or not _MODULE.fullmatch(name):
-        raise SettingError(
-            f"a file of Python code is named from the folder that holds it, like my_data.py, got {path!r}"
-        )
-    known = [folder / path for folder in _folders if (folder / path).is_file()]
-    file = next((file for file in known if not _is_distrusted(file)), None)
-    if file is None:
-        raise SettingError(f"there is no file {path}: start in the folder that holds it")
-    before = sys.modules.get(name)
-    if before is not None:
-        if before.__spec__ is not None and before.__spec__.origin == str(file):
-            return before
-        raise SettingError(f"{path} has the name of a module that is in use already: rename it")
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    try:
-        spec.loader.exec_module(made)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _failed(path, "cannot be imported", error) from error
-    return made
-
-
-def _places(spec: ModuleSpec) -> Sequence[str]:
-    return list(spec.submodule_search_locations or ())
-
-
-def _is_distrusted(file: Path | str | None) -> bool:
-    return file is not None and any(folder in Path(file).resolve().parents for folder in _distrusted)
-
-
-def _failed(name: str, how: str, error: BaseException) -> SettingError:
-    if isinstance(error, SettingError):
-        return error
-    text = " ".join(str(error).split())
-    return SettingError(f"{name} {how}: {type(error).__name__}{f': {text}' if text else ''}")
-
-
-def _check_allowed(module: str) -> None:
+def _foreign(module: str) -> set[str]:
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        raise SettingError(f"{module!r} is a module of Python itself, not a plugin")
-    if not _is_allowed(module):
-        raise SettingError(
-            f"the plugin {module!r} is not allowed here: name it in plugins of the policy, if you trust it"
-        )
-
-
-def _is_allowed(module: str) -> bool:
-    if _allowed is None:
-        return True
-    return any(module == one or module.startswith(f"{one}.") for one in (*_allowed, "piebald"))
-
-
-def _kind_of(name: str) -> str:
-    if is_reference(name):
-        return _kind(name)
-    if not knows(name):
-        discover()
-    return name
-
-
-def _with_kinds(value: Any, depth: int = 0) -> Any:
-    """Tables with kinds in place of references, at every depth."""
-    if not isinstance(value, Mapping | list | tuple):
-        return value
-    if depth == DEEPEST:
-        raise SettingError(f"lists and tables must be nested at most {DEEPEST} deep")
-    if isinstance(value, Mapping):
-        table = {key: _with_kinds(inner, depth + 1) for key, inner in value.items()}
-        return table | {"kind": _kind_of(table["kind"])} if isinstance(table.get("kind"), str) else table
-    return [_with_kinds(inner, depth + 1) for inner in value]
-
-
-def _kind(reference: str) -> str:
-    found = find(reference, "component")
-    if not (isinstance(found, type) and issubclass(found, Component) and found.kind):
-        raise SettingError(f"{reference} must be a component, a class like piebald.training.Trainer, got {found!r}")
-    return found.kind
+    ours = (
+        top in {"piebald", "torch", "torchmetrics", "numpy", "builtins", "__main__"} or top in sys.stdlib_module_names
+    )
+    return set() if ours else {module}

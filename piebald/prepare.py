@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from piebald.callbacks import Tracker, trackers_of
 from piebald.choice import own_choice
 from piebald.choice.kept_models import Keep
 from piebald.client_work import ClientWork
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.contracts import Clients, HasServerRows, RowsAtSites, Split
 from piebald.errors import SettingError
 from piebald.given_models import GivenModels, kept, outputs_of
@@ -30,7 +31,7 @@ from piebald.objective import Objective
 from piebald.parameters import Layout, frozen_digest
 from piebald.partition.sources import clients_of
 from piebald.partition.standardise import constants_of, unhidden_reason
-from piebald.plugins import built, needed_by, objective_named
+from piebald.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
 from piebald.public_rows import public_rows_of, rows_digest
@@ -214,7 +215,7 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
         raise SettingError(
             f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
         )
-    where = built("runtime", runtime)
+    where = build("runtime", runtime)
     assert isinstance(where, RuntimeSettings)
     return where.resolved(work, clients, cohort_size(cohort, len(clients)))
 
@@ -383,11 +384,24 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
         meta: the description of that run.
         recipe, options: the wanted settings.
     """
-    wanted = {**options.kept(), "recipe": recipe.model_dump()}
+    if not is_recorded(recipe, meta):
+        raise SettingError(f"{folder} holds a run with another recipe: choose another folder, or delete that one")
     # settings that folders of earlier versions do not have
     defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP, "max_weight": 1.0}
-    recorded = recipes.rebuild(meta["recipe"]["table"]).model_dump()
-    found = {name: meta.get(name, defaults.get(name)) for name in options.kept()} | {"recipe": recorded}
-    for name, value in wanted.items():
-        if json.dumps(value, sort_keys=True) != json.dumps(found[name], sort_keys=True):
+    for name, value in options.kept().items():
+        if _text(value) != _text(meta.get(name, defaults.get(name))):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
+
+
+def is_recorded(recipe: Recipe, meta: Mapping[str, Any]) -> bool:
+    """Whether a recipe is that of a run, which may have been written down before a setting had been there."""
+    wanted, table = _text(recipe.model_dump()), meta["recipe"]["table"]
+    if _text(table) == wanted:
+        return True
+    with suppress(SettingError):
+        return _text(recipes.rebuild(table).model_dump()) == wanted
+    return False
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from piebald import pytree
 from piebald.arguments import checked, checked_class
+from piebald.component import build
 from piebald.errors import SettingError
 from piebald.partition.data_source import DataSource
-from piebald.plugins import built
+from piebald.plugins import read
+from piebald.references import USERS
 
 if TYPE_CHECKING:
     from piebald.contracts import Clients, Fleet
@@ -80,7 +82,7 @@ def show(
         if others[word] and kind is None:
             raise SettingError(f"{word}.{next(iter(others[word]))} needs a {word}: add --{word} KIND")
     made = _partition(source, partition, own)
-    devices = None if fleet is None else built("fleet", {"kind": fleet} | others["fleet"])
+    devices = None if fleet is None else build("fleet", read({"kind": fleet} | others["fleet"], USERS))
     assert devices is None or isinstance(devices, Devices)  # for the type checker
     rows_here = source.load()
     clients = _clients(rows_here, made, source)
@@ -112,7 +114,7 @@ def _partition(source: DataSource, kind: str | None, own: Mapping[str, Any]) -> 
         kind, own = "by_owner", {"owner": source.client, **own}
     if kind is None:
         return None
-    made = built("partition", {"kind": kind, **own})
+    made = build("partition", read({"kind": kind, **own}, USERS))
     if not isinstance(made, Partition):
         raise SettingError(f"partition {kind!r} has its rows elsewhere, so there is nothing to show")
     return made

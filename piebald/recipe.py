@@ -13,8 +13,8 @@ from piebald.clustering.base import Clustering, JoinsClusters
 from piebald.component import Component, build, sentence
 from piebald.errors import SettingError, shown, unknown
 from piebald.model_spec import ModelSpec
-from piebald.plugins import resolved
 from piebald.recipe_settings import replace
+from piebald.references import USERS, Text
 from piebald.scheduling.base import Scheduler, round_kind
 from piebald.server_optimizer.base import KeepsServerState, ServerOptimizer
 from piebald.server_optimizer.cached_average import CachedAverage
@@ -43,7 +43,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    name: str = "custom"
+    name: Text = "custom"
     fields: Mapping[str, Any] = {}
     paper: str = ""
     training: Trainer
@@ -249,7 +249,7 @@ class Recipe(BaseModel):
         return self._rebuilt(self.fields, {**adapted, "transforms": transforms})
 
     def with_(self, **components: Any) -> Recipe:
-        """This recipe with other components, given as components, tables, kinds or "module:name".
+        """This recipe with other components, given as components, tables, kinds, functions or "module:name".
 
         What the recipe was given for the old component, such as a learning rate, is handed down to the new one, unless
         that was given a value of its own.
@@ -257,15 +257,17 @@ class Recipe(BaseModel):
         Raises:
             SettingError: there is no such axis or component, or the new component has no place for such a setting.
         """
-        fields = dict(self.fields)
+        return self.replaced(USERS.mark(components))
+
+    def replaced(self, components: Mapping[str, Any]) -> Recipe:
+        """This recipe with other components, see `with_`; what is no reference yet in their tables, names nothing."""
+        fields, made = dict(self.fields), dict(components)
         for axis, given in components.items():
             if axis not in self.axes:
                 raise unknown("axis", axis, self.axes)
             if axis != "transforms":  # settings of recipes are never those of transforms
-                components[axis], fields = replace(self.name, fields, axis, getattr(self, axis), resolved(given))
-            else:
-                components[axis] = resolved(given)
-        return self._rebuilt(fields, components)
+                made[axis], fields = replace(self.name, fields, axis, getattr(self, axis), given)
+        return self._rebuilt(fields, made)
 
     def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
         made = {axis: getattr(self, axis) for axis in self.axes} | dict(components)

@@ -104,7 +104,7 @@ def plain(value: Any) -> Any:
 def _plain_like(held: Any, value: Any) -> Any:
     """A recorded value in the form of the one that a component holds: a table may leave out what is the default."""
     if isinstance(held, Component) and isinstance(value, Mapping | str):
-        return plain(plugins.built(held.axis, value))
+        return plain(build(held.axis, value))
     if isinstance(held, tuple) and isinstance(value, str):
         return [value]
     if isinstance(held, tuple) and isinstance(value, list | tuple) and len(held) == len(value):
@@ -115,7 +115,7 @@ def _plain_like(held: Any, value: Any) -> Any:
 def _plain_entry(held: Any, given: Any) -> Any:
     """An entry of a list in the form of the one that a component holds."""
     if isinstance(held, Component):
-        return plain(plugins.built(held.axis, given))
+        return plain(build(held.axis, given))
     table = isinstance(held, BaseModel) and isinstance(given, Mapping)
     return plain(type(held).model_validate(given)) if table else plain(given)
 

@@ -67,9 +67,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No test sees what another one has drawn from the global generators, nor which products it has chosen, nor which
-    plugins the policy of a site allowed that it started in this process.
-    """
+    """No test sees what another one has drawn from the global generators, nor which products it has chosen."""
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for each absent accelerator
@@ -77,8 +75,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         torch.cuda.manual_seed_all(0)
     if products := sys.modules.get("piebald.runtimes.engines.matrix_products"):
         products.set_onednn(False)
-    if plugins := sys.modules.get("piebald.plugins"):
-        plugins.restrict(None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -122,7 +122,9 @@ def test_in_an_environment_of_its_own(built: Path, tmp_path: Path) -> None:
 def is_resumed(piebald: Path, file: Path, whole: dict[str, Any], folder: Path) -> None:
     """A run that is stopped by its budget goes on with the other package."""
     output(piebald, "run", file, "--out", "short", "--set", "rounds=1", "--quiet", cwd=folder)
-    resumed = json.loads(output(piebald, "resume", "short", "--rounds", "2", "--json", cwd=folder))
+    resumed = json.loads(
+        output(piebald, "resume", "short", "--rounds", "2", "--plugin", "otherlab", "--json", cwd=folder)
+    )
     assert (resumed["rounds"], resumed["accuracy"]) == (2, whole["accuracy"])
 
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from piebald import data, models, plugins
+from piebald import data
 from piebald.contracts import Clients
+from piebald.data.data_sets import named
 from piebald.data.dataset import DataSet
 from piebald.data.decoded import Decoded
 from piebald.data.folders import grey
 from piebald.errors import SettingError
+from piebald.models.embedded import embedded_by
 from piebald.partition import clients_from
 from piebald.partition.client_tables import is_table, read_table
 from piebald.partition.data_source import DataSource
+from piebald.references import USERS, is_reference, of_folder
 
 
 def from_file(
-    source: str, target: str | None, meta: Mapping[str, Any], validation: float = 0.2, test: float = 0.2
+    source: str,
+    target: str | None,
+    meta: Mapping[str, Any],
+    validation: float = 0.2,
+    test: float = 0.2,
+    plugins: Sequence[str] = (),
 ) -> Clients:
     """A newcomer's rows as a client, read in the same way as the data of the run that `meta` describes.
 
@@ -30,15 +38,16 @@ def from_file(
             else all other columns in the order of the file, without the run's client column.
         meta: the description of the run.
         validation, test: the shares of validation and test rows.
+        plugins: modules of the user's that the run may name, see `piebald.resume`.
 
     Raises:
         SettingError: the rows cannot be read, or have unexpected content.
     """
-    settings = meta.get("settings") or {}
+    settings = of_folder("", plugins).mark(meta.get("settings") or {})
     made = _rows(source, target, settings, meta.get("classes"), validation, test)
     if settings.get("extractor") is None:
         return made
-    return models.embedded(made, settings["extractor"])
+    return embedded_by(made, settings["extractor"])
 
 
 def _rows(
@@ -47,18 +56,18 @@ def _rows(
     given = settings.get("data") or {}
     path = Path(source)
     loaded: Any
-    if is_table(path) and not plugins.is_reference(source):
+    if is_table(path) and not is_reference(source):
         loaded = _of_table(path, target or given.get("target"), given)
     elif path.is_dir():
         loaded = _of_folder(path, settings)
     else:
-        loaded = DataSource(source=source).load()
+        loaded = DataSource(source=USERS.mark(source)).load()
     if not isinstance(loaded, DataSet):
         return loaded  # type: ignore[no-any-return]
     if isinstance(loaded.x, Decoded):
         raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
-    named = loaded.classes is not None and classes is not None and path.suffix != ".npz"
-    y = np.array(loaded.classes)[loaded.targets.numpy()] if named else loaded.y
+    has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
+    y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
     return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
 
 
@@ -79,7 +88,7 @@ def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
         raise SettingError(f"{path} is a folder, but the run was started from Python: load it there and call adapt")
     if given.get("source") is not None:
         return DataSource(**{**given, "source": str(path), "client": None}).load()
-    shape = data.load(given["name"]).input_shape
+    shape = named(given["name"]).input_shape
     if len(shape) == 3 and shape[1] == shape[2]:
         found = data.image_folder(path, side=shape[1])
         return found if shape[0] == 3 else grey(found)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def _tested(one: Runner, seed: int, copy: Path, runs: TrialRuns) -> list[float]:
             every, count, _ = store.meta["evaluate"]
             store.set_meta(evaluate=[every, count, "test"], status="running")
         partial.rename(copy)
-    objective = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
-    resume(copy, runs.choosing.opened(), runs.model_of(one.label), **objective).close()
+    given: dict[str, Any] = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
+    resume(copy, runs.choosing.opened(), runs.model_of(one.label), recipe=one.recipe, **given).close()
     with History(copy) as history:
         return [history.per_client.get(client, float("nan")) for client in range(len(runs.clients))]

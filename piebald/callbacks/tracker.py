@@ -11,9 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
-from piebald import plugins
 from piebald.callbacks.base import Callback, RunStart
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.metrics import LOWER_IS_BETTER
 from piebald.report.averages import mean
@@ -109,7 +108,7 @@ def trackers_of(given: Sequence[str | Tracker | Mapping[str, Any]]) -> list[Trac
     """
     if isinstance(given, str):
         raise SettingError(f"trackers must be a list, like ['{given}'], got {given!r}")
-    made = [cast(Tracker, plugins.built("tracker", one)) for one in given]
+    made = [cast(Tracker, build("tracker", one)) for one in given]
     for tracker in made:
         if tracker.package is not None and find_spec(tracker.package) is None:
             raise SettingError(

@@ -42,6 +42,10 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="MODULE", help="A module of yours that the run may name; repeatable."),
+]
 StartFrom = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="Begin with the models of this finished run.")
 ]
@@ -82,11 +86,11 @@ def is_transfer(folder: Path) -> bool:
 
 def search_plugins(run: Path) -> None:
     """Find plugins in the current folder, which is never the run's own: its files are data."""
-    from piebald import plugins
+    from piebald.references import search
 
     here = Path.cwd().resolve()
     if run.resolve() not in (here, *here.parents):
-        plugins.search(here)
+        search(here)
 
 
 def is_search(folder: Path) -> bool:

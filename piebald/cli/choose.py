@@ -14,7 +14,7 @@ from piebald.cli.printing import print_json, print_table
 from piebald.errors import RunFolderError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from piebald.advice import Advice
     from piebald.experiment_file import ExperimentSettings
@@ -83,10 +83,11 @@ def tuned_first(
     return found
 
 
-def resumed_search(folder: Path, as_json: bool, quiet: bool) -> None:
-    """Go on with the search in a folder, from the experiment file that it was started with."""
+def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[str]) -> None:
+    """Go on with the search in a folder, from the experiment file that it was started with, which may name plugins."""
     from piebald.advice.adviser_file import AdviceSettings
     from piebald.experiment_file import ExperimentSettings
+    from piebald.references import of_folder
 
     try:
         record = json.loads((folder / "search.json").read_text(encoding="utf-8"))
@@ -97,10 +98,10 @@ def resumed_search(folder: Path, as_json: bool, quiet: bool) -> None:
         raise SettingError(
             f"the search in {folder} was started from Python: go on with it there, with out={str(folder)!r}"
         )
+    chooses: type[ExperimentSettings] = AdviceSettings if kind == "advise" else ExperimentSettings
+    settings = chooses.of_table(table, f"the settings in {folder}", of_folder(folder, plugins))
     if kind == "advise":
-        settings: ExperimentSettings = AdviceSettings.of_table(table, f"the settings in {folder}")
         return _print_advice(_advised(settings, folder, as_json, quiet), as_json, quiet, folder)
-    settings = ExperimentSettings.of_table(table, f"the settings in {folder}")
     found = _tuned(settings, settings.plan(), folder, f"piebald resume {folder}", as_json, quiet)
     _print(found, as_json, quiet, folder)
 

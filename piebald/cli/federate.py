@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, StartFrom, app
+from piebald.cli.app import Json, Out, Plugins, Quiet, Sets, StartFrom, app
 from piebald.cli.experiment_files import load_settings, out_folder
 from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import print_json, print_table
@@ -77,6 +77,7 @@ def server(
         float | None,
         typer.Option(min=1, help="With a queue: seconds of a turn, after which an experiment makes room for others."),
     ] = None,
+    plugins: Plugins = None,
     check: Annotated[
         bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
     ] = False,
@@ -104,9 +105,10 @@ def server(
         if check:
             with locked(credentials):
                 raise typer.Exit(_print_checks([*server_machine(own), check_space(credentials)]))
-        return serve_queue(credentials, page, as_json, quiet, turns)
-    if turns is not None:
-        raise SettingError("--turns is about the queue: leave out the file, and give it to piebald queue add")
+        return serve_queue(credentials, page, as_json, quiet, turns, plugins or ())
+    for flag, given in (("--turns", turns), ("--plugin", plugins)):
+        if given is not None:
+            raise SettingError(f"{flag} is about the queue: leave out the file, and give it to piebald queue add")
     flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
     if check:
         with locked(credentials), at_work("reading the experiment", tell=_to_terminal):
@@ -144,16 +146,16 @@ def client(
     search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
-    from piebald import plugins
     from piebald.deploy.logs import start_log
     from piebald.deploy.machine_checks import refuse_crosses
     from piebald.deploy.site_check import check_site, site_machine
     from piebald.deploy.site_process import join, site_work
+    from piebald.references import search as search_in
     from piebald.runtimes.federation.heartbeat import at_work
 
     work = site_work(credentials, data, target, local=with_parent is not None, client=client)
     for place in search or ():
-        plugins.search(place)
+        search_in(place)
     start_log("error" if check else log_level, log_json, log_file)
     with locked(credentials):
         reading = f"reading the rows {work.source}"

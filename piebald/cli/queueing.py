@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -61,7 +61,7 @@ def add(
     if start is not None and str(start) not in {one.out for one in waiting.entries()}:
         _check_finished(start)
     text = found.model_copy(update={"out": None}).text()
-    entry = waiting.add(_label(found), text, folder, file.resolve().parent, start)
+    entry = waiting.add(_label(found), text, folder, start)
     if as_json:
         return print_json({"number": entry.number, "run": entry.out})
     print(f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}")
@@ -148,7 +148,12 @@ def _check_finished(run: Path) -> None:
 
 
 def serve_queue(
-    credentials: Path, page: PageAddress | None, as_json: bool, quiet: bool, turns: float | None = None
+    credentials: Path,
+    page: PageAddress | None,
+    as_json: bool,
+    quiet: bool,
+    turns: float | None = None,
+    plugins: Sequence[str] = (),
 ) -> None:
     """Take the experiments of the queue, and wait for others, until this process is stopped.
 
@@ -158,9 +163,13 @@ def serve_queue(
         as_json, quiet: how the results are printed.
         turns: seconds after which an experiment makes room for others that wait, at its next server step; None has it
             end first.
+        plugins: modules that experiments of the queue may name; they are found on Python's path and in this folder.
     """
     from piebald.deploy.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.deploy.page_server import serving_page
+    from piebald.references import search
+
+    search(Path.cwd())
 
     own, waiting = _opened(credentials)
     with locked(credentials), nullcontext() if page is None else serving_page(page, own.folder):
@@ -169,7 +178,7 @@ def serve_queue(
             while True:
                 entry = waiting.next()
                 if entry is not None:
-                    _serve(own, waiting, entry, Printing(as_json, quiet), turns)
+                    _serve(own, waiting, entry, Serving(as_json, quiet, plugins), turns)
                 else:
                     _wait(own, waiting)
         except KeyboardInterrupt:
@@ -186,14 +195,15 @@ def _wait(own: Credentials, waiting: ExperimentQueue) -> None:
         time.sleep(_LOOK)
 
 
-class Printing(NamedTuple):
-    """How results are printed."""
+class Serving(NamedTuple):
+    """How results are printed, and which plugins experiments may name."""
 
     as_json: bool
     quiet: bool
+    plugins: Sequence[str]
 
 
-def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, printing: Printing, turns: float | None) -> None:
+def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, serving: Serving, turns: float | None) -> None:
     """Carry out one experiment, or the rest of it, or its turn, and write down how it ended."""
     if waiting.stop_wanted(entry):  # while no server was there
         waiting.change(entry, state="stopped")
@@ -203,7 +213,7 @@ def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, printing: 
     ended: dict[str, Any] = {}
     try:
         while not ended:
-            entry, ended = _part(own, waiting, entry, printing, turns)
+            entry, ended = _part(own, waiting, entry, serving, turns)
     except DeviceLost:
         raise  # the next experiment would fail as well, and this one goes on in a new process
     except PiebaldError as error:
@@ -228,7 +238,7 @@ def _without_room(own: Credentials, entry: Queued) -> str:
 
 
 def _part(
-    own: Credentials, waiting: ExperimentQueue, entry: Queued, printing: Printing, turns: float | None
+    own: Credentials, waiting: ExperimentQueue, entry: Queued, serving: Serving, turns: float | None
 ) -> tuple[Queued, dict[str, Any]]:
     """Carry out an experiment until it ends, its turn is over, or there are other sites; returns how it goes on, and
     how it ended.
@@ -240,7 +250,7 @@ def _part(
     from piebald.report.run_folder import refuse_occupied
     from piebald.runtimes.federation.heartbeat import at_work
 
-    document = _document(entry)
+    document = _document(entry, serving)
     takes_any = bool(sites_flags(document, own.sites()))
     grows = takes_any and document.stop is None  # else nobody can say how many steps are left
     if entry.state != "running":
@@ -251,7 +261,7 @@ def _part(
     watch = Watch(lambda: waiting.stop_wanted(entry) or (grows and len(own.sites()) > len(entry.sites)) or turn.over())
     try:
         with watch, at_work(f"preparing experiment {entry.number}"):
-            _carry_out(own, entry, printing)
+            _carry_out(own, entry, serving)
     except (KeyboardInterrupt, Interrupted):
         if not watch.came:
             raise KeyboardInterrupt from None
@@ -280,42 +290,43 @@ def _cut(entry: Queued) -> dict[str, int]:
     return {"rounds": rounds, "until": done} if done < rounds else {}
 
 
-def _carry_out(own: Credentials, entry: Queued, printing: Printing) -> None:
+def _carry_out(own: Credentials, entry: Queued, serving: Serving) -> None:
     """Start a run, or go on with it where the run folder holds what was done before."""
-    from piebald import experiment, plugins
+    from piebald import experiment
     from piebald.cli.app import progress
     from piebald.cli.printing import print_run
     from piebald.cli.train import carry_out
     from piebald.deploy.step_log import StepLog
     from piebald.report.store import RunStore
 
-    plugins.search(entry.search)
     folder = Path(entry.out)
     name_run(own.folder, folder)
     if (folder / "run.db").exists():  # of this entry, which was refused otherwise
         if entry.until:
             with RunStore.open(folder) as store:
                 store.set_meta(rounds=entry.until)
-        history = experiment.resume(folder, progress=progress(*printing), callbacks=[StepLog()])
-        return print_run(history, *printing)
+        bar = progress(serving.as_json, serving.quiet)
+        history = experiment.resume(folder, progress=bar, callbacks=[StepLog()], plugins=serving.plugins)
+        return print_run(history, serving.as_json, serving.quiet)
     start = Path(entry.start_from) if entry.start_from else None
-    given = _document(entry, own)
-    as_json, quiet = printing
-    carry_out(given, None, as_json=as_json, quiet=quiet, callbacks=[StepLog()], folder=folder, start_from=start)
+    given, how = _document(entry, serving, own), {"as_json": serving.as_json, "quiet": serving.quiet}
+    carry_out(given, None, **how, callbacks=[StepLog()], folder=folder, start_from=start)
 
 
-def _document(entry: Queued, own: Credentials | None = None) -> ExperimentSettings:
+def _document(entry: Queued, serving: Serving, own: Credentials | None = None) -> ExperimentSettings:
     """The settings of an experiment, with credentials as this server's now, with its sites where it takes any."""
     from piebald.experiment_file import ExperimentSettings
+    from piebald.references import Outside
     from piebald.toml_document import Document
 
+    author = Outside(serving.plugins, "allow it with --plugin")
     document = Document(entry.experiment, f"experiment {entry.number} of the queue")
     if own is not None:
         moved = f"runtime.credentials={json.dumps(str(own.folder))}"
         steps = [f"rounds={entry.rounds}"] if entry.rounds else []
-        for flag in [moved, *steps, *sites_flags(ExperimentSettings.of(document), entry.sites)]:
+        for flag in [moved, *steps, *sites_flags(ExperimentSettings.of(document, author), entry.sites)]:
             document.set(flag)
-    return ExperimentSettings.of(document)
+    return ExperimentSettings.of(document, author)
 
 
 class Watch:

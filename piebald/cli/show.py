@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, Quiet, Sets, app, check_run, is_transfer, pair, search_plugins
+from piebald.cli.app import Json, Plugins, Quiet, Sets, app, check_run, is_transfer, pair, search_plugins
 from piebald.cli.printing import print_json, print_table, recipe_toml
 from piebald.errors import SettingError, unknown
 
@@ -87,6 +87,7 @@ def export(
     file_format: Annotated[
         ExportFormat | None, typer.Option("--format", help="The format, where the suffix should not choose it.")
     ] = None,
+    plugins: Plugins = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -95,7 +96,7 @@ def export(
     search_plugins(folder)
     from piebald import experiment
 
-    opened = experiment.opened(folder)
+    opened = experiment.opened(folder, plugins=plugins or ())
     path = opened.save(out, client, file_format=file_format)
     if as_json:
         print_json({"file": str(path)})
@@ -227,15 +228,15 @@ def _about(name: str, only_local: bool) -> dict[str, Any]:
 def _source(name: str, client: str | None, target: str | None) -> DataSource:
     """The data set of a name, or the source at a path or reference."""
     from piebald import data as data_sets
-    from piebald import plugins
     from piebald.partition.data_source import DataSource
+    from piebald.references import USERS, is_reference, search
 
-    plugins.search(Path.cwd())
+    search(Path.cwd())
     if name in data_sets.names():
         return DataSource(name=name, client=client, target=target)
-    if not plugins.is_reference(name) and not Path(name).exists():
+    if not is_reference(name) and not Path(name).exists():
         raise unknown("data set", name, data_sets.names())
-    return DataSource(source=name, client=client, target=target)
+    return DataSource(source=USERS.mark(name), client=client, target=target)
 
 
 def _origin(about: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from piebald.cli.app import (
     Deterministic,
     Json,
     Out,
+    Plugins,
     Quiet,
     RuntimeSettings,
     Sets,
@@ -168,6 +169,7 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
     ] = None,
+    plugins: Plugins = None,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     log_file: LogFile = None,
@@ -190,12 +192,13 @@ def resume(
     if is_search(folder):
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
-        return resumed_search(folder, as_json, quiet)
+        return resumed_search(folder, as_json, quiet, plugins or ())
     from piebald import experiment
 
     serves = resumed(folder, log_level, log_json, log_file, status_host, status_port)
     with serves as callbacks, guarded(folder, f"piebald resume {folder}"):
-        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), callbacks=callbacks)
+        more: dict[str, Any] = {"callbacks": callbacks, "plugins": plugins or ()}
+        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), **more)
     print_run(history, as_json, quiet)
 
 
@@ -211,6 +214,7 @@ def adapt(
     test: Annotated[float, typer.Option(help="Share of test rows, used only for reporting.")] = 0.2,
     validation: Annotated[float, typer.Option(help="Share of validation rows, used to choose the method.")] = 0.2,
     out: Annotated[Path | None, typer.Option("--out", help="A file for the adapted model, .safetensors.")] = None,
+    plugins: Plugins = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -220,8 +224,9 @@ def adapt(
     from piebald import experiment
     from piebald.adaptation import from_file
 
-    opened = experiment.opened(folder)
-    rows = from_file(str(data), target, opened.meta, validation=validation, test=test)
+    allowed = plugins or ()
+    opened = experiment.opened(folder, plugins=allowed)
+    rows = from_file(str(data), target, opened.meta, validation=validation, test=test, plugins=allowed)
     made = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
     if out is not None:
         opened.work.layout.save(made.vector, out)

@@ -21,6 +21,7 @@ from piebald.data.office_caltech10 import office_caltech10
 from piebald.data.speech_commands import speech_commands
 from piebald.data.traffic import traffic
 from piebald.errors import SettingError, unknown
+from piebald.references import USERS, Reference
 
 _LOADERS: dict[str, Callable[[], DataSet]] = {
     "breast_cancer": breast_cancer,
@@ -54,9 +55,14 @@ def load(name: str) -> DataSet:
     Raises:
         SettingError: there is no such data set, or its file is missing.
     """
+    return named(USERS.mark(name))
+
+
+def named(name: str) -> DataSet:
+    """`load`, where a name is one of `names()` or a reference, and other text names nothing."""
     if name in _LOADERS:
         return _LOADERS[name]()
-    if not plugins.is_reference(name):
+    if not isinstance(name, Reference):
         raise unknown("data set", name, _LOADERS)
     made = plugins.call(name, "data set")
     if not isinstance(made, DataSet):

@@ -40,7 +40,6 @@ class Queued:
         number: its place; the smallest one is taken first.
         label: its name.
         experiment: its settings, in TOML.
-        search: the folder where its plugins are looked for.
         out: its run folder; after sites came, that of the part that runs.
         start_from: the run whose models it begins with, "" for none.
         added: when it was added.
@@ -58,7 +57,6 @@ class Queued:
     number: int
     label: str
     experiment: str
-    search: str
     out: str
     start_from: str
     added: str
@@ -84,7 +82,7 @@ class Queued:
 
 
 _CHANGES = ("state", "why", "ended", "sites", "parts", "rounds", "until", "paused", "out", "start_from")
-_ADDED = ("label", "experiment", "search", "out", "start_from", "added", "again", "sites", "parts", "rounds", "until")
+_ADDED = ("label", "experiment", "out", "start_from", "added", "again", "sites", "parts", "rounds", "until")
 
 
 class ExperimentQueue:
@@ -99,11 +97,11 @@ class ExperimentQueue:
 
     # -- for whoever adds and stops experiments
 
-    def add(self, label: str, experiment: str, out: Path, search: Path, start_from: Path | None = None) -> Queued:
+    def add(self, label: str, experiment: str, out: Path, start_from: Path | None = None) -> Queued:
         """Put an experiment at the end.
 
         Args:
-            label, experiment, search: see `Queued`.
+            label, experiment: see `Queued`.
             out: its run folder.
             start_from: the run whose models it begins with.
 
@@ -111,7 +109,7 @@ class ExperimentQueue:
             SettingError: an experiment of the queue that has not ended has this run folder.
         """
         start = "" if start_from is None else str(start_from)
-        return self._put(Queued(0, label, experiment, str(search), str(out), start, ""))
+        return self._put(Queued(0, label, experiment, str(out), start, ""))
 
     def _put(self, entry: Queued) -> Queued:
         """Put an experiment at the end, under the next number."""
@@ -239,6 +237,7 @@ class ExperimentQueue:
         with contextlib.suppress(FileNotFoundError):
             values |= _present(self._path(number, ".state.json"), absent=1)  # which had none at first
         try:
+            values.pop("search", None)  # a folder to import from, which entries named before
             lists = {name: tuple(values.get(name, ())) for name in ("sites", "parts")}
             entry = Queued(**{"number": number, **values, **lists})
         except TypeError:

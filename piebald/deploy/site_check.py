@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
 
 import torch
 
-from piebald import plugins, pytree
+from piebald import pytree
 from piebald.contracts import Clients
 from piebald.deploy.machine_checks import SPACE, Check, check_certificate, check_space
 from piebald.deploy.site_process import SiteWork
 from piebald.deploy.site_rows import SPLITS, missing_source, rows_before_a_run
 from piebald.errors import PiebaldError, SettingError
+from piebald.runtimes.federation.consent import Consent
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.proxy import proxy_for
 from piebald.runtimes.federation.run_terms import read_values
 from piebald.runtimes.federation.transfer import fetch_terms
+from piebald.runtimes.federation.wire_format import digest
 from piebald.runtimes.federation.wire_messages import CheckReply, CheckRequest, Refused, decode
 from piebald.version import __version__
 
@@ -46,7 +47,6 @@ def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
         work: the site.
         patience: seconds to wait for the server.
     """
-    plugins.restrict(work.settings.policy.plugins)
     checks = site_machine(work)
     if checks[0].fine is False:
         return checks
@@ -130,7 +130,7 @@ def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
     clock = _clock(reply.time - taken, trip)
     if body is None:
         return [rows, reached, clock, Check("run", False, "its terms did not arrive: try again")]
-    return [*_met(work, rows, read_values(body)), reached, clock]
+    return [*_met(work, rows, bytes(body)), reached, clock]
 
 
 def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float]:
@@ -157,9 +157,14 @@ def _clock(ahead: float, trip: float) -> Check:
     return Check("clock", True, f"{abs(ahead):.1f} s from the server's, at most {CLOCK:g} s are allowed")
 
 
-def _met(work: SiteWork, rows: Check, terms: dict[str, Any]) -> list[Check]:
-    """Whether the site's rows and policy meet the terms of a run."""
+def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
+    """Whether the site's rows and policy meet the terms of a run; nothing of it is built before the site consents."""
+    folder, policy, offered = work.credentials.folder, work.settings.policy, digest(body)
     try:
+        terms = read_values(body)
+        if (refused := Consent(folder, policy).reject_reason(offered, terms)) is not None:
+            advice = f"it waits for approval: piebald approve {folder} {offered}"
+            return [rows, Check("run", False, refused or advice)]
         prepared = work(terms)
         if why := work.settings.policy.reject_reason(prepared.work):
             raise SettingError(why)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from piebald import models, plugins, pytree, recipes
+from piebald import models, plugins, pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows
-from piebald.deploy.site_rows import RunRows, SiteRows, SiteSource, own_rows, rows_of_one
+from piebald.deploy.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
 from piebald.deploy.site_weights import told, with_own_weights
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
@@ -30,6 +30,8 @@ from piebald.parameters import Layout
 from piebald.partition.standardise import StandardisedClients
 from piebald.public_rows import public_rows_of, rows_digest
 from piebald.recipe import Recipe
+from piebald.recipes.named import lookup
+from piebald.references import USERS, Outside, Resolver
 from piebald.runtimes.federation.client_runtime import FederationClient
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.provisioning import Credentials, read
@@ -105,7 +107,8 @@ class SiteWork:
         Raises:
             SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
         """
-        terms = RunTerms.read(values)
+        author = self.author
+        terms = RunTerms.read(values, author)
         if self.credentials.party not in terms.sites:
             raise SettingError(
                 f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
@@ -113,13 +116,13 @@ class SiteWork:
         number = terms.sites.index(self.credentials.party)
         terms = terms.of(number)
         terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
-        terms.use_plugins()
+        terms.use_plugins(author)
         limits = self.settings.policy.work
         if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
             raise SettingError(told(why, own))
-        settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment")
+        settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
-        if self.settings.policy.accept is not None and (why := _name_reason(terms, settings)):
+        if self.settings.policy.accept is not None and (why := _name_reason(terms, settings, author)):
             raise SettingError(why)
         try:
             clients = self._rows(terms, settings, number)
@@ -151,6 +154,12 @@ class SiteWork:
             raise SettingError(told(str(error), own)) from None
 
     @property
+    def author(self) -> Resolver:
+        """The rights of whoever wrote the terms: those of this site's policy, or its own user's in a local trial."""
+        advice = "name it in plugins of the policy"
+        return USERS if self.local else Outside(self.settings.policy.plugins, advice)
+
+    @property
     def source(self) -> str:
         """Where the rows come from, in words."""
         return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.where}"
@@ -158,6 +167,8 @@ class SiteWork:
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
         if data is not None:
+            if why := missing_source(data, self.folder, None if self.local else self.settings.policy.plugins):
+                raise SettingError(why)
             rows = own_rows(data, self.folder, self.credentials.party, _of_run(terms, settings), terms.clients, number)
             constants = settings.data.standardise  # those of the run, never of this site's rows alone
             if constants == "federated":
@@ -191,12 +202,12 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
     )
 
 
-def _name_reason(terms: RunTerms, settings: ExperimentSettings) -> str | None:
+def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver) -> str | None:
     """Why a run is not what the recipe's name says, which the policy accepts, or None: it trains in another way."""
     table = {} if settings.recipe is None else settings.recipe.settings()
     plain = {key: value for key, value in table.items() if key not in Recipe.axes or not isinstance(value, dict | list)}
-    name = str(plain.pop("name", None))
-    made = recipes.make(name, **plain).training
+    name = plain.pop("name", "")
+    made = lookup(name, author).make(**plain).training
     if json.loads(json.dumps(made.table())) == terms.training:
         return None
     return f"the run calls itself {name!r}, and its training is not that of this recipe"
@@ -293,9 +304,7 @@ def join(work: SiteWork, stays: bool, parent: int | None) -> str:
         stays: whether to wait for another run when one has ended.
         parent: a process with which this one ends.
     """
-    if parent is None:
-        plugins.restrict(work.settings.policy.plugins)
-    else:
+    if parent is not None:
         torch.set_num_threads(1)  # sites on one machine share its cores
     site = FederationClient(
         work.credentials, work, policy=work.settings.policy, device=work.settings.device, stays=stays

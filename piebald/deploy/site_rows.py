@@ -12,18 +12,20 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from piebald import models, plugins, pytree
+from piebald import pytree
 from piebald.contracts import Clients, Rows, Split
 from piebald.data.dataset import DataSet
 from piebald.data.decoded import Decoded
 from piebald.data.folders import grey
 from piebald.errors import SettingError, unknown
+from piebald.models.embedded import embedded_by
 from piebald.partition import ByOwner, Iid, clients_from
 from piebald.partition.convert import array, is_several, kind, target_arrays
 from piebald.partition.data_source import DataSource
 from piebald.partition.pairs import given
 from piebald.partition.published_rows import with_published
 from piebald.public_rows import public_rows_of
+from piebald.references import USERS, search
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _COLUMNS = ("target", "features", "tokens")  # what a site leaves to the run where it does not say it itself
@@ -197,7 +199,7 @@ def _client(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[
     if source.public is not None:
         left = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
         made = with_published(made, source.model_copy(update={name: run.columns[name] for name in left}), folder)
-    return (made, own) if run.extractor is None else (models.embedded(made, run.extractor), own)
+    return (made, own) if run.extractor is None else (embedded_by(made, run.extractor), own)
 
 
 def _raw_client(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
@@ -245,8 +247,8 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
         load = loader(folder / path, function)
         return _own(load, f"{path}:{function}")
     if colon:
-        plugins.search(folder)
-        return source.read()
+        search(folder)
+        return source.model_copy(update={"source": USERS.mark(source.source)}).read()
     place, shape, more = folder / source.source, run.inputs or (), dict[str, Any]()
     if source.client is None and run.columns.get("client") is not None and not place.is_dir():
         more["client"] = run.columns["client"]  # its names are read as they are written

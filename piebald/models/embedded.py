@@ -18,6 +18,7 @@ from piebald.contracts import Clients, Rows, Split
 from piebald.errors import SettingError, unknown
 from piebald.models.extractors import EXTRACTORS, embed
 from piebald.public_rows import public_rows_of
+from piebald.references import USERS, Reference
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -107,14 +108,19 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
     """
     if isinstance(extractor, nn.Module):
         return Embedded(clients, extractor, key, batch)
-    if plugins.is_reference(extractor):
+    return embedded_by(clients, USERS.mark(extractor), key, batch)
+
+
+def embedded_by(clients: Clients, extractor: str, key: str | None = None, batch: int = 64) -> Embedded:
+    """`embedded`, where an extractor is one of those with names or a reference, and other text names nothing."""
+    if isinstance(extractor, Reference):
         return Embedded(clients, _of_plugin(extractor), key, batch)
     if extractor not in EXTRACTORS:
         raise unknown("extractor", extractor, EXTRACTORS)
     return Embedded(clients, EXTRACTORS[extractor](), key or extractor, batch)
 
 
-def _of_plugin(reference: str) -> nn.Module:
+def _of_plugin(reference: Reference) -> nn.Module:
     found = plugins.find(reference, "extractor")
     made = found if isinstance(found, nn.Module) else plugins.call(reference, "extractor")
     if not isinstance(made, nn.Module):

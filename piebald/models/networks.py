@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from piebald import plugins, pytree
-from piebald.arguments import Count, checked
+from piebald import pytree
+from piebald.arguments import Count, check_some, checked
 from piebald.errors import SettingError, shown, unknown
 from piebald.models.batch_norm import Cnn1dBn, MlpBn
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
@@ -20,6 +20,7 @@ from piebald.models.pretrained import pretrained
 from piebald.models.resnet import Resnet18, Resnet50
 from piebald.models.vgg import Vgg11
 from piebald.randomness import key, torch_seed
+from piebald.references import USERS, Reference
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_1d": Cnn1d,
@@ -75,7 +76,7 @@ def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int
 
     handle = nn.modules.module.register_module_parameter_registration_hook(counted)
     try:
-        build_model(name, input_shape, outputs, device="meta", **settings)
+        network(name, input_shape, outputs, device="meta", **settings)
     finally:
         handle.remove()
     return count
@@ -104,6 +105,13 @@ def build_model(
     Raises:
         SettingError: a name or setting is unknown, or a value is invalid.
     """
+    return network(USERS.mark(name), input_shape, outputs, seed, device, **settings)
+
+
+def network(
+    name: str, input_shape: InputShape, outputs: int, seed: int = 0, device: str = "cpu", **settings: Any
+) -> nn.Module:
+    """`build_model`, where a name is one of `names()` or a reference, and other text names nothing."""
     make, known = _maker(name)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SettingError(f"seed must be a whole number, got {seed!r}")
@@ -116,6 +124,8 @@ def build_model(
     for setting in settings:
         if setting not in known or setting in derived:
             raise unknown(f"setting of model {name!r} called", setting, [one for one in known if one not in derived])
+    if name not in _MODELS:
+        check_some(make, {n: value for n, value in settings.items() if isinstance(value, str | bool | int | float)})
     try:
         where = torch.device(device)
     except RuntimeError:
@@ -131,9 +141,10 @@ def _maker(name: str) -> tuple[Callable[..., Any], list[str]]:
     """The class or function that makes a network, and the names of its arguments."""
     if name in _MODELS:
         return _MODELS[name], list(inspect.signature(_MODELS[name]).parameters)
-    if not plugins.is_reference(name):
+    if not isinstance(name, Reference):
         raise unknown("model", name, _MODELS)
-    found = plugins.find(name, "model")
+    found = name.resolved("model")
     if not callable(found) or isinstance(found, nn.Module):
         raise SettingError(f"model {name!r} must be a class or function that makes a module, got {found!r}")
-    return found, list(inspect.signature(found).parameters)
+    parameters = inspect.signature(found).parameters.values()
+    return found, [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]

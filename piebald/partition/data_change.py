@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from piebald import plugins
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 from piebald.randomness import generator
@@ -161,6 +160,6 @@ def check_classes(change: DataChange, named: list[int], classes: int) -> None:
 
 AnyChange = Annotated[
     DataChange,
-    BeforeValidator(lambda table: plugins.built("change", table)),
+    BeforeValidator(lambda table: build("change", table)),
     PlainSerializer(lambda change: change.table()),
 ]

@@ -22,6 +22,7 @@ from piebald.partition.convert import Array
 from piebald.partition.pairs import from_owned, from_pairs, is_owned
 from piebald.partition.sources import clients_from, labelled
 from piebald.partition.standardise import Standardisation
+from piebald.references import Reference, Text
 
 
 class DataSource(BaseModel):
@@ -53,8 +54,8 @@ class DataSource(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: str | None = None
-    source: str | None = None
+    name: Text | None = None
+    source: Text | None = None
     client: str | None = None
     target: str | None = None
     features: list[str] | None = Field(default=None, min_length=1)
@@ -93,8 +94,8 @@ class DataSource(BaseModel):
         if self.source is None:
             if self.name is None:
                 raise SettingError("give the name of a data set, or a source of your own, beside public")
-            return data_sets.load(self.name)
-        if plugins.is_reference(self.source):
+            return data_sets.named(self.name)
+        if isinstance(self.source, Reference):
             return plugins.call(self.source, "data source")
         return self.read_path(Path(self.source))
 

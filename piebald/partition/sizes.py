@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from piebald import plugins
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.errors import SettingError
 from piebald.partition.split import Ints
 
@@ -138,6 +137,6 @@ def apportion(weight: NDArray[np.float64], rows: int) -> Ints:
 
 AnySizes = Annotated[
     Sizes,
-    BeforeValidator(lambda table: plugins.built("sizes", table)),
+    BeforeValidator(lambda table: build("sizes", table)),
     PlainSerializer(lambda sizes: sizes.table()),
 ]

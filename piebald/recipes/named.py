@@ -9,14 +9,15 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from piebald import plugins
 from piebald.arguments import checked, settled
 from piebald.component import Component
 from piebald.discovery import imported, modules
 from piebald.errors import SettingError, shown, unknown
+from piebald.plugins import read
 from piebald.recipe import Recipe
 from piebald.recipe_settings import holds, plain
 from piebald.recipes.recipe_help import allowed, documented, home, kind
+from piebald.references import USERS, Reference, Resolver, is_reference
 from piebald.toml_document import dumps
 from piebald.training.base import Trainer
 
@@ -108,7 +109,7 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
             if len(positional) > len(named.own):
                 own = ", ".join(named.own)
                 raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
-            return named.make(**dict(zip(named.own, positional, strict=False)), **fields)
+            return named.make(**USERS.mark(dict(zip(named.own, positional, strict=False))), **USERS.mark(fields))
 
         make_named.__doc__ = named.doc()
         named.offered = make_named
@@ -147,23 +148,27 @@ def make(name: str, **fields: Any) -> Recipe:
     Raises:
         SettingError: an unknown name or field, or a value that is not allowed.
     """
-    return lookup(name).make(**fields)
+    return lookup(USERS.mark(name), USERS).make(**read(fields, USERS))
 
 
-def lookup(name: str) -> _Named:
+def lookup(name: str, resolver: Resolver) -> _Named:
     """The recipe with a name, as `make` takes it.
+
+    Args:
+        name: the name, or a reference.
+        resolver: that of the author of the name.
 
     Raises:
         SettingError: there is none.
     """
-    if not plugins.is_reference(name):
+    if not isinstance(name, Reference):
         if (known := find(name)) is None:
-            plugins.discover()
+            resolver.discover()
             known = _made.get(name)
         if known is None:
             raise unknown("recipe", name, _made)
         return known
-    found = plugins.find(name, "recipe")
+    found = name.resolved("recipe")
     if isinstance(found, Recipe):
         constant = found
         return _Named(lambda: constant, constant.paper, type(constant.training), name)
@@ -189,12 +194,15 @@ def settings_of(name: str) -> tuple[str, ...]:
     Raises:
         SettingError: there is no such recipe.
     """
-    return tuple(lookup(name).defaults)
+    return tuple(lookup(USERS.mark(name), USERS).defaults)
 
 
 @checked
 def rebuild(table: Mapping[str, Any]) -> Recipe:
-    """Rebuild a recipe from the output of `Recipe.model_dump`: name, fields and one table for each axis."""
+    """Rebuild a recipe from the output of `Recipe.model_dump`: name, fields and one table for each axis.
+
+    What is no reference yet in its tables, names nothing.
+    """
     try:
         return Recipe(**table)
     except TypeError as error:
@@ -206,9 +214,7 @@ def toml(recipe: Recipe) -> str:
     """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
     replaced.
     """
-    name, fields = (
-        (recipe.name, recipe.fields) if find(recipe.name) or plugins.is_reference(recipe.name) else ("fedavg", {})
-    )
+    name, fields = (recipe.name, recipe.fields) if find(recipe.name) or is_reference(recipe.name) else ("fedavg", {})
     base, table = make(name, **fields).model_dump(), recipe.model_dump()
     replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
     written = {field: plain(value) for field, value in fields.items()}

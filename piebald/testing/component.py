@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from piebald.component import Component, build
 from piebald.errors import PiebaldError, SettingError, shown
+from piebald.references import USERS
 
 Check = TypeVar("Check", bound=Callable[..., None])
 
@@ -67,7 +68,7 @@ def check_component(component: Component) -> None:
         raise AssertionError(
             f"{what}: its settings must be plain values, numbers, text, lists and tables: {error}"
         ) from None
-    rebuilt = build(component.axis, json.loads(text))
+    rebuilt = build(component.axis, USERS.mark(json.loads(text)))
     assert rebuilt == component, f"{what}: its table {text} builds another component, {rebuilt!r}"
     try:
         type(component)(**{**component.model_dump(), "no_such_setting": 1})

@@ -18,6 +18,7 @@ from piebald.component import Component
 from piebald.contracts import Clients
 from piebald.finished_run import Run
 from piebald.recipe import Recipe
+from piebald.references import USERS
 from piebald.report.store import RunStore
 from piebald.runtimes.workers.pool import can_fork
 from piebald.scheduling.base import Scheduler
@@ -65,7 +66,7 @@ def check_runs(
     """See `check_recipe`; what fails is said by the check that calls it."""
     for component in recipe.components:
         check_component(component)
-    rebuilt = recipes.rebuild(json.loads(json.dumps(recipe.model_dump())))
+    rebuilt = recipes.rebuild(USERS.mark(json.loads(json.dumps(recipe.model_dump()))))
     assert rebuilt == recipe, f"recipe {recipe.name!r}: its tables build another recipe"
     made = model or hardest_network(recipe)
     held = clients or uneven_clients()
@@ -118,7 +119,7 @@ def _check_resumes(recipe: Recipe, run: Callable[..., Run], clients: Clients) ->
         finally:
             RunStore.commit = commit  # type: ignore[method-assign]
         whole = run(where)  # in between, so that whatever a component keeps to itself is not that of the first run
-        resumed = piebald.resume(out, clients, whole.work.model)
+        resumed = piebald.resume(out, clients, whole.work.model, recipe=recipe)
         assert torch.equal(_vector(whole), _vector(resumed)), (
             f"recipe {recipe.name!r}: interrupted and resumed, it ends with other numbers: what a component keeps from "
             "step to step belongs into its state, as tensors and plain values"

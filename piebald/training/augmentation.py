@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer
 from torch import Tensor
 from torch.nn import functional
 
 from piebald import plugins, pytree
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.contracts import Rows
 from piebald.errors import SettingError, shown
 from piebald.losses import MixedTargets
@@ -178,11 +178,7 @@ class FunctionAugmentation(Augmentation):
         by_row: whether it gets each row as a batch of one, so that no row can depend on another one; DP-SGD needs this.
     """
 
-    function: Annotated[
-        str,
-        BeforeValidator(lambda given: plugins.reference(given, "augmentation") if callable(given) else given),
-        AfterValidator(lambda reference: _found(reference)),
-    ]
+    function: Annotated[str, plugins.function_name("augmentation")]
     by_row: bool = False
 
     def references(self) -> tuple[str, ...]:
@@ -209,12 +205,6 @@ class FunctionAugmentation(Augmentation):
         return Rows(x, y)
 
 
-def _found(reference: str) -> str:
-    if not callable(plugins.find(reference, "augmentation")):
-        raise ValueError(f"must name a function, got {reference!r}")
-    return reference
-
-
 def unfit(augmentations: Sequence[Augmentation], spec: ModelSpec) -> str | None:
     """Why augmentations do not fit a model, or None."""
     return next(filter(None, (one.unsupported(spec) for one in augmentations)), None)
@@ -235,7 +225,7 @@ def _made(given: Any) -> tuple[Component, ...]:
 
 
 def _one(given: Any) -> Component:
-    return plugins.built("augmentation", given)
+    return build("augmentation", given)
 
 
 Augmentations = Annotated[

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from piebald.component import Component
-from piebald.training.schedule_functions import FunctionName, called, schedule
+from piebald.component import Component, build
+from piebald.training.schedule_functions import FunctionName, called
 
 
 class LrSchedule(Component):
@@ -62,7 +62,7 @@ class Cosine(LrSchedule):
 
 AnyLrSchedule = Annotated[
     LrSchedule,
-    BeforeValidator(lambda given: schedule("lr_schedule", given)),
+    BeforeValidator(lambda given: build("lr_schedule", given)),
     PlainSerializer(lambda made: made.table()),
 ]
 

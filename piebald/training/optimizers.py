@@ -9,8 +9,7 @@ import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
 
-from piebald import plugins
-from piebald.component import Component
+from piebald.component import Component, build
 from piebald.contracts import StateVector, StepSettings
 from piebald.errors import SettingError
 from piebald.machine import float64_device
@@ -308,6 +307,6 @@ def _descend_quotient(w: Tensor, above: Tensor, below: Tensor, lr: float | Tenso
 
 AnyOptimizer = Annotated[
     Optimizer,
-    BeforeValidator(lambda table: plugins.built("optimizer", table)),
+    BeforeValidator(lambda table: build("optimizer", table)),
     PlainSerializer(lambda optimizer: optimizer.table()),
 ]

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BeforeValidator
+from typing import Annotated
 
 from piebald import plugins
-from piebald.component import Component
 from piebald.errors import SettingError, shown
-
-
-def schedule(axis: str, given: Any) -> Component:
-    """A schedule from a component, its table, its kind, or a function."""
-    return plugins.built(axis, given)
 
 
 def called(reference: str, *numbers: int) -> float:
@@ -36,14 +28,4 @@ def called(reference: str, *numbers: int) -> float:
     return factor
 
 
-def _referenced(given: Any) -> Any:
-    return plugins.reference(given, "schedule") if callable(given) else given
-
-
-def _found(reference: str) -> str:
-    if not callable(plugins.find(reference, "schedule")):
-        raise ValueError(f"must name a function, got {reference!r}")
-    return reference
-
-
-FunctionName = Annotated[str, BeforeValidator(_referenced), AfterValidator(_found)]
+FunctionName = Annotated[str, plugins.function_name("schedule")]

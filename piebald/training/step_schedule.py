@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from piebald.component import Component
-from piebald.training.schedule_functions import FunctionName, called, schedule
+from piebald.component import Component, build
+from piebald.training.schedule_functions import FunctionName, called
 
 
 class StepSchedule(Component):
@@ -95,6 +95,6 @@ class FunctionStepSchedule(StepSchedule):
 
 AnyStepSchedule = Annotated[
     StepSchedule,
-    BeforeValidator(lambda given: schedule("step_schedule", given)),
+    BeforeValidator(lambda given: build("step_schedule", given)),
     PlainSerializer(lambda made: made.table()),
 ]

@@ -14,6 +14,7 @@ from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
 from piebald.recipes.named import lookup
 from piebald.recipes.recipe_help import home
+from piebald.references import USERS
 
 Value = Any  # of a setting: a number, text, true or false, a list or a table
 Point = Mapping[str, Value]  # settings by name
@@ -178,7 +179,7 @@ def setting_of(recipe: Recipe, name: str) -> Value:
     if found := home(recipe, name):
         part, field = found
         return next(getattr(one, field) for one in recipe.components if type(one) is part)
-    return lookup(recipe.name).defaults[name]
+    return lookup(recipe.name, USERS).defaults[name]
 
 
 @checked

@@ -17,6 +17,7 @@ from piebald.experiment import resume, run
 from piebald.finished_run import Run
 from piebald.prepare import Model, Options, check_repeats, prepare
 from piebald.recipe import Recipe
+from piebald.references import USERS
 from piebald.report.paired import Scores
 from piebald.report.schema import DATABASE
 from piebald.report.tables import History
@@ -81,6 +82,7 @@ class TrialRuns:
         if isinstance(model, Mapping) and (missing := [label for label in methods if label not in model]):
             raise SettingError(f"model has none for recipe {missing[0]!r}: give one for each, or one for all")
         choosing = without_test_rows(clients)
+        options = USERS.mark(options)
         shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
         made = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
         for label, recipe in methods.items():
@@ -114,8 +116,8 @@ class TrialRuns:
                     Options(**self._options(rounds, seed)),
                 )
                 reached = max(rounds, history.meta["rounds"])
-            objective = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
-            return resume(folder, self.choosing, self.model_of(label), rounds=reached, **objective)
+            given: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
+            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **given)
         options = self._options(rounds, seed)
         return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
 

@@ -88,7 +88,7 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Load a data set and divide it between both parties, for experiments and demonstrations."""
-    data = data_sets.load(settings.name)
+    data = data_sets.named(settings.name)
     if data.inputs.dim() != 2 or data.classes is None or len(data.classes) != 2:
         raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
     return divide(data, settings, seed)

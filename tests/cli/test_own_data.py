@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from piebald import plugins
+from piebald import references
 
 from .conftest import Command
 
@@ -28,7 +28,7 @@ recipe = { name = "fedavg" }
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules and folders that a test adds are forgotten after it."""
-    monkeypatch.setattr(plugins, "_folders", [])
+    monkeypatch.setattr(references, "_folders", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     yield

@@ -107,7 +107,7 @@ def test_runs_repeat_bit_for_bit_with_workers_and_after_a_resume(tmp_path: Path)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     first = piebald.run(recipe, made, model, rounds=1, runtime=runtime, out=folder)
     first.close()
-    resumed = piebald.resume(folder, made, model, rounds=3)
+    resumed = piebald.resume(folder, made, model, recipe=recipe, rounds=3)
     assert torch.equal(vector(whole), vector(resumed))
 
 

@@ -118,14 +118,14 @@ def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
         "component.knows('krum') or 1 / 0",
         "recipe.Recipe(**{**recipes.fedavg().model_dump(), 'aggregation': {'kind': 'krum'}})",
         "recipes.fedavg().with_(aggregation='krum')",
-        "plugins.find('piebald.aggregation:Krum', 'component')",
+        "references.USERS.find('piebald.aggregation:Krum', 'component')",
         "recipes.fedavg().with_(aggregation='piebald.aggregation:Krum')",
     ],
 )
 def test_a_component_is_found_though_nothing_has_imported_it(asked: str) -> None:
     before = loaded_after("import piebald.plugins, piebald.recipe; from piebald import recipes; recipes.fedavg")
     assert "piebald.aggregation.krum" not in before
-    code = f"from piebald import component, plugins, recipe, recipes; {asked}"
+    code = f"from piebald import component, recipe, recipes, references; {asked}"
     assert "piebald.aggregation.krum" in loaded_after(code)
 
 
@@ -144,10 +144,15 @@ assert set(sys.modules) == before, set(sys.modules) - before
 
 
 @pytest.mark.parametrize(
-    "asked", ["recipes.async_dvw", "recipes.make('async_dvw')", "plugins.find('piebald.recipes:async_dvw', 'recipe')"]
+    "asked",
+    [
+        "recipes.async_dvw",
+        "recipes.make('async_dvw')",
+        "references.USERS.find('piebald.recipes:async_dvw', 'recipe')",
+    ],
 )
 def test_a_recipe_is_found_in_a_module_of_another_name(asked: str) -> None:
-    assert "piebald.recipes.dvw" in loaded_after(f"from piebald import plugins, recipes; {asked}")
+    assert "piebald.recipes.dvw" in loaded_after(f"from piebald import recipes, references; {asked}")
 
 
 def test_one_recipe_by_its_name_imports_no_other() -> None:

@@ -18,6 +18,7 @@ from piebald.errors import SettingError
 from piebald.losses import survival_loss
 from piebald.metrics import Concordance, Perplexity, next_token_accuracy
 from piebald.objective import Objective, objective_for
+from piebald.references import USERS
 
 CLASSES = torch.tensor([0, 2, 1, 2])
 TOKENS = torch.tensor([[3, 1, 4, 1], [2, 0, -100, -100]])
@@ -201,6 +202,7 @@ def test_losses_that_do_not_fit_are_refused_in_one_sentence(loss: Any, targets: 
 
 
 def test_a_metric_means_what_its_objective_needs_also_beside_one_of_a_plugin() -> None:
-    made = plugins.objective_named(TOKENS, "language_modelling", ["accuracy", "torch.nn.functional:l1_loss"])
+    metrics = USERS.mark(["accuracy", "torch.nn.functional:l1_loss"])
+    made = plugins.objective_named(TOKENS, "language_modelling", metrics)
     assert made.metrics["accuracy"] is next_token_accuracy
     assert list(made.metrics) == ["accuracy", "l1_loss"]

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import piebald
-from piebald import data, models, partition, plugins, recipes
+from piebald import data, models, partition, plugins, recipes, references
 from piebald.callbacks import trackers_of
 from piebald.component import Component
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.partition.sites import Sites
 from piebald.recipes import named
+from piebald.references import USERS, Outside
 
 LAB = '''
 """A user's module."""
@@ -122,11 +123,10 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = f"lab_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(LAB.replace("{name}", name))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(plugins, "_folders", [])
-    monkeypatch.setattr(plugins, "_allowed", None)
+    monkeypatch.setattr(references, "_folders", [])
     recipes.names()  # imports all: those imported later would be forgotten afterwards
     monkeypatch.setattr(named, "_made", dict(named._made))
-    plugins.search(tmp_path)
+    references.search(tmp_path)
     yield name
     for module in [module for module in sys.modules if module.startswith("lab_")]:
         del sys.modules[module]
@@ -146,11 +146,12 @@ def test_a_component_is_named_by_its_kind_or_by_its_module(lab: str) -> None:
 def test_every_part_of_a_component_takes_a_name(lab: str) -> None:
     """As a kind alone, as the kind of a table, and as a function where functions are taken."""
     for sizes in (f"{lab}:Halves", {"kind": f"{lab}:Halves"}):
-        split = partition.Iid(clients=2, limit=40, sizes=sizes, changes=[f"{lab}:Darker"])  # type: ignore[arg-type]
+        split = partition.Iid(clients=2, limit=40, sizes=USERS.mark(sizes), changes=USERS.mark([f"{lab}:Darker"]))
         assert (split.sizes.kind, split.changes[0].kind) == ("halves", "darker")
         assert split.split(data.digits()).size(0, "train") + split.split(data.digits()).size(0, "test") == 10
-    assert piebald.Simulator(fleet=f"{lab}:Slow").fleet.device(0).seconds_per_step == 2.0
-    assert [type(one).__name__ for one in trackers_of([f"{lab}:Silent", {"kind": f"{lab}:Silent"}])] == ["Silent"] * 2
+    assert piebald.Simulator(fleet=USERS.mark(f"{lab}:Slow")).fleet.device(0).seconds_per_step == 2.0
+    silent = trackers_of(USERS.mark([f"{lab}:Silent", {"kind": f"{lab}:Silent"}]))
+    assert [type(one).__name__ for one in silent] == ["Silent"] * 2
     made = recipes.fedavg(
         optimizer=f"{lab}:Plain", lr_schedule=f"{lab}:falling", augmentation=[f"{lab}:turned", f"{lab}:Shifted"]
     ).training.table()
@@ -162,7 +163,7 @@ def test_every_part_of_a_component_takes_a_name(lab: str) -> None:
     with pytest.raises(SettingError, match=r":Net fails: TypeError: .* missing 2 required"):
         models.embedded(clients, f"{lab}:Net")
     objective = plugins.objective_named(
-        torch.zeros(2, dtype=torch.int64), {"name": f"{lab}:clamped", "most": 0.5}, None
+        torch.zeros(2, dtype=torch.int64), USERS.mark({"name": f"{lab}:clamped", "most": 0.5}), None
     )
     assert objective.loss(torch.tensor([[9.0, 0.0]]), torch.tensor([1])).item() == 0.5
     assert plugins.modules_of(objective.loss) == {lab}
@@ -171,7 +172,7 @@ def test_every_part_of_a_component_takes_a_name(lab: str) -> None:
 def test_only_names_of_kinds_are_looked_up() -> None:
     """Before, any text with a colon in a list was taken for a plugin: classes, clients, layers."""
     table = {"kind": "sites", "clients": ["a:b"], "inputs": [3], "classes": ["grade: low", "os:system"]}
-    assert plugins.resolved(table) == table
+    assert plugins.read(table, USERS) == table
     del table["kind"]
     assert Sites(**table).clients_elsewhere().names == ["a:b"]
 
@@ -202,17 +203,18 @@ def test_a_run_keeps_the_modules_that_it_needs(lab: str, tmp_path: Path, table: 
         "model": {"name": "logistic"},
         "recipe": {"name": "fedavg"},
     }
-    settings = ExperimentSettings.of_table(whole | json.loads(json.dumps(table).replace("{lab}", lab)), "the test")
+    more = json.loads(json.dumps(table).replace("{lab}", lab))
+    settings = ExperimentSettings.of_table(whole | more, "the test", USERS)
     plan = settings.plan()
     (recipe,) = plan.recipes.values()
-    more = {"settings": settings.table(), "trackers": settings.trackers, "runtime": plan.runtime}
-    run = piebald.run(recipe, plan.clients, plan.model, rounds=1, evaluate_every=0, **more)
+    kept = {"settings": settings.table(), "trackers": settings.trackers, "runtime": plan.runtime}
+    run = piebald.run(recipe, plan.clients, plan.model, rounds=1, evaluate_every=0, **kept)
     assert run.meta["plugins"] == [[lab, plugins.version(lab)]]
 
 
 @pytest.mark.parametrize("form", ["{lab}:{lab}_lessened", "{lab}_lessened"])
 def test_a_registered_recipe(lab: str, form: str) -> None:
-    plugins.use([lab])
+    USERS.use([lab])
     made = recipes.make(form.format(lab=lab), lr=0.25)
     assert (made.name, made.fields, made.paper) == (f"{lab}_lessened", {"lr": 0.25}, "nobody 2026")
     assert made.aggregation.kind == "lessened"
@@ -260,7 +262,11 @@ def test_losses_and_metrics(lab: str, tmp_path: Path) -> None:
     assert {"auc", "right"} <= {row["metric"] for row in run.scores}
     assert run.meta["objective"] == f"{lab}:huber"
     assert [module for module, _ in run.meta["plugins"]] == [lab]
-    assert piebald.resume(tmp_path / "run", clients, model).scores == run.scores
+    with pytest.raises(SettingError, match=f"the plugin '{lab}' is not allowed here: allow it with --plugin"):
+        piebald.resume(tmp_path / "run", clients, model)
+    assert piebald.resume(tmp_path / "run", clients, model, plugins=[lab]).scores == run.scores
+    given = {"recipe": recipes.fedavg(), "loss": f"{lab}:huber", "metrics": ["auc", f"{lab}:right"]}
+    assert piebald.resume(tmp_path / "run", clients, model, **given).scores == run.scores
 
 
 @pytest.mark.parametrize(
@@ -296,28 +302,9 @@ def test_what_fails_is_one_sentence(lab: str, tmp_path: Path) -> None:
     ):
         (tmp_path / "lab_broken.py").write_text(text)
         with pytest.raises(SettingError, match=f"lab_broken.*cannot be imported: {message}"):
-            plugins.use(["lab_broken"])
+            USERS.use(["lab_broken"])
         with pytest.raises(SettingError, match=f"lab_broken.*cannot be imported: {message}"):
-            plugins.find("lab_broken.py:Net", "model")
-
-
-def test_only_what_is_allowed_is_imported(lab: str, tmp_path: Path) -> None:
-    """A site restricts plugins to those of its policy: a server that names others imports nothing."""
-    marker = tmp_path / "was_here"
-    (tmp_path / "lab_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Net: pass")
-    plugins.restrict([lab])
-    assert models.build_model(f"{lab}:Net", (3,), 2).out_features == 2
-    for name in ("lab_evil:Net", "lab_evil.py:Net"):
-        with pytest.raises(SettingError, match=r"not allowed here|is a file, which nobody else has"):
-            models.build_model(name, (3,), 2)
-    with pytest.raises(SettingError, match="'lab_evil' is not allowed here: name it in plugins of the policy"):
-        plugins.use(["lab_evil"])
-    with pytest.raises(SettingError, match="'lab_evil' is not allowed here"):
-        plugins.use_recorded([("lab_evil", "1.0")], "the run")
-    assert not marker.exists()
-    plugins.restrict([])
-    with pytest.raises(SettingError, match="is not allowed here"):
-        models.build_model(f"{lab}:Net", (3,), 2)
+            USERS.find("lab_broken.py:Net", "model")
 
 
 def test_tables_from_elsewhere_import_nothing(lab: str, tmp_path: Path) -> None:
@@ -332,29 +319,30 @@ def test_tables_from_elsewhere_import_nothing(lab: str, tmp_path: Path) -> None:
 
 
 def test_another_version_is_said(lab: str, tmp_path: Path) -> None:
-    plugins.use([lab])
+    USERS.use([lab])
     here = plugins.version(lab)
     assert here.startswith("sha256:")
-    assert plugins.use_recorded([(lab, here)], "the run") == []
-    assert plugins.use_recorded([(lab, "0.9")], "the run") == [f"the run has {lab} 0.9, here is {here}"]
+    author = Outside([lab, "lab_gone"], "list it")
+    assert plugins.use_recorded([(lab, here)], "the run", author) == []
+    assert plugins.use_recorded([(lab, "0.9")], "the run", author) == [f"the run has {lab} 0.9, here is {here}"]
     assert plugins.version("numpy") == __import__("numpy").__version__
     with pytest.raises(SettingError, match=r"the run needs the plugin lab_gone 1\.0: there is no module 'lab_gone'"):
-        plugins.use_recorded([("lab_gone", "1.0")], "the run")
+        plugins.use_recorded([("lab_gone", "1.0")], "the run", author)
 
 
 def test_entry_points_are_discovered(lab: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Entry:
         module = lab
 
-    monkeypatch.setattr(plugins, "_discovered", False)
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [Entry()] * (group == "piebald.components"))
+    monkeypatch.setattr(references.Users, "_discovered", False)
+    monkeypatch.setattr(references.metadata, "entry_points", lambda group: [Entry()] * (group == "piebald.components"))
     assert recipes.make(f"{lab}_lessened").aggregation.kind == "lessened"
 
 
 def test_plugins_are_a_list_of_names() -> None:
     for wrong in ("mylab", [3]):
         with pytest.raises(SettingError, match="plugins must be a list of modules"):
-            plugins.use(wrong)  # type: ignore[arg-type]
+            USERS.use(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("deep", ["list", "table", "itself"])

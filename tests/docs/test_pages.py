@@ -22,6 +22,7 @@ from piebald.cli import main
 from piebald.component import Component
 from piebald.experiment_file import ExperimentSettings
 from piebald.recipe import Recipe
+from piebald.references import USERS
 from piebald.runtimes import Simulator
 from piebald.runtimes.federation.provisioning import describe
 from piebald.toml_document import Document
@@ -91,7 +92,7 @@ def check_toml(block: pages.Block, page: Path) -> object:
         del rest["recipe"]
     if "seeds" in given:
         del rest["seed"]
-    ExperimentSettings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}")).plan()
+    ExperimentSettings.of(Document.of(rest | given, f"{pages.name(page)}:{block.line}"), USERS).plan()
     keep_file(block)
 
 

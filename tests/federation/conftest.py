@@ -15,6 +15,7 @@ import pytest
 import piebald
 from piebald import experiment
 from piebald.experiment_file import ExperimentSettings
+from piebald.references import USERS
 from piebald.report.store import RunStore
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.local_federation import free_port
@@ -43,7 +44,7 @@ def settings(recipe: dict[str, Any], **more: Any) -> ExperimentSettings:
         "partition": {"kind": "dirichlet", "clients": 3, "alpha": 0.5, "validation": 0.1, "limit": 300},
         "recipe": {"lr": 0.1, "batch": 10} | recipe,
     }
-    return ExperimentSettings.of_table(table | more, "the test's settings")
+    return ExperimentSettings.of_table(table | more, "the test's settings", USERS)
 
 
 def carry_out(
@@ -51,7 +52,7 @@ def carry_out(
 ) -> piebald.Run:
     """Run an experiment, by default on the simulator."""
     kind = {"kind": "federation", **runtime} if runtime else {"kind": "simulator", "engine": "sequential", "workers": 0}
-    made = ExperimentSettings.of_table(made.table() | {"runtime": kind}, "the test's settings")
+    made = ExperimentSettings.of_table(made.table() | {"runtime": kind}, "the test's settings", USERS)
     plan = made.plan()
     recipe = next(iter(plan.recipes.values()))
     return experiment.run(

@@ -215,7 +215,7 @@ def test_a_queue_ends_at_a_full_disk_and_keeps_the_experiment(tmp_path: Path, mo
     """Before, it failed one experiment after another."""
     own = provisioning.read(provisioned(tmp_path / "credentials") / "server")
     waiting = ExperimentQueue(own.folder)
-    first = waiting.add("fedavg", "", tmp_path / "a", tmp_path)
+    first = waiting.add("fedavg", "", tmp_path / "a")
 
     def part(*_: Any) -> None:
         waiting.change(first, state="running")

@@ -110,7 +110,7 @@ def test_experiments_in_turns_end_with_the_bits_of_undisturbed_ones(sites: Sites
     made = {name: settings(recipe, rounds=25, runtime={"kind": "federation"}) for name, recipe in recipes.items()}
     queue = ExperimentQueue(credentials)
     for name, one in made.items():
-        queue.add(name, one.text(), tmp_path / name, tmp_path)
+        queue.add(name, one.text(), tmp_path / name)
     server = Process(credentials, tmp_path / "log", "--turns", "1")
     try:
         until(lambda: [one.state for one in queue.entries()] == ["finished"] * 2)
@@ -158,13 +158,13 @@ def test_a_turn_ends_after_a_step_and_only_for_others(
     def at_work(*tasks: int) -> None:
         (server / "status.json").write_text(json.dumps({"sites": [{"working": tasks}, {"working": []}]}))
 
-    first = queue.change(queue.add("a", "", tmp_path / "a", tmp_path), state="running")
+    first = queue.change(queue.add("a", "", tmp_path / "a"), state="running")
     assert not Turn(server, queue, first, None).over()
     turn, alone = Turn(server, queue, first, 60.0), Turn(server, queue, first, 60.0)
     at_work()
     now[0] = 61.0
     assert not alone.over()  # nobody else is there
-    second = queue.add("b", "", tmp_path / "b", tmp_path)
+    second = queue.add("b", "", tmp_path / "b")
     assert alone.over()  # and nobody trains
     at_work(7)
     assert [turn.over(), turn.over()] == [False, False]
@@ -267,7 +267,7 @@ def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(
 ) -> None:
     queue = ExperimentQueue(server)
     for name in "ab":
-        queue.add(name, "", tmp_path / name, tmp_path)
+        queue.add(name, "", tmp_path / name)
     assert main(["queue", "stop", str(server), "1"]) == 0
     assert main(["queue", "stop", str(server), "1"]) == 2
     assert "has ended already: it is stopped" in capsys.readouterr().err
@@ -311,8 +311,8 @@ def test_two_who_add_at_the_same_time_get_two_numbers(server: Path, tmp_path: Pa
     """The second one has listed the queue before the first one wrote to it."""
     first, second = ExperimentQueue(server), ExperimentQueue(server)
     second.entries = lambda: []  # type: ignore[method-assign]
-    assert first.add("a", "", tmp_path / "a", tmp_path).number == 1
-    assert second.add("b", "", tmp_path / "b", tmp_path).number == 2
+    assert first.add("a", "", tmp_path / "a").number == 1
+    assert second.add("b", "", tmp_path / "b").number == 2
     assert [one.label for one in first.entries()] == ["a", "b"]
     assert {path.name for path in first.folder.iterdir()} == {"0001.json", "0002.json"}
 

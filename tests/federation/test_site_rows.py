@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
-from piebald import plugins
+from piebald import references
 from piebald.cli import main
 from piebald.deploy.site_process import SiteSettings, SiteWork, site_work
 from piebald.deploy.site_rows import SPLITS, RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_before_a_run
@@ -55,7 +55,7 @@ def untrained(): return {"test": pair()}
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules and folders that a test adds are forgotten after it."""
-    monkeypatch.setattr(plugins, "_folders", [])
+    monkeypatch.setattr(references, "_folders", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     sys.modules.pop("my_rows", None)

@@ -126,8 +126,8 @@ def test_a_killed_server_of_a_queue_is_gone_and_what_the_queue_held_is_told(
     """Before, its status was that one experiment ran, or "finished" where the last one had."""
     credentials, run = places
     queue = ExperimentQueue(credentials)
-    first = queue.add("hdafl", "", run, tmp_path)
-    queue.add("fedavg", "", tmp_path / "b", tmp_path)
+    first = queue.add("hdafl", "", run)
+    queue.add("fedavg", "", tmp_path / "b")
     with RunStore.open(run) as store:
         store.set_meta(status="running")
     queue.change(first, state="running")

@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from piebald import plugins
 from piebald.component import Component
 from piebald.errors import RuntimeFault
 from piebald.private_files import write_private
+from piebald.references import folders
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.provisioning import SITE_TOML, Description, provision, read
 
@@ -64,7 +64,7 @@ class LocalFederation:
         """Start a process for each site.  They end with this process, however it ends."""
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         command = [sys.executable, "-m", "piebald.cli", "client"]
-        search = [word for folder in plugins.folders() for word in ("--search", str(folder))]
+        search = [word for folder in folders() for word in ("--search", str(folder))]
         for name in self._sites:
             credentials = self._folder / name
             with (credentials / "log.txt").open("ab") as output:

@@ -18,6 +18,7 @@ from piebald.errors import SettingError
 from piebald.models import PretrainedNetwork
 from piebald.own_models import own_pattern
 from piebald.parameters import Layout, frozen_digest
+from piebald.references import NOBODY, Resolver
 from piebald.training.base import Trainer
 from piebald.transforms.base import Transform
 from piebald.version import __version__
@@ -124,8 +125,8 @@ class RunTerms(BaseModel):
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> RunTerms:
-        """Read terms as received.
+    def read(cls, values: Mapping[str, Any], author: Resolver = NOBODY) -> RunTerms:
+        """Read terms as received, whose author names modules with the rights that this resolver gives.
 
         Raises:
             SettingError: they are from another version, or have another form.
@@ -134,7 +135,7 @@ class RunTerms(BaseModel):
         if theirs != __version__:
             raise SettingError(f"this site has Piebald {__version__}, the server {theirs}: install the same on both")
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(author.mark(values))
         except ValidationError as error:
             first = error.errors()[0]
             raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
@@ -158,7 +159,7 @@ class RunTerms(BaseModel):
         experiment = {**self.experiment, "model": {"name": chosen} if isinstance(chosen, str) else dict(chosen)}
         return self.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own})
 
-    def use_plugins(self) -> None:
+    def use_plugins(self, author: Resolver) -> None:
         """Import the plugins that the work of a site needs, which its policy must allow.
 
         Raises:
@@ -166,7 +167,7 @@ class RunTerms(BaseModel):
         """
         for module, theirs in self.plugins:
             try:
-                plugins.use([module])
+                author.use([module])
             except SettingError as error:
                 raise SettingError(f"this site cannot use the plugin {module} {theirs}: {error}") from None
             if (here := plugins.version(module)) != theirs:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from piebald import plugins
 from piebald.client_work import ClientWork
+from piebald.component import build
 from piebald.contracts import Clients, Fleet
 from piebald.machine import count_cores, device_named, one_thread, set_up_gpu
 from piebald.randomness import generator
@@ -40,7 +40,7 @@ def _fleet(table: Any) -> Any:
     """A fleet from its table; it must be a component, since a resumed run rebuilds the fleet from its fields."""
     if table is None:
         return None
-    made = plugins.built("fleet", table)
+    made = build("fleet", table)
     if not isinstance(made, Fleet):
         raise ValueError(f"must be one of piebald.partition's fleets or its table, got {table!r}")
     return made
