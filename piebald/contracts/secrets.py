@@ -24,6 +24,9 @@ class Signer(Protocol):
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
         """Whether another client has signed this."""
 
+    def name(self, client: int) -> str:
+        """A client in words, for sentences."""
+
 
 class SumDemands(BaseModel):
     """What a client demands of a sum before it takes part in it.
@@ -58,6 +61,7 @@ class ClientSecrets:
         signer: signs and checks: with the key of its certificate in a real federation, with a key that follows from
             the seed in a simulation.
         demands: what the client demands of a sum.
+        terms: digest of the terms that it was shown, "" in a simulation.
     """
 
     client: int
@@ -65,3 +69,4 @@ class ClientSecrets:
     draw: Callable[[int], bytes]
     signer: Signer
     demands: SumDemands = field(default_factory=SumDemands)
+    terms: str = ""

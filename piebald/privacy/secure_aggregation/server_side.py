@@ -16,7 +16,7 @@ from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
@@ -110,16 +110,18 @@ class SecureRound:
         arrived = sorted(masked)
         try:
             self.exchanged.graph.check_survivors(arrived, self.transform.least)
-            signed = self._confirmed(self.exchanged, arrived, context)
-            known = self._shares(self.exchanged, arrived, signed, context)
-            return self._sum(self.exchanged, masked, known, context)
+            signed, shown = self._confirmed(self.exchanged, arrived, context)
+            known = self._shares(self.exchanged, arrived, signed, shown, context)
+            return self._sum(self.exchanged, masked, known, _common(shown, self.exchanged.graph, context), context)
         except Declined as error:
             return f"no secure aggregation: {error}"
 
     # -- opening
 
-    def _confirmed(self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients) -> Mapping[int, bytes]:
-        """The signatures of survivors for their list.
+    def _confirmed(
+        self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients
+    ) -> tuple[Mapping[int, bytes], Mapping[int, bytes]]:
+        """The signatures of survivors for their list, and the digest of what each of them was shown.
 
         Raises:
             Declined: they are too few.
@@ -127,11 +129,12 @@ class SecureRound:
         graph = exchanged.graph
         about = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
         answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about))
-        claim, signed = survivor_claim(graph, sorted(exchanged.sent), arrived), dict[int, bytes]()
+        signed, shown = dict[int, bytes](), dict[int, bytes]()
         for client, answer in answers.items():
-            signature = texts(answer[SIGNED], SIGNATURE)[0]
+            signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
+            claim = survivor_claim(graph, digest, sorted(exchanged.sent), arrived)
             if context.check_signature(client, claim, signature):
-                signed[client] = signature
+                signed[client], shown[client] = signature, digest
             else:
                 context.exclude_client(client, "it did not sign the list of those who arrived")
         if len(signed) < graph.quorum:
@@ -140,10 +143,15 @@ class SecureRound:
                 f"{len(signed)} of {len(arrived)} clients confirmed who arrived, it takes {graph.quorum}; {missing} "
                 "did not"
             )
-        return signed
+        return signed, shown
 
     def _shares(
-        self, exchanged: ExchangedKeys, arrived: Sequence[int], signed: Mapping[int, bytes], context: AsksClients
+        self,
+        exchanged: ExchangedKeys,
+        arrived: Sequence[int],
+        signed: Mapping[int, bytes],
+        shown: Mapping[int, bytes],
+        context: AsksClients,
     ) -> Shares:
         """The right shares by whose they are and by place: of seeds for those who arrived, of keys for the others."""
         graph, there = exchanged.graph, {*arrived}
@@ -152,6 +160,7 @@ class SecureRound:
             SURVIVORS: numbers(arrived),
             SIGNERS: numbers(sorted(signed)),
             SIGNED: rows([signed[client] for client in sorted(signed)], SIGNATURE),
+            DIGEST: rows([shown[client] for client in sorted(signed)], masks.KEY),
         }
         known: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, about)).items():
@@ -167,7 +176,7 @@ class SecureRound:
         return known
 
     def _sum(
-        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, context: AsksClients
+        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, shown: bytes, context: AsksClients
     ) -> Vector:
         """The sum of what was masked, unmasked.
 
@@ -192,7 +201,7 @@ class SecureRound:
             if masks.public_key(private) != graph.keys[lost][: masks.KEY]:
                 raise _blamed(lost, "its key", context)
             for client in near:  # undo what `mask` did at this client
-                (away if lost > client else back).append(pair_seed(private, graph, lost, client))
+                (away if lost > client else back).append(pair_seed(private, graph, shown, lost, client))
         masks.add_masks(total, back, away)
         return total
 
@@ -226,6 +235,22 @@ class SecureRound:
             vectors[name] = body[place : place + count].view(shape).float()
             place += count
         return PartialSum(weight, vectors, True, loss)
+
+
+def _common(shown: Mapping[int, bytes], graph: MaskingGraph, context: AsksClients) -> bytes:
+    """The digest of what all were shown.
+
+    Raises:
+        Declined: somebody has signed another; where a quorum agrees, it is excluded.
+    """
+    digest = max(shown.values(), key=[*shown.values()].count)
+    others = [client for client in shown if shown[client] != digest]
+    if others and len(shown) - len(others) >= graph.quorum:
+        for client in others:
+            context.exclude_client(client, "it signed that it was shown something else than the others")
+    if others:
+        raise Declined(f"{_named(others)} signed that other terms, another model or another question came")
+    return digest
 
 
 def _secret(graph: MaskingGraph, owner: int, known: Shares) -> bytes:
