@@ -138,8 +138,8 @@ def _check_quorum(vectors: Mapping[str, Tensor], arrival: _Arrival, secrets: Cli
         agreeing += 1
     if agreeing < arrival.graph.quorum:
         raise Declined(
-            f"{agreeing} survivors have signed this list of survivors, it takes {arrival.graph.quorum}: the others have not "
-            "signed, or were shown something else than this site"
+            f"{agreeing} survivors have signed this list of survivors, it takes {arrival.graph.quorum}: others did not "
+            "sign, or were shown something else than this site"
         )
 
 
