@@ -197,7 +197,7 @@ def test_others_whose_model_is_dead(five: Sites, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(PiebaldError):
         carry_out(made, credentials=str(five.folder / "server"), wait_for="all", patience=60.0)
     assert all(abs(likeness(total, update)) < 0.2 for total in server.totals)
-    assert "others did not sign, or were shown something else than this site" in five.log(NAMES[VICTIM])
+    assert f"client 0 (site-1) {OTHERWISE}" in five.log(NAMES[VICTIM])
 
 
 def test_sites_name_who_was_shown_something_else(five: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,19 +237,22 @@ def test_others_whose_thresholds_count_nothing(five: Sites, monkeypatch: pytest.
     pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
     table = {"secure": True, "form": "histogram", "rounds": 1, "max_depth": 1, "max_bin": 4}
     file, flags = as_file(five, trees=table)
-    server = LyingServer(monkeypatch)
-    shown = dict[str, int]()
+    server, true = LyingServer(monkeypatch), list[int]()
 
     def nothing(task: Task) -> Task:
         if "thresholds" not in task.vectors:
             return task
-        shown["lies"] = shown.get("lies", 0) + 1
+        true.append(len(server.totals))
         return replace(task, vectors={**task.vectors, "thresholds": torch.full_like(task.vectors["thresholds"], -1e30)})
 
     server.show_others(nothing)
-    with pytest.raises(PiebaldError, match="no secure aggregation"):
+    with suppress(PiebaldError):  # where the server got no sum; else the others gave shares, and it is noise
         trees_of_experiment.trees_of_sites(file, flags, five.folder / "server", compare=False)
-    assert shown["lies"] >= 4
+    assert len(true) >= 4
+    for total in server.totals[: true[0]]:  # of the rows of each class, about which nobody was told a lie
+        assert 0 < total.view("<i8").sum() < 300
+    for total in server.totals[true[0] :]:
+        assert np.abs(total.view("<i8").astype(float)).max() > 2.0**50
 
 
 # ---------------------------------------------------------------------------------------------------- honest servers
@@ -267,9 +270,9 @@ def test_masked_runs_repeat_to_the_bit_and_are_the_simulation(five: Sites) -> No
 
 
 def test_a_server_that_resumes_goes_on_with_sums(five: Sites, tmp_path: Path) -> None:
-    made = described(rounds=6, partition=FIVE, recipe={**RECIPE, "cohort": 4})
+    made = settings({**RECIPE, "cohort": 4}, rounds=6, partition=FIVE, **SMALL)
     flags = {"kind": "federation", "wait_for": "all", "patience": 60.0}
-    made = ExperimentSettings.of_table(made.table() | {"runtime": flags, "rounds": 6}, "the test's settings")
+    made = ExperimentSettings.of_table(made.table() | {"runtime": flags}, "the test's settings")
     server = Server(made, five.folder / "server", tmp_path / "run")
     try:
         for version in (1, 3):
