@@ -78,9 +78,12 @@ class LyingServer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, careless: bool = False) -> None:
         self._patch, self.totals = monkeypatch, list[np.ndarray[Any, Any]]()
         monkeypatch.setattr(SignatureCheck, "check", lambda *_: True)  # of the server alone: sites are other processes
-        monkeypatch.setattr(server_side, "_common", lambda shown, *_: max(shown.values(), key=[*shown.values()].count),
-                            raising=False)  # fmt: skip
+        monkeypatch.setattr(server_side, "_common", lambda signed, *_: most(signed), raising=False)
         total, confirmed = SecureRound.total, SecureRound._confirmed
+
+        def most(signed: Mapping[int, Any]) -> bytes:
+            shown = [one.shown for one in signed.values()]
+            return max(shown, key=shown.count)
 
         def kept(round: SecureRound, masked: Mapping[int, Update], context: Any) -> Any:
             found = total(round, masked, context)
@@ -90,12 +93,9 @@ class LyingServer:
 
         def relayed(round: SecureRound, exchanged: Any, arrived: Any, context: Any) -> Any:
             found = confirmed(round, exchanged, arrived, context)
-            if not isinstance(found, tuple) or careless:
+            if careless or any(isinstance(one, bytes) for one in found.values()):  # before, nobody signed a digest
                 return found
-            signed, shown = found
-            most = max(shown.values(), key=[*shown.values()].count)
-            alike = {client for client, own in shown.items() if own == most}
-            return {c: signed[c] for c in alike}, {c: shown[c] for c in alike}
+            return {client: one for client, one in found.items() if one.shown == most(found)}
 
         monkeypatch.setattr(SecureRound, "total", kept)
         monkeypatch.setattr(SecureRound, "_confirmed", relayed)

@@ -123,7 +123,7 @@ def shown_to_others(change: Change, base: Task = TRUE) -> dict[int, Task]:
 def gullible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that give shares whatever others have signed, and a server that goes on."""
     monkeypatch.setattr(unmasking, "_check_quorum", lambda *_: None)
-    monkeypatch.setattr(server_side, "_common", lambda shown, *_: shown[VICTIM])
+    monkeypatch.setattr(server_side, "_common", lambda signed, *_: signed[VICTIM].shown)
 
 
 CASES = {**{name: (TRUE, change) for name, change in LIES.items()},

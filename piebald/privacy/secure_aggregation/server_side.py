@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
 _ROUGH = 1e-4  # of the range: a standard deviation of the rounding of the mean above which a warning is given
+
+
+class Confirmation(NamedTuple):
+    """What one survivor has signed: its signature, and the digest of what it was shown."""
+
+    signature: bytes
+    shown: bytes
 
 
 class SumSettings(Protocol):
@@ -110,9 +117,9 @@ class SecureRound:
         arrived = sorted(masked)
         try:
             self.exchanged.graph.check_survivors(arrived, self.transform.least)
-            signed, shown = self._confirmed(self.exchanged, arrived, context)
-            known = self._shares(self.exchanged, arrived, signed, shown, context)
-            return self._sum(self.exchanged, masked, known, _common(shown, self.exchanged.graph, context), context)
+            signed = self._confirmed(self.exchanged, arrived, context)
+            known = self._shares(self.exchanged, arrived, signed, context)  # first: clients say who was shown what
+            return self._sum(self.exchanged, masked, known, _common(signed, self.exchanged.graph, context), context)
         except Declined as error:
             return f"no secure aggregation: {error}"
 
@@ -120,8 +127,8 @@ class SecureRound:
 
     def _confirmed(
         self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients
-    ) -> tuple[Mapping[int, bytes], Mapping[int, bytes]]:
-        """The signatures of survivors for their list, and the digest of what each of them was shown.
+    ) -> Mapping[int, Confirmation]:
+        """What survivors have signed about their list.
 
         Raises:
             Declined: they are too few.
@@ -129,12 +136,12 @@ class SecureRound:
         graph = exchanged.graph
         about = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
         answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about))
-        signed, shown = dict[int, bytes](), dict[int, bytes]()
+        signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
             signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
             claim = survivor_claim(graph, digest, sorted(exchanged.sent), arrived)
             if context.check_signature(client, claim, signature):
-                signed[client], shown[client] = signature, digest
+                signed[client] = Confirmation(signature, digest)
             else:
                 context.exclude_client(client, "it did not sign the list of those who arrived")
         if len(signed) < graph.quorum:
@@ -143,14 +150,13 @@ class SecureRound:
                 f"{len(signed)} of {len(arrived)} clients confirmed who arrived, it takes {graph.quorum}; {missing} "
                 "did not"
             )
-        return signed, shown
+        return signed
 
     def _shares(
         self,
         exchanged: ExchangedKeys,
         arrived: Sequence[int],
-        signed: Mapping[int, bytes],
-        shown: Mapping[int, bytes],
+        signed: Mapping[int, Confirmation],
         context: AsksClients,
     ) -> Shares:
         """The right shares by whose they are and by place: of seeds for those who arrived, of keys for the others."""
@@ -159,8 +165,8 @@ class SecureRound:
             CONTEXT: rows([graph.context], masks.KEY),
             SURVIVORS: numbers(arrived),
             SIGNERS: numbers(sorted(signed)),
-            SIGNED: rows([signed[client] for client in sorted(signed)], SIGNATURE),
-            DIGEST: rows([shown[client] for client in sorted(signed)], masks.KEY),
+            SIGNED: rows([signed[client].signature for client in sorted(signed)], SIGNATURE),
+            DIGEST: rows([signed[client].shown for client in sorted(signed)], masks.KEY),
         }
         known: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, about)).items():
@@ -237,15 +243,16 @@ class SecureRound:
         return PartialSum(weight, vectors, True, loss)
 
 
-def _common(shown: Mapping[int, bytes], graph: MaskingGraph, context: AsksClients) -> bytes:
-    """The digest of what all were shown.
+def _common(signed: Mapping[int, Confirmation], graph: MaskingGraph, context: AsksClients) -> bytes:
+    """The digest of what all were shown, as they have signed.
 
     Raises:
         Declined: somebody has signed another; where a quorum agrees, it is excluded.
     """
-    digest = max(shown.values(), key=[*shown.values()].count)
-    others = [client for client in shown if shown[client] != digest]
-    if others and len(shown) - len(others) >= graph.quorum:
+    shown = [one.shown for one in signed.values()]
+    digest = max(shown, key=shown.count)
+    others = [client for client, one in signed.items() if one.shown != digest]
+    if others and len(signed) - len(others) >= graph.quorum:
         for client in others:
             context.exclude_client(client, "it signed that it was shown something else than the others")
     if others:
