@@ -36,7 +36,8 @@ class SumDemands(BaseModel):
     Attributes:
         least: fewest clients in a sum; with two, each of them knows the other's update.
         threshold: the least share of a key's shares that opens a mask, and of the clients who sign one list of
-            survivors.  Above 1/2 a lying server alone opens nothing; from 2/3 it takes a third of the clients with it.
+            survivors.  Above 1/2 a lying server alone opens one sum of a set of keys; from 2/3 it takes
+            a third of the clients with it to open two.
         neighbours: fewest neighbours to mask with, where not all others are; None leaves that to `colluding`.
         colluding: the share of the clients that may act with the server.  What they could open with a chance above
             2^-40 is refused (`privacy.secure_aggregation.security`).

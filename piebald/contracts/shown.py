@@ -25,7 +25,7 @@ def shown_digest(values: Any, vectors: Mapping[str, Tensor]) -> bytes:
 
     It is the same on every machine for the same bytes, and in no other case.
     """
-    parts = {name: [str(one.dtype), list(one.shape), _digest(one)] for name, one in vectors.items()}
+    parts = {name: [str(part.dtype), list(part.shape), _digest(part)] for name, part in vectors.items()}
     text = json.dumps([values, parts], sort_keys=True).encode()
     return hashlib.blake2b(text, digest_size=SHOWN_BYTES).digest()
 
@@ -46,9 +46,8 @@ def task_digest(task: Task) -> bytes:
 def _digest(tensor: Tensor) -> str:
     """The digest of a tensor's bytes; that of a tensor which many clients are shown is computed once."""
     number, changes = id(tensor), -1 if tensor.is_inference() else tensor._version
-    known = _digests.get(number)
-    if known is not None and known[0]() is tensor and known[1] == changes:
-        return known[2]
-    made = hashlib.blake2b(raw(tensor), digest_size=SHOWN_BYTES).hexdigest()
-    _digests[number] = weakref.ref(tensor, lambda _: _digests.pop(number, None)), changes, made
-    return made
+    holder, changes_then, digest = _digests.get(number, (None, 0, ""))
+    if holder is None or holder() is not tensor or changes_then != changes:
+        digest = hashlib.blake2b(raw(tensor), digest_size=SHOWN_BYTES).hexdigest()
+        _digests[number] = weakref.ref(tensor, lambda _: _digests.pop(number, None)), changes, digest
+    return digest

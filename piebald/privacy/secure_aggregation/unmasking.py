@@ -114,7 +114,7 @@ def _arrived(vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: Mas
     graph.check_survivors(survivors, max(over_graph(masking).least, secrets.demands.least))
     if CONFIRMED in secrets.kept and clients_in(secrets.kept[CONFIRMED]) != survivors:
         raise Declined("another list of survivors was signed already")
-    return _Arrival(graph, senders, survivors, texts(secrets.kept[DIGEST], masks.KEY)[0])
+    return _Arrival(graph, senders, survivors, texts(secrets.kept.get(DIGEST), masks.KEY)[0])
 
 
 def _check_quorum(vectors: Mapping[str, Tensor], arrival: _Arrival, secrets: ClientSecrets) -> None:

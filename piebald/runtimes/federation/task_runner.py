@@ -163,8 +163,8 @@ class TaskRunner:
 
         What the server alone chooses for each client could make the updates of all but one of a sum known.
         """
-        came = task.vectors.get(PRIVATE) if state is None and self.work.masking is not None else None
-        if came is None or private_digest(came) == self._begins:
+        private = task.vectors.get(PRIVATE) if state is None and self.work.masking is not None else None
+        if private is None or private_digest(private) == self._begins:
             return None
         return "the private numbers that came are not those of the run's terms, with which all clients of a sum begin"
 
