@@ -37,6 +37,7 @@ VICTIM = 2
 RECIPE = {"name": "fedavg", "transforms": [{"kind": "secure_aggregation"}]}
 SMALL: dict[str, Any] = {"model": {"name": "mlp", "hidden": [16]}, "evaluate": {"every": 0}}
 FIVE = {"kind": "dirichlet", "clients": 5, "alpha": 0.5, "validation": 0.1, "limit": 300}
+PATIENT: dict[str, Any] = {"wait_for": "all", "patience": 300.0, "silence": 120.0}  # however busy the machine is
 POLICY = "[policy]\nqueries = ['masked_sums', 'masked_tree_sums', 'evaluate']\n"
 OTHERWISE = "has signed that the server showed it something else than this site"
 
@@ -62,7 +63,7 @@ def as_file(sites: Sites, **more: Any) -> tuple[Path, list[str]]:
     """An experiment file beside the credentials."""
     file = sites.folder / "asked.toml"
     file.write_text(described(**more).text())
-    return file, ["runtime.wait_for='all'"]
+    return file, ["runtime.wait_for='all'", "runtime.silence=120.0"]
 
 
 class LyingServer:
@@ -181,7 +182,7 @@ def test_others_whose_lr_is_next_to_nothing(five: Sites, monkeypatch: pytest.Mon
 
     server.tell_others(slow)
     with pytest.raises(PiebaldError, match="no update counted"):
-        carry_out(made, credentials=str(five.folder / "server"), wait_for="all", patience=60.0)
+        carry_out(made, credentials=str(five.folder / "server"), **PATIENT)
     assert all(abs(likeness(total, update)) < 0.2 for total in server.totals)
     said = five.log(NAMES[VICTIM])
     assert "the keys of client 0 (site-1) are not signed by its site for this run and its terms" in said
@@ -195,7 +196,7 @@ def test_others_whose_model_is_dead(five: Sites, monkeypatch: pytest.MonkeyPatch
     server = LyingServer(monkeypatch)
     server.show_others(dead)
     with pytest.raises(PiebaldError):
-        carry_out(made, credentials=str(five.folder / "server"), wait_for="all", patience=60.0)
+        carry_out(made, credentials=str(five.folder / "server"), **PATIENT)
     assert all(abs(likeness(total, update)) < 0.2 for total in server.totals)
     assert f"client 0 (site-1) {OTHERWISE}" in five.log(NAMES[VICTIM])
 
@@ -204,7 +205,7 @@ def test_sites_name_who_was_shown_something_else(five: Sites, monkeypatch: pytes
     server = LyingServer(monkeypatch, careless=True)
     server.show_others(dead)
     with pytest.raises(PiebaldError):
-        carry_out(described(seed=2), credentials=str(five.folder / "server"), wait_for="all", patience=60.0)
+        carry_out(described(seed=2), credentials=str(five.folder / "server"), **PATIENT)
     assert server.totals == []
     assert f"client 0 (site-1) {OTHERWISE}" in five.log(NAMES[VICTIM])
     assert f"client 2 (site-3) {OTHERWISE}" in five.log("site-5")
@@ -264,14 +265,14 @@ def test_masked_runs_repeat_to_the_bit_and_are_the_simulation(five: Sites) -> No
     Before, sites rounded at random, and a unit that was nearly dead turned the last bit of a round into steps of 1e-4.
     """
     made = described(rounds=3)
-    runs = [carry_out(made, credentials=str(five.folder / "server"), wait_for="all", patience=60.0) for _ in range(2)]
+    runs = [carry_out(made, credentials=str(five.folder / "server"), **PATIENT) for _ in range(2)]
     assert torch.equal(runs[0].cluster_models[0], runs[1].cluster_models[0])
     assert torch.equal(runs[0].cluster_models[0], carry_out(made).cluster_models[0])
 
 
 def test_a_server_that_resumes_goes_on_with_sums(five: Sites, tmp_path: Path) -> None:
     made = settings({**RECIPE, "cohort": 4}, rounds=6, partition=FIVE, **SMALL)
-    flags = {"kind": "federation", "wait_for": "all", "patience": 60.0}
+    flags = {"kind": "federation", **PATIENT}
     made = ExperimentSettings.of_table(made.table() | {"runtime": flags}, "the test's settings")
     server = Server(made, five.folder / "server", tmp_path / "run")
     try:
@@ -292,7 +293,7 @@ def test_private_numbers_that_the_server_chose_for_one_are_not_begun_with(
     """The first private layers of the others, dead, would leave the victim alone in the sum."""
     recipe = {"name": "hdafl", "transforms": [{"kind": "secure_aggregation"}]}
     made = settings(recipe, rounds=1, partition=FIVE, **SMALL)
-    honest = carry_out(made, credentials=str(five.folder / "server"), wait_for="all", patience=60.0)
+    honest = carry_out(made, credentials=str(five.folder / "server"), **PATIENT)
     assert torch.equal(honest.cluster_models[0], carry_out(made).cluster_models[0])
     server = LyingServer(monkeypatch)
 
@@ -303,5 +304,5 @@ def test_private_numbers_that_the_server_chose_for_one_are_not_begun_with(
 
     server.show_others(other)
     with pytest.raises(PiebaldError):
-        carry_out(made, credentials=str(five.folder / "server"), wait_for="all", patience=60.0)
+        carry_out(made, credentials=str(five.folder / "server"), **PATIENT)
     assert "the private numbers that came are not those of the run's terms" in five.log("site-1")
