@@ -45,6 +45,7 @@ from piebald.contracts.server import (
     ServerContext,
     StepContext,
 )
+from piebald.contracts.shown import SHOWN_BYTES, shown_digest, task_digest
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,
@@ -71,6 +72,7 @@ __all__ = [
     "MOST_ROWS",
     "PLAIN_PASSES",
     "SERVER_ID",
+    "SHOWN_BYTES",
     "SIGNATURE",
     "SUM",
     "AsksClients",
@@ -133,4 +135,6 @@ __all__ = [
     "WeighsUpdates",
     "count_reason",
     "described",
+    "shown_digest",
+    "task_digest",
 ]

@@ -24,6 +24,9 @@ class Signer(Protocol):
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
         """Whether another client has signed this."""
 
+    def name(self, client: int) -> str:
+        """A client in words, for sentences."""
+
 
 class SumDemands(BaseModel):
     """What a client demands of a sum before it takes part in it.
@@ -33,7 +36,8 @@ class SumDemands(BaseModel):
     Attributes:
         least: fewest clients in a sum; with two, each of them knows the other's update.
         threshold: the least share of a key's shares that opens a mask, and of the clients who sign one list of
-            survivors.  Above 1/2 a lying server alone opens nothing; from 2/3 it takes a third of the clients with it.
+            survivors.  Above 1/2 a lying server alone opens one sum of a set of keys; from 2/3 it takes
+            a third of the clients with it to open two.
         neighbours: fewest neighbours to mask with, where not all others are; None leaves that to `colluding`.
         colluding: the share of the clients that may act with the server.  What they could open with a chance above
             2^-40 is refused (`privacy.secure_aggregation.security`).
@@ -58,6 +62,7 @@ class ClientSecrets:
         signer: signs and checks: with the key of its certificate in a real federation, with a key that follows from
             the seed in a simulation.
         demands: what the client demands of a sum.
+        terms: digest of the terms that it was shown, "" in a simulation.
     """
 
     client: int
@@ -65,3 +70,4 @@ class ClientSecrets:
     draw: Callable[[int], bytes]
     signer: Signer
     demands: SumDemands = field(default_factory=SumDemands)
+    terms: str = ""

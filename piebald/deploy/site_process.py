@@ -149,7 +149,7 @@ class SiteWork:
         try:
             work = _work(terms, settings, clients, objective)
             by_task = work.own_models is not None and work.own_models.by_task
-            return SiteClient(work if by_task else work.of(number), clients, number)
+            return SiteClient(work if by_task else work.of(number), clients, number, terms.begins)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 

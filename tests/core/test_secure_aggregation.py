@@ -38,6 +38,7 @@ from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSig
 from piebald.privacy.secure_aggregation.key_material import survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import (
     BOXES,
+    DIGEST,
     PUBLISHED,
     SENDERS,
     SHARES,
@@ -345,9 +346,10 @@ def test_no_client_gives_both_kinds_of_shares(uploaded: tuple[FakeFederation, Ke
     """
     made, agreement, _ = uploaded
     graph = agreement.exchanged.graph  # type: ignore[attr-defined]
+    shown = texts(made.kept[0][DIGEST], keys.KEY)[0]
 
     def signed(survivors: Sequence[int]) -> dict[int, Tensor]:
-        claim = survivor_claim(graph, range(5), survivors)
+        claim = survivor_claim(graph, shown, range(5), survivors)
         return {one: rows([SimulatedSigner(0, one).sign(claim)], SIGNATURE) for one in survivors}
 
     lists = [some for size in range(6) for some in itertools.combinations(range(5), size)]

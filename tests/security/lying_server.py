@@ -14,7 +14,7 @@ from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_material import pair_seed
-from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
@@ -141,7 +141,8 @@ class LyingServer:
         if any(len(known.get(one, {})) < wanted for one in needed):
             return None
         secret = {one: shamir.combine(dict(sorted(known[one].items())[:wanted])) for one in needed}
-        seeds = {one: pair_seed(secret[~one], graph, one, victim) for one in partners}
+        shown = texts(self.clients.kept[victim][DIGEST], masks.KEY)[0]  # the server knows what it shows
+        seeds = {one: pair_seed(secret[~one], graph, shown, one, victim) for one in partners}
         below = [seed for one, seed in seeds.items() if one < victim]
         above = [seed for one, seed in seeds.items() if one > victim]
         plain = vector.copy()

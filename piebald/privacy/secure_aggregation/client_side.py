@@ -63,6 +63,9 @@ class SimulatedSigner:
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
         return signature == _signature(self._seed, client, text)
 
+    def name(self, client: int) -> str:
+        return f"client {client}"
+
 
 @lru_cache(maxsize=4096)
 def _signature(seed: int, client: int, text: bytes) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from piebald.contracts import ClientSecrets
+from piebald.contracts import ClientSecrets, Task, task_digest
 from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, texts
@@ -75,14 +75,26 @@ def own_seed(root: bytes, graph: MaskingGraph) -> bytes:
     return masks.derive(root, "self", graph.context)
 
 
-def rounding_seed(root: bytes, graph: MaskingGraph) -> bytes:
-    """The seed of a client's stochastic rounding: the same update is rounded the same way again."""
-    return masks.derive(root, "rounding", graph.context)
+def rounding_seed(task: bytes, client: int) -> bytes:
+    """The seed of a client's stochastic rounding, from the digest of its task: a run that is repeated rounds as before.
+
+    It need not be secret: what is rounded is under masks.
+    """
+    return masks.derive(task, "rounding", client)
 
 
-def pair_seed(private: bytes, graph: MaskingGraph, client: int, other: int) -> bytes:
-    """The seed of the mask that two neighbours share, from one's private and the other's public key."""
-    return masks.agree(private, graph.keys[other][: masks.KEY], "pair", graph.context, *sorted((client, other)))
+def shown_to(task: Task, secrets: ClientSecrets) -> bytes:
+    """The digest of all that a client was shown before it masks: the terms of the run, and its task."""
+    return masks.derive(task_digest(task), "shown", secrets.terms)
+
+
+def pair_seed(private: bytes, graph: MaskingGraph, shown: bytes, client: int, other: int) -> bytes:
+    """The seed of the mask that two neighbours share, from one's private and the other's public key.
+
+    It belongs to what they were `shown`: the masks of two who were shown different things do not cancel.
+    """
+    theirs = graph.keys[other][: masks.KEY]
+    return masks.agree(private, theirs, "pair", graph.context, shown, *sorted((client, other)))
 
 
 def box_key(root: bytes, graph: MaskingGraph, other: int, sender: int, reader: int) -> bytes:
@@ -109,10 +121,10 @@ def dispute_claim(graph: MaskingGraph, sender: int, reader: int, box: bytes, dig
     return b"dispute:" + masks.derive(graph.context, "dispute", sender, reader, box, digests)
 
 
-def survivor_claim(graph: MaskingGraph, senders: Sequence[int], survivors: Sequence[int]) -> bytes:
-    """What a client signs before anything is opened: whose boxes and whose masked updates it was told of.
+def survivor_claim(graph: MaskingGraph, shown: bytes, senders: Sequence[int], survivors: Sequence[int]) -> bytes:
+    """What a client signs before anything is opened: what it was shown, whose boxes and whose masked updates there are.
 
     The context stands for the run's list of clients, their keys and all settings.
     """
     lists = (" ".join(map(str, one)) for one in (senders, survivors))
-    return b"survivors:" + masks.derive(graph.context, "survivors", *lists)
+    return b"survivors:" + masks.derive(graph.context, "survivors", shown, *lists)

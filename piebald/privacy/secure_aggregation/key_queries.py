@@ -54,6 +54,7 @@ from piebald.transforms.base import MaskingTransform
 COMMITMENTS = MASKING + "commitments"
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"
 SIGNED = MASKING + "signed"  # signatures
+DIGEST = MASKING + "digest"  # of what a client was shown
 PUBLISHED, PROOF = MASKING + "published", MASKING + "proof"  # digests of a client's shares, and of its own seed
 COMMITTED, MASKED = "committed", "masked"  # what a client keeps, besides
 
@@ -249,4 +250,8 @@ def _check_signatures(vectors: Mapping[str, Tensor], graph: MaskingGraph, secret
         raise Declined(f"{len(signed)} signatures came with the keys of {len(graph.members)} clients")
     for client, signature in zip(graph.members, signed, strict=True):
         if not secrets.signer.check(client, key_claim(client, graph.keys[client]), signature):
-            raise Declined(f"the keys of client {client} are not signed by its site")
+            named = secrets.signer.name(client)
+            raise Declined(
+                f"the keys of {named} are not signed by its site for this run and its terms: they are not its keys, or "
+                "it was shown other terms"
+            )

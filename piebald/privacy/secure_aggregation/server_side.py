@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from piebald.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
-from piebald.privacy.secure_aggregation.key_queries import SENDERS, SHARES, SIGNED
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHARES, SIGNED
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.share_checks import SHOWN, SHOWN_BY
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place
 _ROUGH = 1e-4  # of the range: a standard deviation of the rounding of the mean above which a warning is given
+
+
+class Confirmation(NamedTuple):
+    """What one survivor has signed: its signature, and the digest of what it was shown."""
+
+    signature: bytes
+    shown: bytes
 
 
 class SumSettings(Protocol):
@@ -111,15 +118,17 @@ class SecureRound:
         try:
             self.exchanged.graph.check_survivors(arrived, self.transform.least)
             signed = self._confirmed(self.exchanged, arrived, context)
-            known = self._shares(self.exchanged, arrived, signed, context)
-            return self._sum(self.exchanged, masked, known, context)
+            known = self._shares(self.exchanged, arrived, signed, context)  # first: clients say who was shown what
+            return self._sum(self.exchanged, masked, known, _common(signed, self.exchanged.graph, context), context)
         except Declined as error:
             return f"no secure aggregation: {error}"
 
     # -- opening
 
-    def _confirmed(self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients) -> Mapping[int, bytes]:
-        """The signatures of survivors for their list.
+    def _confirmed(
+        self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients
+    ) -> Mapping[int, Confirmation]:
+        """What survivors have signed about their list.
 
         Raises:
             Declined: they are too few.
@@ -127,11 +136,12 @@ class SecureRound:
         graph = exchanged.graph
         about = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
         answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about))
-        claim, signed = survivor_claim(graph, sorted(exchanged.sent), arrived), dict[int, bytes]()
+        signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
-            signature = texts(answer[SIGNED], SIGNATURE)[0]
+            signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
+            claim = survivor_claim(graph, digest, sorted(exchanged.sent), arrived)
             if context.check_signature(client, claim, signature):
-                signed[client] = signature
+                signed[client] = Confirmation(signature, digest)
             else:
                 context.exclude_client(client, "it did not sign the list of those who arrived")
         if len(signed) < graph.quorum:
@@ -143,7 +153,11 @@ class SecureRound:
         return signed
 
     def _shares(
-        self, exchanged: ExchangedKeys, arrived: Sequence[int], signed: Mapping[int, bytes], context: AsksClients
+        self,
+        exchanged: ExchangedKeys,
+        arrived: Sequence[int],
+        signed: Mapping[int, Confirmation],
+        context: AsksClients,
     ) -> Shares:
         """The right shares by whose they are and by place: of seeds for those who arrived, of keys for the others."""
         graph, there = exchanged.graph, {*arrived}
@@ -151,7 +165,8 @@ class SecureRound:
             CONTEXT: rows([graph.context], masks.KEY),
             SURVIVORS: numbers(arrived),
             SIGNERS: numbers(sorted(signed)),
-            SIGNED: rows([signed[client] for client in sorted(signed)], SIGNATURE),
+            SIGNED: rows([signed[client].signature for client in sorted(signed)], SIGNATURE),
+            DIGEST: rows([signed[client].shown for client in sorted(signed)], masks.KEY),
         }
         known: Shares = {}
         for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, about)).items():
@@ -167,7 +182,7 @@ class SecureRound:
         return known
 
     def _sum(
-        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, context: AsksClients
+        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, shown: bytes, context: AsksClients
     ) -> Vector:
         """The sum of what was masked, unmasked.
 
@@ -192,7 +207,7 @@ class SecureRound:
             if masks.public_key(private) != graph.keys[lost][: masks.KEY]:
                 raise _blamed(lost, "its key", context)
             for client in near:  # undo what `mask` did at this client
-                (away if lost > client else back).append(pair_seed(private, graph, lost, client))
+                (away if lost > client else back).append(pair_seed(private, graph, shown, lost, client))
         masks.add_masks(total, back, away)
         return total
 
@@ -226,6 +241,23 @@ class SecureRound:
             vectors[name] = body[place : place + count].view(shape).float()
             place += count
         return PartialSum(weight, vectors, True, loss)
+
+
+def _common(signed: Mapping[int, Confirmation], graph: MaskingGraph, context: AsksClients) -> bytes:
+    """The digest of what all were shown, as they have signed.
+
+    Raises:
+        Declined: somebody has signed another; where a quorum agrees, it is excluded.
+    """
+    shown = [one.shown for one in signed.values()]
+    digest = max(shown, key=shown.count)
+    others = [client for client, one in signed.items() if one.shown != digest]
+    if others and len(signed) - len(others) >= graph.quorum:
+        for client in others:
+            context.exclude_client(client, "it signed that it was shown something else than the others")
+    if others:
+        raise Declined(f"{_named(others)} signed that other terms, another model or another question came")
+    return digest
 
 
 def _secret(graph: MaskingGraph, owner: int, known: Shares) -> bytes:

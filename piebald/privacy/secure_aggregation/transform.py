@@ -26,18 +26,29 @@ from torch import Tensor
 
 from piebald.aggregation.linear import Linear
 from piebald.component import RecipeComponents, build
-from piebald.contracts import SUM, ClientSecrets, KeyAgreement, ServerContext, SumDemands, Task, Update, WeighsUpdates
+from piebald.contracts import (
+    SUM,
+    ClientSecrets,
+    KeyAgreement,
+    ServerContext,
+    SumDemands,
+    Task,
+    Update,
+    WeighsUpdates,
+    task_digest,
+)
 from piebald.errors import Declined, SettingError
 from piebald.model_spec import ModelSpec
 from piebald.parameters import nbytes
 from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed
-from piebald.privacy.secure_aggregation.key_queries import MASKED, SENDERS, known_graph, partners_among
+from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
+from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
 from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 from piebald.scheduling.base import Scheduler, round_kind
+from piebald.sharing.base import Sharing
 from piebald.training.base import KeepsServerVectors, Trainer
 from piebald.transforms.base import MaskingTransform
 from piebald.transforms.compression import SendsSameNumbers, WireContext
@@ -118,6 +129,12 @@ class SecureAggregation(MaskingTransform):
             return (
                 f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with "
                 f"any client that arrives: choose scheduling = 'synchronous'{late}"
+            )
+        sharing = recipe.sharing
+        if not isinstance(sharing, Sharing) or type(sharing).initial_private is not Sharing.initial_private:
+            return (
+                f"{sharing.kind} lets each client begin with other numbers, and secure_aggregation sums only what "
+                "all clients were shown alike: choose another sharing, or drop it"
             )
         if recipe.training.kind == "adaptive_frequency":
             return (
@@ -266,14 +283,16 @@ class SecureAggregation(MaskingTransform):
         partners, held = partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
         if missing := [one for one in partners if one not in held]:
             raise Declined(f"there is no share from client {missing[0]}, who is said to have sent shares")
-        vector = self.encode(update, len(graph.members), rounding_seed(root, graph))
-        digest = hashlib.blake2b(vector.tobytes() + str(senders).encode(), digest_size=masks.KEY).digest()
+        vector = self.encode(update, len(graph.members), rounding_seed(task_digest(task), secrets.client))
+        shown = shown_to(task, secrets)
+        digest = hashlib.blake2b(vector.tobytes() + shown + str(senders).encode(), digest_size=masks.KEY).digest()
         if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
         keep_shares(secrets, {one: held[one] for one in partners})
-        secrets.kept.update({MASKED: rows([digest], masks.KEY), SENDERS: numbers(senders)})
+        secrets.kept.update({MASKED: rows([digest], masks.KEY), DIGEST: rows([shown], masks.KEY)})
+        secrets.kept[SENDERS] = numbers(senders)
         private, own = masks.private_key(root, "masks"), own_seed(root, graph)
-        seeds = {other: pair_seed(private, graph, secrets.client, other) for other in partners}
+        seeds = {other: pair_seed(private, graph, shown, secrets.client, other) for other in partners}
         above = [seed for other, seed in seeds.items() if other > secrets.client]
         below = [seed for other, seed in seeds.items() if other < secrets.client]
         masks.add_masks(vector, [own, *above], below)

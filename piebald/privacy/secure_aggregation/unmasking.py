@@ -2,23 +2,25 @@
 
 A server that shows clients different lists of survivors could collect shares of a client's own mask from some and of
 its pairwise masks from others.  So clients first sign the list that they were shown, together with the list of those
-who sent shares, and give shares only for lists that a quorum has signed (the consistency check of Bonawitz et al. 2017,
-figure 4, for active adversaries).  Of n clients q sign; each honest one signs once, so two lists can both have a quorum
-only where at least 2 q - n clients collude with the server.
+who sent shares and the digest of all else that they were shown, and give shares only for what a quorum has signed (the
+consistency check of Bonawitz et al. 2017, figure 4, for active adversaries).
+Of n clients q sign; each honest one signs once, so two lists can both have a quorum only where at least 2 q - n clients
+collude with the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets
 from piebald.errors import Declined
-from piebald.privacy.secure_aggregation import shamir
+from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_material import own_shares, root_of, survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import (
+    DIGEST,
     MASKED,
     SENDERS,
     SHARES,
@@ -38,18 +40,22 @@ CONFIRMED, OPENED = "confirmed", "opened"  # what a client keeps, besides
 
 
 class ConfirmSurvivors(KeyQuery):
-    """A client hears whose masked updates arrived, and signs that list with the list of those who sent shares."""
+    """A client hears whose masked updates arrived, and signs that list, that of those who sent shares, and a digest.
 
-    answers: ClassVar = {SIGNED: SIGNATURE}
+    The digest is of what it was shown when it masked.  It is told besides, so that others can say who was shown
+    something else.
+    """
+
+    answers: ClassVar = {SIGNED: SIGNATURE, DIGEST: masks.KEY}
     alone = True
 
     def reply(
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
     ) -> Mapping[str, Tensor]:
-        graph, survivors, senders = _arrived(vectors, secrets, masking)
-        secrets.kept[CONFIRMED] = numbers(survivors)
-        signature = secrets.signer.sign(survivor_claim(graph, senders, survivors))
-        return {SIGNED: rows([signature], SIGNATURE)}
+        arrival = _arrived(vectors, secrets, masking)
+        secrets.kept[CONFIRMED] = numbers(arrival.survivors)
+        signature = secrets.signer.sign(arrival.claim(arrival.shown))
+        return {SIGNED: rows([signature], SIGNATURE), DIGEST: rows([arrival.shown], masks.KEY)}
 
 
 class Unmasking(KeyQuery):
@@ -69,19 +75,32 @@ class Unmasking(KeyQuery):
             if clients_in(kept[OPENED]) != clients_in(vectors.get(SURVIVORS)):
                 raise Declined("this sum was opened already, for another list of survivors")
             return {SHARES: kept[SHARES]}  # the first answer may have been lost
-        graph, survivors, senders = _arrived(vectors, secrets, masking)
-        _check_quorum(vectors, graph, survivors, survivor_claim(graph, senders, survivors), secrets)
-        given = _shares(graph, survivors, senders, secrets)
+        arrival = _arrived(vectors, secrets, masking)
+        _check_quorum(vectors, arrival, secrets)
+        given = _shares(arrival, secrets)
         context = kept[CONTEXT]
         kept.clear()  # the root, too: nobody can open this client's boxes later
-        kept.update({CONTEXT: context, OPENED: numbers(survivors), SHARES: given})
+        kept.update({CONTEXT: context, OPENED: numbers(arrival.survivors), SHARES: given})
         return {SHARES: given}
 
 
-def _arrived(
-    vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
-) -> tuple[MaskingGraph, list[int], list[int]]:
-    """The graph, the survivors in a question, and those who sent shares as this client was told.
+class _Arrival(NamedTuple):
+    """Who is in a sum, as one client was told: the graph, who sent shares, whose masked updates arrived; and the digest
+    of what this client was shown.
+    """
+
+    graph: MaskingGraph
+    senders: list[int]
+    survivors: list[int]
+    shown: bytes
+
+    def claim(self, shown: bytes) -> bytes:
+        """What a client signs that was shown this."""
+        return survivor_claim(self.graph, shown, self.senders, self.survivors)
+
+
+def _arrived(vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform) -> _Arrival:
+    """What a question about survivors is about.
 
     Raises:
         Declined: nothing is masked yet, or the survivors' sum must not be opened, or it signed another list.
@@ -95,26 +114,40 @@ def _arrived(
     graph.check_survivors(survivors, max(over_graph(masking).least, secrets.demands.least))
     if CONFIRMED in secrets.kept and clients_in(secrets.kept[CONFIRMED]) != survivors:
         raise Declined("another list of survivors was signed already")
-    return graph, survivors, senders
+    return _Arrival(graph, senders, survivors, texts(secrets.kept.get(DIGEST), masks.KEY)[0])
 
 
-def _check_quorum(
-    vectors: Mapping[str, Tensor], graph: MaskingGraph, survivors: list[int], claim: bytes, secrets: ClientSecrets
-) -> None:
-    """Refuse a list of survivors that too few have signed; a wrong signature does not count."""
+def _check_quorum(vectors: Mapping[str, Tensor], arrival: _Arrival, secrets: ClientSecrets) -> None:
+    """Refuse what too few survivors have signed, or what one of them was shown otherwise.
+
+    A wrong signature does not count and stops nobody.
+    """
     signers, signed = clients_in(vectors.get(SIGNERS)), texts(vectors.get(SIGNED), SIGNATURE)
-    if len(signers) != len(signed) or not {*signers} <= {*survivors}:
+    shown = texts(vectors[DIGEST], masks.KEY) if DIGEST in vectors else [arrival.shown] * len(signers)
+    if not len(signers) == len(signed) == len(shown) or not {*signers} <= {*arrival.survivors}:
         raise Declined("the signatures are not those of survivors")
-    found = sum(secrets.signer.check(*one) for one in zip(signers, [claim] * len(signers), signed, strict=True))
-    if found < graph.quorum:
-        raise Declined(f"{found} survivors have signed this list of survivors, it takes {graph.quorum}")
+    agreeing = 0
+    for client, signature, theirs in zip(signers, signed, shown, strict=True):
+        if not secrets.signer.check(client, arrival.claim(theirs), signature):
+            continue
+        if theirs != arrival.shown:
+            raise Declined(
+                f"{secrets.signer.name(client)} has signed that the server showed it something else than this site: "
+                "other terms, another model or another question"
+            )
+        agreeing += 1
+    if agreeing < arrival.graph.quorum:
+        raise Declined(
+            f"{agreeing} survivors have signed this list of survivors, it takes {arrival.graph.quorum}: others did not "
+            "sign, or were shown something else than this site"
+        )
 
 
-def _shares(graph: MaskingGraph, survivors: list[int], senders: list[int], secrets: ClientSecrets) -> Tensor:
+def _shares(arrival: _Arrival, secrets: ClientSecrets) -> Tensor:
     """A share for the client itself and for each client that it masked with, in order of their numbers."""
-    client, there = secrets.client, {*survivors}
+    client, graph, there = secrets.client, arrival.graph, {*arrival.survivors}
     given = {client: own_shares("self", graph, client, root_of(secrets))[graph.place(client)]}
     held = held_shares(secrets)
-    for sender in partners_among(senders, graph, client):
+    for sender in partners_among(arrival.senders, graph, client):
         given[sender] = held[sender][shamir.BYTES :] if sender in there else held[sender][: shamir.BYTES]
     return rows([given[one] for one in sorted(given)], shamir.BYTES)

@@ -57,6 +57,15 @@ def answering(started: StartedTask) -> None:
     log.debug("query %(task)d of step %(step)d: answering %(query)s", about)
 
 
+def declined(started: StartedTask, failure: str | None) -> None:
+    """A question about the keys of a sum ended, perhaps without an answer: somebody may have lied."""
+    if failure is not None:
+        log.warning(
+            "task %(task)d of step %(step)d: this site does not help to open the sum: %(why)s",
+            {"event": "declined", **_numbers(started.task), "why": failure},
+        )
+
+
 def sent(delivery: Delivery, seconds: float) -> None:
     """The server has a result."""
     size = len(delivery.body)

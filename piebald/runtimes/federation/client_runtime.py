@@ -252,7 +252,7 @@ class FederationClient:
             prepared = self._prepare(terms) if consent is None else None
             refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
             if prepared is not None and not refused:
-                runner = self._runner_for(prepared, terms, welcome.run)
+                runner = self._runner_for(prepared, terms, welcome)
                 rows = runner.stated_rows
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
@@ -286,12 +286,11 @@ class FederationClient:
         else:
             self.session.carry_over(lineage, runner.state_form)
 
-    def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], run: str) -> TaskRunner:
-        folder = self.credentials.folder
-        signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
-        return TaskRunner(
-            prepared, self._policy, self._device, signer, self._policy.ledger(folder / "state" / "ledger")
-        )
+    def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], welcome: Welcome) -> TaskRunner:
+        folder, masks = self.credentials.folder, prepared.work.masking is not None
+        signer = CertificateSigner(folder, terms["sites"], welcome.run, welcome.terms) if masks else None
+        ledger = self._policy.ledger(folder / "state" / "ledger")
+        return TaskRunner(prepared, self._policy, self._device, signer, ledger, welcome.terms)
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
         return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
@@ -348,6 +347,7 @@ class FederationClient:
             if isinstance(task.query, KeyQuery):
                 with self._secrets:
                     update, failure = started.runner.answer_key_query(task, started.store)
+                client_log.declined(started, failure)
             else:
                 update, failure = self._answered(task, started)
             self.session.finish_query(task, pack_update(update, failure))

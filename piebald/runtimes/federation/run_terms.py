@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from piebald import plugins, pytree
 from piebald.client_work import ClientWork
 from piebald.component import build
-from piebald.contracts import OwnChoice, Query
+from piebald.contracts import OwnChoice, Query, shown_digest
 from piebald.errors import SettingError
 from piebald.models import PretrainedNetwork
 from piebald.own_models import own_pattern
@@ -49,21 +49,23 @@ class OwnTerms(BaseModel):
     """What the terms of a run say of a model that some clients have in place of the run's.
 
     Attributes:
-        private, layout, frozen, weights: as in `RunTerms`.
+        private, begins, layout, frozen, weights: as in `RunTerms`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     private: list[str]
+    begins: str = ""
     layout: list[tuple[str, list[int]]]
     frozen: str = ""
     weights: str = ""
 
     @classmethod
-    def of(cls, model: nn.Module, layout: Layout) -> OwnTerms:
-        """Those of a model."""
+    def of(cls, model: nn.Module, layout: Layout, initial: Tensor) -> OwnTerms:
+        """Those of a model that starts from `initial` [p]."""
         return cls(
             private=sorted(layout.private),
+            begins=private_digest(initial[layout.shared :]) if layout.private else "",
             layout=[(slot.name, list(slot.shape)) for slot in layout.slots],
             frozen=frozen_digest(model),
             weights=model.source.described if isinstance(model, PretrainedNetwork) else "",
@@ -82,6 +84,7 @@ class RunTerms(BaseModel):
         own_query: what each update answers about its own model, as a table, None for nothing.
         choice: how a site chooses its model when the run has ended, as a table, None where it takes what it is given.
         private: names of the tensors that stay at the client.
+        begins: digest of the numbers that they begin with, which a site's first task brings; "" where there are none.
         layout: names and shapes of the model's tensors, in order.
         frozen: digest of the model's frozen parameters, which no message carries; "" where it has none.
         weights: name and revision of the weights that it begins with, "" where it has none.
@@ -108,6 +111,7 @@ class RunTerms(BaseModel):
     own_query: dict[str, Any] | None = None
     choice: dict[str, Any] | None = None
     private: list[str]
+    begins: str = ""
     layout: list[tuple[str, list[int]]]
     frozen: str = ""
     weights: str = ""
@@ -222,6 +226,11 @@ class RunTerms(BaseModel):
         return made
 
 
+def private_digest(numbers: Tensor) -> str:
+    """The digest of the private numbers [p - s] that clients begin with."""
+    return shown_digest("private", {"numbers": numbers}).hex()
+
+
 def terms(
     work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
     classes: Sequence[str] | None = None, lineage: str | None = None,
@@ -239,8 +248,8 @@ def terms(
         transforms=[transform.table() for transform in work.transforms],
         own_query=None if work.own_query is None else work.own_query.table(),
         choice=None if work.choice is None else work.choice.table(),
-        **dict(OwnTerms.of(work.model, work.layout)),
-        own_models=[OwnTerms.of(one.model, one.layout) for one in others],
+        **dict(OwnTerms.of(work.model, work.layout, work.initial)),
+        own_models=[OwnTerms.of(one.model, one.layout, one.initial) for one in others],
         numbers=list(owns.numbers) if owns is not None and others else [],
         public_rows=work.public_digest,
         objective=work.objective.name,

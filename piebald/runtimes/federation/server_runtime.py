@@ -172,7 +172,7 @@ class FederationServer:
         """See `contracts.ChecksSignatures`."""
         if self._signatures is None:  # a resumed run has its own number again by now
             names = [member.name for member in self.shared.members]
-            self._signatures = SignatureCheck(self.credentials.folder, names, self.shared.run)
+            self._signatures = SignatureCheck(self.credentials.folder, names, self.shared.run, self.shared.terms)
         return self._signatures.check(client, text, signature)
 
     def dismiss(self) -> None:

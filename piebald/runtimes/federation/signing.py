@@ -31,15 +31,16 @@ class SignatureCheck:
         folder: the credentials of a party.
         sites: the site of each client, by number.
         run: the run, outside of which signatures are not valid.
+        terms: digest of its terms, likewise.
 
     Raises:
         SettingError: a site is named twice, so that it could sign for several clients.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str], run: str) -> None:
+    def __init__(self, folder: Path, sites: Sequence[str], run: str, terms: str = "") -> None:
         if len({*sites}) < len(sites):
             raise SettingError("the server names one site for several clients")
-        self._sites, self._run = list(sites), run.encode()
+        self._sites, self._about = list(sites), [run.encode(), terms.encode()]
         self._authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
 
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
@@ -56,6 +57,10 @@ class SignatureCheck:
             return False
         return True
 
+    def name(self, client: int) -> str:
+        """A client in words: its number, and its site."""
+        return f"client {client} ({self._sites[client]})" if client < len(self._sites) else f"client {client}"
+
     def _is_of(self, certificate: x509.Certificate, client: int) -> bool:
         """Whether a certificate is that of a client's site, was issued by this authority and is valid today."""
         certificate.verify_directly_issued_by(self._authority)
@@ -66,7 +71,8 @@ class SignatureCheck:
         return today and known and ExtendedKeyUsageOID.CLIENT_AUTH in use
 
     def _message(self, text: bytes) -> bytes:
-        return b"piebald: keys of a secure aggregation\0" + struct.pack("<I", len(self._run)) + self._run + text
+        about = b"".join(struct.pack("<I", len(part)) + part for part in self._about)
+        return b"piebald: keys of a secure aggregation\0" + about + text
 
 
 class CertificateSigner(SignatureCheck):
@@ -75,8 +81,8 @@ class CertificateSigner(SignatureCheck):
     Args, errors: as of `SignatureCheck`; the credentials are the site's.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[str], run: str) -> None:
-        super().__init__(folder, sites, run)
+    def __init__(self, folder: Path, sites: Sequence[str], run: str, terms: str = "") -> None:
+        super().__init__(folder, sites, run, terms)
         self._folder = folder
         self._key, self._certificate = _identity(folder)
 

@@ -26,6 +26,7 @@ from piebald.runtimes.engines.stack import PRIVATE, ClientStack
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.examined_models import ExaminedModels
 from piebald.runtimes.federation.policy import Policy, declared_vectors, rows_read
+from piebald.runtimes.federation.run_terms import private_digest
 from piebald.runtimes.federation.work_limits import TaskClock
 from piebald.transforms.gaussian import Gaussian
 
@@ -40,11 +41,13 @@ class SiteClient:
         work: the model, the trainer and the transforms; with clients' models where a task may be about any of them.
         clients: all clients' names, and this site's rows alone.
         client: this site's client number.
+        begins: digest of the private numbers that a first task may bring where updates are masked, see `RunTerms`.
     """
 
     work: ClientWork
     clients: Clients
     client: int
+    begins: str = ""
 
 
 class TaskRunner:
@@ -56,6 +59,7 @@ class TaskRunner:
         device: where it computes.
         signer: signs the site's keys of secure aggregation, and checks those of other sites.
         ledger: counts what noisy answers spend of the policy's budget; without it there are none.
+        terms: digest of the run's terms as they came.
 
     Attributes:
         work: with the client's own model.
@@ -71,13 +75,14 @@ class TaskRunner:
         device: str,
         signer: Signer | None = None,
         ledger: Ledger | None = None,
+        terms: str = "",
     ) -> None:
         work = prepared.work
         self._clock = TaskClock(policy.work.seconds)
         work = replace(work, model=self._clock.watched(work.model))
         self.every, work = work, work.of(prepared.client)
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
-        self._ledger = ledger
+        self._ledger, self._terms, self._begins = ledger, terms, prepared.begins
         splits: tuple[Split, ...] = ("train", "validation", "test")
         self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in splits}
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
@@ -129,6 +134,8 @@ class TaskRunner:
             )
             if refused is not None:
                 return None, refused, None
+        elif (refused := self._private_reason(task, state)) is not None:
+            return None, refused, None
         engine: Engine = self._training_engine if query is None else self._query_engine
         try:
             with self._clock.task():
@@ -150,6 +157,16 @@ class TaskRunner:
         if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
             return update, None, None
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
+
+    def _private_reason(self, task: Task, state: Mapping[str, Tensor] | None) -> str | None:
+        """Why private numbers that came are not begun with, or None.
+
+        What the server alone chooses for each client could make the updates of all but one of a sum known.
+        """
+        private = task.vectors.get(PRIVATE) if state is None and self.work.masking is not None else None
+        if private is None or private_digest(private) == self._begins:
+            return None
+        return "the private numbers that came are not those of the run's terms, with which all clients of a sum begin"
 
     def _told_reason(self, query: Query) -> str | None:
         """Why a question is not answered after an earlier one, or None."""
@@ -194,7 +211,7 @@ class TaskRunner:
         if self._signer is None:
             return None, "this run masks nothing"
         demands = self._policy.sum_demands
-        own = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands)
+        own = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands, self._terms)
         try:
             outcome = act(own)
         except Exception as error:  # the site goes on, whatever the server sends
