@@ -38,6 +38,9 @@ class BatchStatistics(Query):
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"buffers": (spec.layout.shared - spec.layout.shared_trained,)}, (), rows["train"], 0)
 
+    def most_asked(self, hides: bool) -> int:
+        return 1 if hides else 100
+
     def fewest_rows(self, answer: Update) -> int | None:
         return answer.examples or None
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -290,8 +291,9 @@ class FederationClient:
         folder = self.credentials.folder
         signer = CertificateSigner(folder, terms["sites"], run) if prepared.work.masking else None
         return TaskRunner(
-            prepared, self._policy, self._device, signer, self._policy.ledger(folder / "state" / "ledger")
-        )
+            prepared, self._policy, self._device, signer, self._policy.ledger(folder / "state" / "ledger"),
+            prepared.questions(folder), lambda: self._updates.sent, partial(self._audit.write, "asked", run=run),
+        )  # fmt: skip
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
         return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
@@ -371,6 +373,7 @@ class FederationClient:
             "version": __version__,
             **self.session.status(),
             "updates": self._updates.sent,
+            "questions": None if self.session.runner is None else self.session.runner.questions.summary or None,
             "heard": self._heard or None,
             "sent": self._link.sent[SERVER],
             "received": self._link.received[SERVER],
