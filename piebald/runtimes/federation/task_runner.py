@@ -66,8 +66,22 @@ class SiteClient:
         Raises:
             SettingError: it cannot be read.
         """
-        folders = [credentials / "state", *([] if self.place is None else [self.place / FOLDER])]
-        return QuestionLedger(rows_of(self.clients, self.client) if self.records is None else self.records, folders)
+        return questions_about(self.clients, self.client, self.records, credentials / "state", self.place)
+
+
+def questions_about(
+    clients: Clients, client: int, records: Records | None, state: Path, place: Path | None
+) -> QuestionLedger:
+    """The count of what is asked about a client's rows; arguments are those of `SiteClient`.
+
+    Args:
+        state: what the site keeps, in its credentials.
+
+    Raises:
+        SettingError: it cannot be read.
+    """
+    folders = [state, *([] if place is None else [place / FOLDER])]
+    return QuestionLedger(rows_of(clients, client) if records is None else records, folders)
 
 
 def rows_of(clients: Clients, client: int) -> Records:
