@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,15 +74,29 @@ def asked(
         raise SettingError(f"{what} are of rows as sites have them, and extractor changes them: leave it out")
     settings = settings.as_in_the_source()
     plan = settings.plan()
-    # what the terms say of training is that of the file's recipe, by whose name sites take part
-    own = next(iter(plan.recipes.values()))
-    recipe = fedavg().with_(training=own.training, sharing=own.sharing, transforms=tuple(masks))
+    recipes = tuple(plan.recipes.values())
+    recipe = _asking(recipes[0], tuple(masks))
+    if recipe is None:
+        recipe = fedavg().with_(transforms=tuple(masks))
+        settings = AskedExperiment.load(file, [*chosen, "recipe={ name = 'fedavg' }"]).as_in_the_source()
+        plan = settings.plan()
     ready = prepare(recipe, plan.clients, plan.model, Options(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(one.stated() for one in questions(settings, ready.clients))
     runtime = ready.runtime.open(replace(ready.work, questions=stated), ready.clients)
     try:
-        yield Asked(settings, runtime, ready.work, ready.clients, tuple(plan.recipes.values()))
+        yield Asked(settings, runtime, ready.work, ready.clients, recipes)
         if isinstance(runtime, DismissesSites):
             runtime.dismiss()
     finally:
         runtime.close()
+
+
+def _asking(own: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
+    """The recipe of a file under whose name sites are asked: it trains as that one, so that its terms say so, and has
+    these masks; None where it does not go with them.
+    """
+    with suppress(SettingError):
+        return fedavg().with_(training=own.training, sharing=own.sharing, transforms=masks)
+    with suppress(SettingError):
+        return own.with_(transforms=masks)
+    return None

@@ -22,17 +22,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
+from piebald.asked_experiment import asked
 from piebald.boosting.settings import TreeSettings
+from piebald.cli.statistics import site_flags
 from piebald.contracts import Task
 from piebald.errors import SettingError
 from piebald.models import Logistic
 from piebald.number_order import keys_of
 from piebald.partition import clients_from
 from piebald.prepare import Options, prepare
+from piebald.privacy import SecureAggregation
 from piebald.privacy.question_ledger import FILE, FOLDER, OverLimit, QuestionLedger, as_records
 from piebald.queries import Confusion, Evaluate
 from piebald.queries.statistics import StatisticsQuery
 from piebald.queries.trees import TreeScoresQuery
+from piebald.server.client_queries import ClientQueries
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
@@ -50,6 +54,16 @@ Y = (X[:, 0] > 0).astype(np.int64)
 CLIENTS = clients_from({name: (X[k::3], Y[k::3]) for k, name in enumerate("abc")}, test=0.4, validation=0.1)
 PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), Options(seed=1))
 MODEL = PLAN.work.initial[: PLAN.work.layout.shared]
+
+
+def pending(process: subprocess.Popen[bytes], folder: Path) -> dict[str, Any]:
+    """What waits at a site, once something does."""
+
+    def waiting() -> Any:
+        assert process.poll() is None, process.communicate()
+        return consent.pending(folder)
+
+    return until(waiting)  # type: ignore[no-any-return]
 
 
 def records(*rows: int) -> Any:
@@ -285,7 +299,7 @@ class Federation:
         self.file.write_text(
             "data = { name = 'digits' }\nmodel = { name = 'logistic' }\nrounds = 1\n"
             "recipe = { name = 'fedavg', lr = 0.05 }\n"
-            "partition = { kind = 'sites', inputs = [2], classes = ['0', '1'] }\n"
+            "partition = { kind = 'sites', clients = 'any', inputs = [2], classes = ['0', '1'] }\n"
         )
         for site in "abc":
             settings = self.credentials / site / "site.toml"
@@ -337,16 +351,16 @@ def test_an_approval_is_of_one_question(tmp_path: Path, rows: Path, opened: list
     folders = [made.credentials / site for site in "abc"]
     process = made.ask(9.0)
     for folder in folders:
-        waiting = until(lambda folder=folder: consent.pending(folder))  # type: ignore[misc]
+        waiting = pending(process, folder)
         assert [one["kind"] for one in waiting["questions"]] == ["statistics", "statistics"]
         consent.approve(folder, waiting["terms"])
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert made.told(9.0)[1] == (output + errors).decode()  # approved once, and the same question
+    assert made.told(9.0)[1].startswith(output.decode())  # approved once, and the same question
     process = made.ask(9.1)
     try:
-        waiting = [until(lambda folder=folder: consent.pending(folder)) for folder in folders]  # type: ignore[misc]
-        assert all(one["terms"] not in consent.approved(folder) for one, folder in zip(waiting, folders, strict=True))
+        for folder in folders:
+            assert pending(process, folder)["terms"] not in consent.approved(folder)
         assert process.poll() is None  # it waits, and nobody answers
     finally:
         process.kill()
@@ -389,3 +403,26 @@ def test_new_runs_credentials_and_processes_have_one_count(
     ).stdout.decode()
     assert "statistics: counts 1 of 1" in " ".join(said.split())
     assert FOLDER in said
+
+
+@pytest.mark.full
+def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
+    tmp_path: Path, rows: Path, opened: list[Federation]
+) -> None:
+    """A server that lies about versions, too: one row's place is to be found between 58 thresholds."""
+    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    opened.append(made := Federation(tmp_path, "queries = ['masked_tree_sums', 'tree_scores']", rows))
+    server, masks = made.credentials / "server", (SecureAggregation(bits=64),)
+    query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))
+    with asked(made.file, site_flags(made.file, None, server), server, "trees", masks, lambda *_: []) as lying:
+        model = lying.spec.initial[: lying.spec.layout.shared]
+        queries = ClientQueries(lying.runtime, lying.spec)
+        tasks = [
+            Task(k, 0, k, {"model": model, "forest": counting_box(0, float(edge))}, query)
+            for k, edge in enumerate(np.linspace(-1, 1, 58))
+        ]
+        answers = [queries.ask([task], task.version)[0] for task in tasks]
+    given = [one for one in answers if one is not None]
+    assert len(given) == 10
+    assert all(one.metrics.keys() == {"accuracy", "auc"} for one in given)
+    assert len({one.metrics["accuracy"] * one.examples % 1 for one in given}) == 10  # no counts of rows
