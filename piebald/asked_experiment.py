@@ -75,14 +75,14 @@ def asked(
     settings = settings.as_in_the_source()
     plan = settings.plan()
     recipes = tuple(plan.recipes.values())
-    recipe = _asking(recipes[0], tuple(masks))
+    recipe = asking_recipe(recipes[0], tuple(masks))
     if recipe is None:
         recipe = fedavg().with_(transforms=tuple(masks))
         settings = AskedExperiment.load(file, [*chosen, "recipe={ name = 'fedavg' }"]).as_in_the_source()
         plan = settings.plan()
     ready = prepare(recipe, plan.clients, plan.model, Options(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(one.stated() for one in questions(settings, ready.clients))
-    runtime = ready.runtime.open(replace(ready.work, questions=stated), ready.clients)
+    runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:
         yield Asked(settings, runtime, ready.work, ready.clients, recipes)
         if isinstance(runtime, DismissesSites):
@@ -91,7 +91,7 @@ def asked(
         runtime.close()
 
 
-def _asking(own: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
+def asking_recipe(own: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
     """The recipe of a file under whose name sites are asked: it trains as that one, so that its terms say so, and has
     these masks; None where it does not go with them.
     """

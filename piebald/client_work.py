@@ -42,6 +42,7 @@ class ClientWork(ModelSpec):
         choice: how each client chooses its model when the run has ended, or None where it takes what it is given.
         own_models: the models of clients that have another one than the run's, or None where nobody has.
         questions: what clients are asked besides training, as far as it is known before (`Query.stated`).
+        trains: whether clients train at all.
     """
 
     trainer: Trainer
@@ -50,6 +51,7 @@ class ClientWork(ModelSpec):
     choice: OwnChoice | None = None
     own_models: OwnModels | None = None
     questions: tuple[Mapping[str, Any], ...] = ()
+    trains: bool = True
 
     def number(self, client: int) -> int | None:
         """The number of a client's model among those that clients have, None for the run's."""

@@ -253,7 +253,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
     work = ClientWork(
         module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
         terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
-        questions=tuple(terms.questions),
+        questions=tuple(terms.questions), trains=terms.trains,
     )  # fmt: skip
     if isinstance(trainer, GivesOwnModels):
         work = replace(work, own_models=trainer.own_models(work))

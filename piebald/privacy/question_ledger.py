@@ -24,6 +24,7 @@ from piebald.private_files import held_alone, write_private
 FILE = "questions.json"
 FOLDER = ".piebald"  # beside rows, for the copy of the count that goes with them
 Records = NDArray[np.uint64]  # digests of rows, each once, increasing
+SAME = 0.9  # share of rows in common from which those of two names are one set: rows of few categories repeat elsewhere
 MOST_RECORDS = 1 << 20  # of a set of rows that are compared with others: the smallest ones, the same in all sets
 
 log = logging.getLogger("piebald.federation")
@@ -43,6 +44,7 @@ class Asked(NamedTuple):
         most: how many of its kind were allowed.
         model: digest of the model that it brought, "" for none.
         updates: how many updates the client had sent by then.
+        site: whose rows they were.
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Asked(NamedTuple):
     most: int
     model: str = ""
     updates: int = 0
+    site: str = ""
 
 
 class _Record(BaseModel):
@@ -78,18 +81,19 @@ class QuestionLedger:
     """Counts questions about rows before they are answered, so that a crash counts one too many, never too few.
 
     Rows are known by what they hold: it is the same set under whatever name, at whatever site and in whatever run, and
-    what was asked about a set counts for each set that shares a row with it.  The same question about the same rows has
-    the same answer and counts once.
+    what was asked about a set counts for each set of the same site that shares a row with it, and for the same set, or
+    nearly, of a site with another name.  The same question about the same rows has the same answer and counts once.
 
     Args:
         records: of the rows.
         folders: where the count is kept, each a whole copy: the first one must be there, the others where they can be
             written.  None keeps it in memory.
+        site: name of whoever has the rows.
     """
 
-    def __init__(self, records: Records, folders: Sequence[Path] = ()) -> None:
-        self._records, self._folders = records[:MOST_RECORDS], list(folders)
-        self._alike: dict[str, bool] = {}  # which other sets share a row with this one
+    def __init__(self, records: Records, folders: Sequence[Path] = (), site: str = "") -> None:
+        self._records, self._folders, self._site = records[:MOST_RECORDS], list(folders), site
+        self._shared: dict[str, float] = {}  # the share of rows in common with other sets, of the smaller one
         self._secret, self._asked = secrets.token_hex(32), list[Asked]()
         self._read()
 
@@ -142,7 +146,7 @@ class QuestionLedger:
                 raise OverLimit(
                     f"this site examines {most_models:,} models between two updates of its own, and no more"
                 )
-            asked = [*self._asked, Asked(kind, question, self.rows, most, model, updates)]
+            asked = [*self._asked, Asked(kind, question, self.rows, most, model, updates, self._site)]
             self._write(asked)
             self._asked = asked
         return True
@@ -154,20 +158,22 @@ class QuestionLedger:
 
     def _about(self) -> list[Asked]:
         """What was asked about these rows, or some of them."""
-        return [one for one in self._asked if self._shares(one.rows)]
+        return [
+            one
+            for one in self._asked
+            if self._share(one.rows) >= (SAME if one.site != self._site else np.finfo(float).tiny)
+        ]
 
-    def _shares(self, rows: str) -> bool:
-        """Whether a set has a row of this one; one that is not known any more counts as if it had."""
+    def _share(self, rows: str) -> float:
+        """The share of a set's rows that are in this one, of the smaller one; all of one that is not known any more."""
         if rows == self.rows or not self._folders:
-            return rows == self.rows
-        if rows not in self._alike:
-            self._alike[rows] = True
-            for path in (folder / f"rows-{rows}" for folder in self._folders):
-                if path.exists():
-                    others = np.fromfile(path, dtype="<u8")
-                    self._alike[rows] = bool(np.isin(self._records, others, assume_unique=True).any())
-                    break
-        return self._alike[rows]
+            return float(rows == self.rows)
+        if rows not in self._shared:
+            path = next(filter(Path.exists, (folder / f"rows-{rows}" for folder in self._folders)), None)
+            others = self._records if path is None else np.fromfile(path, dtype="<u8")
+            common = np.isin(self._records, others, assume_unique=True).sum()
+            self._shared[rows] = float(common / max(min(len(others), len(self._records)), 1))
+        return self._shared[rows]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ scored forests of its own choice read a row in 58 questions.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -22,11 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.asked_experiment import asked
+from piebald.asked_experiment import asked, asking_recipe
 from piebald.boosting.settings import TreeSettings
 from piebald.cli.statistics import site_flags
 from piebald.contracts import Task
-from piebald.errors import SettingError
+from piebald.errors import PiebaldError, SettingError
+from piebald.federated_statistics.exact_at_sites import stated_questions, statistics_at_sites
+from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.models import Logistic
 from piebald.number_order import keys_of
 from piebald.partition import clients_from
@@ -47,6 +50,7 @@ from piebald.runtimes.federation.policy import UNTRAINED, Policy
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner, rows_of
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until
+from tests.statistics.sites import InProcess
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
@@ -107,6 +111,14 @@ def test_sets_that_share_a_row_count_as_one(tmp_path_factory: pytest.TempPathFac
             further.spend("statistics", "q1", 1)
     else:
         assert further.spend("statistics", "q1", 1) == (one != other)
+
+
+@pytest.mark.parametrize(("common", "one"), [(9, True), (8, False), (10, True)])
+def test_another_name_takes_no_site_out_of_the_count(common: int, one: bool, tmp_path: Path) -> None:
+    """Rows of few categories repeat at other sites, whose tables may lie in the same folder."""
+    QuestionLedger(records(*range(10)), [tmp_path], "north").spend("statistics", "q1", 1)
+    other = QuestionLedger(records(*range(10 - common, 20 - common)), [tmp_path], "south")
+    assert other.counts == ({"statistics": 1} if one else {})
 
 
 def _spend(folder: Path, who: int) -> None:
@@ -250,6 +262,45 @@ def test_versions_that_a_server_invents_are_not_believed_for_ever() -> None:
         assert sum(one is not None for one in answers) == examined * UNTRAINED
         assert ask(where, None)[0] is not None  # it has trained: there may be a new version
         assert ask(where, Evaluate(), MODEL + 1000, version=1000)[0] is not None
+
+
+def test_an_approved_run_answers_what_its_terms_name_and_nothing_else() -> None:
+    policy = Policy(queries=["statistics", "evaluate"], accept=["ask"])
+    asking = dataclasses.replace(PLAN.work, questions=(json.loads(json.dumps(thresholds(0.0).stated())),), trains=False)
+    where = TaskRunner(SiteClient(asking, CLIENTS, 0), policy, "cpu")
+    assert ask(where, thresholds(0.0))[1] is None
+    for other in (thresholds(0.1), StatisticsQuery(), Evaluate(), Evaluate(split="train")):
+        assert "with these arguments: the run's terms do not name them" in ask(where, other)[1]
+    assert ask(where, None) == (None, "the run's terms say that nothing is trained")
+    training = TaskRunner(SiteClient(PLAN.work, CLIENTS, 0), policy, "cpu")
+    assert ask(training, Evaluate())[1] is None
+    assert "do not name them" in ask(training, Evaluate(split="train"))[1]
+    assert "do not name them" in ask(training, thresholds(0.0))[1]
+
+
+@pytest.mark.parametrize("quantiles", [(), (0.5,)])
+def test_terms_name_the_questions_that_are_asked(quantiles: tuple[float, ...]) -> None:
+    """Statistics with bins and bounds at a site that answers what it has approved."""
+    bounds: dict[str, Any] = {name: (-9.0, 9.0) for name in ("x0", "x1", "x2")}
+    wanted = wanted_of_numbers(quantiles, 2, bounds, False)
+    stated = tuple(json.loads(json.dumps(one.stated())) for one in stated_questions(CLIENTS, wanted, None, "train"))
+    assert len(stated) == 2
+    work = dataclasses.replace(PLAN.work, questions=stated, trains=False)
+    runtime = InProcess(dataclasses.replace(PLAN, work=work), [Policy(queries=["statistics"], accept=["ask"])] * 3)
+    assert statistics_at_sites(runtime, work, CLIENTS, wanted).clients == ["a", "b", "c"]  # type: ignore[arg-type]
+    with pytest.raises(PiebaldError, match="do not name them"):
+        statistics_at_sites(runtime, work, CLIENTS, wanted, split="test")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_asked_trains_as_the_files_recipe(name: str, masked: bool) -> None:
+    """Before, sites that accept the recipe refused: its training was not that of its name."""
+    made = recipes.make(name)
+    masks = (SecureAggregation(bits=64),) if masked else ()
+    recipe = asking_recipe(made, masks)
+    assert recipe is None or recipe.training == made.training
+    assert recipe is not None or masked
 
 
 # ------------------------------------------------------------------------------------------------------- forests

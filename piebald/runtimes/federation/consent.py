@@ -49,7 +49,7 @@ class Consent:
             return f"this site accepts the recipes {', '.join(accepted) or 'of nobody'}, the run has {name[:80]!r}"
         self._waiting = digest
         about = {name: terms.get("experiment", {}).get(name) for name in _SHOWN}
-        about |= {name: terms.get(name) for name in ("training", "transforms", "questions")}
+        about |= {name: terms.get(name) for name in ("training", "transforms", "questions", "trains")}
         since = datetime.now(UTC).isoformat(timespec="seconds")
         write_private(self._folder / _PENDING, json.dumps({"terms": digest, "since": since, **about}, indent=2))
         return ""

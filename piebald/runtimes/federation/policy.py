@@ -295,7 +295,8 @@ def declared_vectors(work: ClientWork) -> tuple[str, ...]:
 def _is_stated(query: Query, work: ClientWork) -> bool:
     """Whether the run's terms name a question with its arguments, where they or a policy must name its kind."""
     named = json.loads(json.dumps(query.stated())) in work.questions
-    return named or not (query.by_name or any(one.get("kind") == query.kind for one in work.questions))
+    listed = query.by_name or not work.trains or any(one.get("kind") == query.kind for one in work.questions)
+    return named or not listed
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:

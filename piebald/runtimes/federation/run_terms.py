@@ -95,6 +95,7 @@ class RunTerms(BaseModel):
         own_models: the models of clients that have one of their own.
         numbers: of each client's model among these, None for the run's; empty where nobody has another one.
         questions: what sites are asked besides training, as far as it is known before (`Query.stated`).
+        trains: whether sites train at all.
         lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
     """
 
@@ -123,6 +124,7 @@ class RunTerms(BaseModel):
     own_models: list[OwnTerms] = []
     numbers: list[int | None] = []
     questions: list[dict[str, Any]] = []
+    trains: bool = True
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
@@ -253,6 +255,7 @@ def terms(
         clients=list(clients),
         sites=list(sites[: len(clients)]),
         questions=[dict(one) for one in work.questions],
+        trains=work.trains,
         lineage=lineage,
     )
     return json.dumps(made.model_dump(), sort_keys=True).encode()

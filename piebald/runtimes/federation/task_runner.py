@@ -81,7 +81,8 @@ def questions_about(
         SettingError: it cannot be read.
     """
     folders = [state, *([] if place is None else [place / FOLDER])]
-    return QuestionLedger(rows_of(clients, client) if records is None else records, folders)
+    own = rows_of(clients, client) if records is None else records
+    return QuestionLedger(own, folders, str(clients.names[client]))
 
 
 def rows_of(clients: Clients, client: int) -> Records:
@@ -189,6 +190,8 @@ class TaskRunner:
             The update, or the reason why there is none, and the new client state (None: unchanged).
         """
         query, asked = task.query, ""
+        if query is None and not self.work.trains:
+            return None, "the run's terms say that nothing is trained", None
         if query is not None:
             asked = self._digest(task, query, state)
             refused = (
