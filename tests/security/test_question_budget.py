@@ -415,7 +415,7 @@ def test_an_approval_is_of_one_question(tmp_path: Path, rows: Path, opened: list
         assert process.poll() is None  # it waits, and nobody answers
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.full
