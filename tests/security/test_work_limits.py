@@ -19,9 +19,11 @@ import pytest
 import torch
 
 from piebald import models
+from piebald.boosting.settings import TreeSettings
 from piebald.contracts import Task
 from piebald.deploy.site_process import SiteSettings, SiteWork
 from piebald.errors import Declined, SettingError
+from piebald.queries.trees import TreesQuery
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.run_terms import RunTerms, terms
@@ -158,3 +160,21 @@ def test_what_ends_while_it_is_ended_leaves_no_error_behind() -> None:
         with suppress(Declined):
             TaskWatch(WorkLimits(seconds=2e-3)).run(lambda: busy(2e-3))
         sum(range(10))
+
+
+def test_boosting_at_a_site_ends_at_its_limit() -> None:
+    """Before, 1,500 rounds went to their end, whatever `seconds` said."""
+    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    plan, _ = prepared(json.dumps({"name": "fedavg"}))
+    policy = Policy(queries=["trees"], work=WorkLimits(seconds=0.5))
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")
+    query = TreesQuery(ask="alone", boosting=TreeSettings(rounds=2000, max_depth=6), objective="multiclass", classes=10)
+    began = time.monotonic()
+    update, failure, _ = runner.serve(Task(1, 0, 0, {"model": plan.work.initial}, query), None)
+    assert (update, failure) == (None, "Declined at the site, whose log says more")
+    assert time.monotonic() - began < 120  # all rounds take longer
+    bounded = TaskRunner(
+        SiteClient(plan.work, plan.clients, 0), Policy(queries=["trees"], work=WorkLimits(steps=1999)), "cpu"
+    )
+    _, refused, _ = bounded.serve(Task(1, 0, 0, {"model": plan.work.initial}, query), None)
+    assert "more steps on this site's rows than the 1,999 that it allows" in str(refused)
