@@ -89,7 +89,8 @@ def _questions(work: SiteWork, rows: Check) -> list[Check]:
         return [Check("questions", False, str(error))]
     stated = ", ".join(f"{kind} at most {most}" for kind, most in work.settings.policy.questions.items())
     told = [ledger.summary or "none was answered about these rows", *([f"the policy says {stated}"] if stated else [])]
-    return [Check("questions", True, f"{'; '.join(told)}; counted in {' and '.join(map(str, ledger.places))}")]
+    where = " and beside the rows" if len(ledger.places) > 1 else ""
+    return [Check("questions", True, f"{'; '.join(told)}; counted in its credentials{where}")]
 
 
 def _unusable(error: BaseException, source: str) -> Check:
