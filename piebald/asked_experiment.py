@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from piebald.client_work import ClientWork
-from piebald.contracts import Clients, DismissesSites, Runtime
+from piebald.contracts import Clients, DismissesSites, Query, Runtime
 from piebald.errors import SettingError
 from piebald.experiment_file import ExperimentSettings
 from piebald.prepare import Options, prepare
@@ -45,7 +45,12 @@ class Asked:
 
 @contextmanager
 def asked(
-    file: Path, flags: Sequence[str], credentials: Path | None, what: str, masks: Sequence[SecureAggregation] = ()
+    file: Path,
+    flags: Sequence[str],
+    credentials: Path | None,
+    what: str,
+    masks: Sequence[SecureAggregation],
+    questions: Callable[[ExperimentSettings, Clients], Sequence[Query]],
 ) -> Iterator[Asked]:
     """Open the federation of an experiment, whose sites take part under its terms and their policies.
 
@@ -55,6 +60,7 @@ def asked(
         credentials: the server's; None starts a federation of processes on this machine.
         what: what is asked about, for errors.
         masks: the secure aggregation under which answers are to leave, if any.
+        questions: those that the run's terms name, so that who approves the terms approves them.
 
     Raises:
         SettingError: a setting is wrong, or rows are changed by an extractor.
@@ -62,18 +68,35 @@ def asked(
     more = "" if credentials is None else f", credentials = {json.dumps(str(credentials.resolve()))}"
     chosen = [f'runtime={{ kind = "federation"{more} }}', *flags]
     settings = AskedExperiment.load(file, chosen)
-    recipe = fedavg().with_(transforms=tuple(masks))
     if settings.recipe is None and settings.recipes is None:  # sites check that there is one
         settings = AskedExperiment.load(file, [*chosen, "recipe.name=fedavg"])
     if settings.extractor is not None:
         raise SettingError(f"{what} are of rows as sites have them, and extractor changes them: leave it out")
     settings = settings.as_in_the_source()
     plan = settings.plan()
+    recipes = tuple(plan.recipes.values())
+    recipe = asking_recipe(recipes[0], tuple(masks))
+    if recipe is None:
+        recipe = fedavg().with_(transforms=tuple(masks))
+        settings = AskedExperiment.load(file, [*chosen, "recipe={ name = 'fedavg' }"]).as_in_the_source()
+        plan = settings.plan()
     ready = prepare(recipe, plan.clients, plan.model, Options(seed=settings.first_seed, runtime=plan.runtime))
-    runtime = ready.runtime.open(ready.work, ready.clients)
+    stated = tuple(one.stated() for one in questions(settings, ready.clients))
+    runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:
-        yield Asked(settings, runtime, ready.work, ready.clients, tuple(plan.recipes.values()))
+        yield Asked(settings, runtime, ready.work, ready.clients, recipes)
         if isinstance(runtime, DismissesSites):
             runtime.dismiss()
     finally:
         runtime.close()
+
+
+def asking_recipe(own: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
+    """The recipe of a file under whose name sites are asked: it trains as that one, so that its terms say so, and has
+    these masks; None where it does not go with them.
+    """
+    with suppress(SettingError):
+        return fedavg().with_(training=own.training, sharing=own.sharing, transforms=masks)
+    with suppress(SettingError):
+        return own.with_(transforms=masks)
+    return None

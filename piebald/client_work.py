@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.model_spec import ModelSpec
@@ -41,6 +41,8 @@ class ClientWork(ModelSpec):
             model need not be sent back to it; or None.
         choice: how each client chooses its model when the run has ended, or None where it takes what it is given.
         own_models: the models of clients that have another one than the run's, or None where nobody has.
+        questions: what clients are asked besides training, as far as it is known before (`Query.stated`).
+        trains: whether clients train at all.
     """
 
     trainer: Trainer
@@ -48,6 +50,8 @@ class ClientWork(ModelSpec):
     own_query: Query | None = None
     choice: OwnChoice | None = None
     own_models: OwnModels | None = None
+    questions: tuple[Mapping[str, Any], ...] = ()
+    trains: bool = True
 
     def number(self, client: int) -> int | None:
         """The number of a client's model among those that clients have, None for the run's."""

@@ -13,6 +13,8 @@ from piebald.losses import IGNORED, by_example, on_logits, survival_pair, token_
 from piebald.pytree import joined, logits
 
 LOWER_IS_BETTER = frozenset({"loss", "absolute_error", "squared_error", "perplexity"})
+# those that are the mean of a share of each example, so that one changes them by one over their number at most
+SHARES = ("accuracy", "token_accuracy", "next_token_accuracy", "label_accuracy")
 _BLOCK = 1024  # examples that are compared with all others at a time
 
 

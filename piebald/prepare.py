@@ -184,6 +184,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
             "steps would publish them twice, each time with other noise; leave it out"
         )
     measuring = _measuring(federation, work, where, options, stop)
+    work = replace(work, questions=tuple(one.stated() for one in measuring.asked))
     trackers = trackers_of(options.trackers)
     constants = constants_of(given)
     meta = {**_meta(recipe, federation, work, objective, where, options), "trackers": [one.table() for one in trackers]}

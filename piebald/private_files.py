@@ -52,6 +52,27 @@ def replaced(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def held_alone(path: Path) -> Iterator[None]:
+    """Nobody else's turn with a file, in this process or another one, while this lasts.
+
+    Args:
+        path: the file; its folder is made where it is not there, and the lock is a file beside it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    import fcntl  # which Windows does not have
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(guard)
+
+
 def _part(path: Path) -> Path:
     """Where a file is written first: other processes and threads may write the same one at the same time."""
     temporary = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.part")

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from piebald.asked_experiment import asked
-from piebald.contracts import Split
+from piebald.contracts import Clients, Query, Split
 from piebald.errors import SettingError
-from piebald.federated_statistics.exact_at_sites import statistics_at_sites
-from piebald.federated_statistics.hidden_at_sites import hidden_at_sites
+from piebald.experiment_file import ExperimentSettings
+from piebald.federated_statistics.exact_at_sites import stated_questions, statistics_at_sites
+from piebald.federated_statistics.hidden_at_sites import hidden_at_sites, hidden_question
 from piebald.federated_statistics.pooled_statistics import FederatedStatistics
 from piebald.federated_statistics.wanted import wanted_of_numbers
 from piebald.privacy import SecureAggregation
@@ -52,7 +53,14 @@ def ask(
     if (categories or tables) and not secure and epsilon is None:
         raise SettingError("sites count categories with noise or under masks: give epsilon, or secure")
     masks = (SecureAggregation(bits=64),) if secure else ()
-    with asked(file, flags, credentials, "statistics", masks) as opened:
+
+    def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
+        features = settings.data.features
+        if secure or epsilon is not None:
+            return [hidden_question(clients, wanted, features, split, secure, epsilon, delta)[0]]
+        return stated_questions(clients, wanted, features, split)
+
+    with asked(file, flags, credentials, "statistics", masks, questions) as opened:
         features = opened.settings.data.features
         if secure or epsilon is not None:
             return hidden_at_sites(

@@ -8,11 +8,12 @@ from typing import Any
 
 from piebald.asked_experiment import AskedExperiment, asked
 from piebald.boosting.settings import Objective, TreeSettings
-from piebald.contracts import Split
+from piebald.contracts import Clients, Query, Split
 from piebald.errors import SettingError, check_names
+from piebald.experiment_file import ExperimentSettings
 from piebald.federated_trees.boost import Done, trees
 from piebald.federated_trees.boosted_trees import BoostedTrees
-from piebald.federated_trees.trees_at_sites import trees_at_sites
+from piebald.federated_trees.trees_at_sites import stated_questions, trees_at_sites
 from piebald.partition.client_tables import is_table
 from piebald.privacy import SecureAggregation
 from piebald.recipe import Recipe
@@ -110,7 +111,11 @@ def trees_of_sites(
     """
     own = AskedExperiment.load(file, flags).tree_settings()
     masks = (SecureAggregation(bits=64),) if own.secure else ()
-    with asked(file, flags, credentials, "trees", masks) as opened:
+
+    def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
+        return stated_questions(clients, own, settings.first_seed)
+
+    with asked(file, flags, credentials, "trees", masks, questions) as opened:
         check_unprotected(opened.recipes, own)
         return trees_at_sites(
             opened.runtime, opened.spec, opened.clients, own,

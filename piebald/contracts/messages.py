@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from piebald.component import Component
-from piebald.contracts.data import Split
+from piebald.contracts.data import Rows, Split
 from piebald.contracts.result_form import ResultForm
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
 
@@ -43,12 +43,16 @@ class Query(Component):
             "itself" where a client asks itself and a site tells nobody.
         trains: whether models are trained to answer it, so that clients are served in stacks as for training.
         by_name: whether a site answers it only where its policy names it.
+        reads_model: whether an answer depends on the model that comes with it.
+        blurred: whether a site always tells scores with noise (`row_influence`), and not only where it hides rows.
     """
 
     axis = "query"
     asked_of: ClassVar[Literal["clients", "server", "itself"]] = "clients"
     trains: ClassVar[bool] = False
     by_name: ClassVar[bool] = False
+    reads_model: ClassVar[bool] = True
+    blurred: ClassVar[bool] = False
 
     def rows_read(self, personal: bool) -> set[Split]:
         """The rows that an answer depends on; those of training where a query does not say otherwise.
@@ -81,11 +85,34 @@ class Query(Component):
         """How single rows are hidden in an answer, None where they are not."""
         return None
 
-    def topic(self) -> str | None:
-        """What it is about, where a site that hides small numbers of rows answers one question and no other in a run:
-        the difference of two answers may be about a single row.
+    def topic(self) -> str:
+        """What a site counts it as, in all runs together; by default its kind."""
+        return self.kind
+
+    def most_asked(self, hides: bool) -> int:
+        """How many different questions about the same rows a site answers in all runs, unless its policy says another
+        number.
+
+        Args:
+            hides: whether the site hides small numbers of rows: the difference of two answers may be about one row.
+        """
+        return 1000
+
+    def most_steps(self) -> int:
+        """Steps of training that an answer takes, 0 for none."""
+        return 0
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        """By how much one row changes each number, or each number of a vector, of an answer about some rows at most.
+
+        So a site can tell them with noise, and nothing else beside them.  None for answers that are no scores of a
+        model, whose numbers of rows are told by `fewest_rows`.
         """
         return None
+
+    def stated(self) -> dict[str, Any]:
+        """What of the question is known before it is asked, which an approval names; by default all of it."""
+        return self.table()
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         """Why an answer cannot be used, or None.  Its vectors are known to be finite."""

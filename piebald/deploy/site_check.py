@@ -17,6 +17,7 @@ from piebald.runtimes.federation.consent import Consent
 from piebald.runtimes.federation.flare_link import SERVER, Link
 from piebald.runtimes.federation.proxy import proxy_for
 from piebald.runtimes.federation.run_terms import read_values
+from piebald.runtimes.federation.task_runner import questions_about
 from piebald.runtimes.federation.transfer import fetch_terms
 from piebald.runtimes.federation.wire_format import digest
 from piebald.runtimes.federation.wire_messages import CheckReply, CheckRequest, Refused, decode
@@ -50,7 +51,7 @@ def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
     checks = site_machine(work)
     if checks[0].fine is False:
         return checks
-    return [*checks[:-1], *_asked(work, checks[-1], patience)]
+    return [*checks[:-1], *_asked(work, checks[-1], patience), *_questions(work, checks[-1])]
 
 
 def _proxy(work: SiteWork) -> list[Check]:
@@ -74,6 +75,22 @@ def _rows(work: SiteWork) -> Check:
         return Check("rows", True, described(rows_before_a_run(data, work.folder, work.credentials.party), 0))
     except Exception as error:  # whatever a file holds
         return _unusable(error, data.where)
+
+
+def _questions(work: SiteWork, rows: Check) -> list[Check]:
+    """How many questions were answered about the rows, in all runs, nothing where the rows cannot be read."""
+    data = work.settings.data
+    if data is None or not rows.fine:
+        return []
+    held, state = rows_before_a_run(data, work.folder, work.credentials.party), work.credentials.folder / "state"
+    try:
+        ledger = questions_about(held, 0, held.records, state, work.place)
+    except SettingError as error:
+        return [Check("questions", False, str(error))]
+    stated = ", ".join(f"{kind} at most {most}" for kind, most in work.settings.policy.questions.items())
+    told = [ledger.summary or "none was answered about these rows", *([f"the policy says {stated}"] if stated else [])]
+    where = " and beside the rows" if len(ledger.places) > 1 else ""
+    return [Check("questions", True, f"{'; '.join(told)}; counted in its credentials{where}")]
 
 
 def _unusable(error: BaseException, source: str) -> Check:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from piebald import models, plugins, pytree
 from piebald.client_work import ClientWork
 from piebald.contracts import Rows
+from piebald.deploy.row_records import place_of
 from piebald.deploy.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
 from piebald.deploy.site_weights import told, with_own_weights
 from piebald.errors import SettingError
@@ -149,7 +150,8 @@ class SiteWork:
         try:
             work = _work(terms, settings, clients, objective)
             by_task = work.own_models is not None and work.own_models.by_task
-            return SiteClient(work if by_task else work.of(number), clients, number, terms.begins)
+            held = work if by_task else work.of(number)
+            return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
         except SettingError as error:
             raise SettingError(told(str(error), own)) from None
 
@@ -164,6 +166,11 @@ class SiteWork:
         """Where the rows come from, in words."""
         return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.where}"
 
+    @property
+    def place(self) -> Path | None:
+        """The folder that the rows lie in, None where that is not known."""
+        return None if self.settings.data is None else place_of(self.settings.data, self.folder)
+
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
         if data is not None:
@@ -173,7 +180,9 @@ class SiteWork:
             constants = settings.data.standardise  # those of the run, never of this site's rows alone
             if constants == "federated":
                 raise SettingError("the run's terms have no constants of standardise")
-            rows = rows if constants is None else rows_of_one(StandardisedClients(rows, constants), number)
+            if constants is not None:
+                records, rows = rows.records, rows_of_one(StandardisedClients(rows, constants), number)
+                rows.records = records
             named = settings.data.source is None and settings.data.public is None
             if terms.public_rows and not settings.rows_at_sites and named:
                 rows.public_rows = public_rows_of(settings.clients())  # of a named data set, as the server makes them
@@ -256,6 +265,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
     work = ClientWork(
         module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
         terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
+        questions=tuple(terms.questions), trains=terms.trains,
     )  # fmt: skip
     if isinstance(trainer, GivesOwnModels):
         work = replace(work, own_models=trainer.own_models(work))

@@ -17,6 +17,7 @@ from piebald.contracts import Clients, Rows, Split
 from piebald.data.dataset import DataSet
 from piebald.data.decoded import Decoded
 from piebald.data.folders import grey
+from piebald.deploy.row_records import row_records
 from piebald.errors import SettingError, unknown
 from piebald.models.embedded import embedded_by
 from piebald.partition import ByOwner, Iid, clients_from
@@ -24,6 +25,7 @@ from piebald.partition.convert import array, is_several, kind, target_arrays
 from piebald.partition.data_source import DataSource
 from piebald.partition.pairs import given
 from piebald.partition.published_rows import with_published
+from piebald.privacy.question_ledger import Records
 from piebald.public_rows import public_rows_of
 from piebald.references import USERS, search
 
@@ -96,7 +98,11 @@ class RunRows:
 
 
 class SiteRows:
-    """All clients by name, with the rows of one of them (`contracts.Clients`)."""
+    """All clients by name, with the rows of one of them (`contracts.Clients`).
+
+    Attributes:
+        records: digests of these rows as the site has them, None where they are not known.
+    """
 
     def __init__(
         self,
@@ -105,10 +111,11 @@ class SiteRows:
         rows: Mapping[Split, Rows],
         classes: Sequence[str] | None,
         public: Rows | None = None,
+        records: Records | None = None,
     ):
         self.names, self.classes = names, classes
         self.common: Rows | None = None
-        self.public_rows = public
+        self.public_rows, self.records = public, records
         self._number, self._rows = number, rows
         self._none = rows["train"][:0]
 
@@ -151,10 +158,12 @@ def own_rows(
     Raises:
         SettingError: they cannot be read, or have another form.
     """
-    made, own = _client(source, folder, site, run)
+    value = _read(source, folder, run)
+    made, own = _client(value, source, folder, site, run)
     return SiteRows(
-        names, number, {split: made.rows(own, split) for split in SPLITS}, run.classes, public_rows_of(made)
-    )
+        names, number, {split: made.rows(own, split) for split in SPLITS}, run.classes, public_rows_of(made),
+        row_records(source, folder, site, value),
+    )  # fmt: skip
 
 
 def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
@@ -168,8 +177,10 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     Raises:
         SettingError: they cannot be read.
     """
-    made, own = _client(source, folder, site, RunRows())
-    return SiteRows([site], 0, {split: made.rows(own, split) for split in SPLITS}, made.classes)
+    value = _read(source, folder, RunRows())
+    made, own = _client(value, source, folder, site, RunRows())
+    records = row_records(source, folder, site, value)
+    return SiteRows([site], 0, {split: made.rows(own, split) for split in SPLITS}, made.classes, records=records)
 
 
 def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | None) -> str | None:
@@ -193,17 +204,16 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
     return f"there is no file or folder {str(place)!r} with this site's rows: correct [data] in site.toml, or --data"
 
 
-def _client(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
-    """Clients one of whom has the site's rows, and its number."""
-    made, own = _raw_client(source, folder, site, run)
+def _client(value: Any, source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
+    """Clients one of whom has the site's rows, from what was read, and its number."""
+    made, own = _raw_client(value, source, site, run)
     if source.public is not None:
         left = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
         made = with_published(made, source.model_copy(update={name: run.columns[name] for name in left}), folder)
     return (made, own) if run.extractor is None else (embedded_by(made, run.extractor), own)
 
 
-def _raw_client(source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
-    value = _read(source, folder, run)
+def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Clients, int]:
     if isinstance(value, Mapping) and "train" not in value and not set(value) <= set(SPLITS):
         value = list(value.values())[_number(list(value), site, source)]
     if isinstance(value, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,7 @@ def named_inputs(x: Any, features: Sequence[str] | None) -> dict[str, Floats]:
         SettingError: names are not as many as numbers, or there are too many.
     """
     flat = pytree.single(x, "statistics of inputs").detach().cpu().to(torch.float64)
-    flat = flat.reshape(len(flat), -1)
+    flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))  # of a split without rows, too
     width = flat.shape[1]
     if features is not None and len(features) != width:
         raise SettingError(f"features must name each of the {width} numbers of an input, got {len(features)} names")

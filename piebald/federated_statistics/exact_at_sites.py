@@ -12,10 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from piebald import pytree
-from piebald.contracts import Clients, Runtime, Split, Task
+from piebald.contracts import Clients, Query, Runtime, Split, Task
 from piebald.errors import RuntimeFault, SettingError
 from piebald.federated_statistics.columns import MOST_COLUMNS, TARGET
 from piebald.federated_statistics.describe import of_answers
+from piebald.federated_statistics.exact import Answers
 from piebald.federated_statistics.pooled_statistics import FederatedStatistics, NumberColumn, TextColumn
 from piebald.federated_statistics.wanted import Wanted
 from piebald.model_spec import ModelSpec
@@ -69,8 +70,7 @@ class SiteAnswers:
 
     def at_most(self, thresholds: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """See `exact.Answers`."""
-        keys = tuple(map(tuple, keys_of(thresholds).tolist()))
-        query = StatisticsQuery(split=self._split, targets=self._targets, keys=keys)
+        query = _counts(thresholds, self._split, self._targets)
         return np.stack([one.astype(np.int64) for one in self._asked(query, "counts")])
 
     def _asked(self, query: StatisticsQuery, name: str, first: bool = False) -> list[Floats]:
@@ -117,9 +117,7 @@ def statistics_at_sites(
         RuntimeFault: a site answers one question and not the next.
     """
     names, targets = column_names(clients, features)
-    if clients.classes is not None and wanted.bins is not None:
-        wanted = replace(wanted, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **wanted.bounds})
-    once = not wanted.quantiles or (wanted.bins is not None and all(name in wanted.bounds for name in names))
+    wanted, once = _with_classes(clients, wanted, names)
     answers = SiteAnswers(runtime, spec, split, targets)
     told = answers.moments()
     for client, why in answers.refused.items():
@@ -131,6 +129,58 @@ def statistics_at_sites(
         texts[TARGET] = _classes(answers, len(names), clients.classes)
         numbers, by_client = _without(numbers), {name: _without(own) for name, own in by_client.items()}
     return FederatedStatistics(taking_part, "exact", [one.rows for one in told], numbers, texts, {}, by_client)
+
+
+def stated_questions(clients: Clients, wanted: Wanted, features: Sequence[str] | None, split: Split) -> list[Query]:
+    """The questions that are known before the first answer: not those of a bisection, whose thresholds follow from
+    answers.
+
+    Raises:
+        SettingError: there are too many columns, or another number of names.
+    """
+    names, targets = column_names(clients, features)
+    wanted, once = _with_classes(clients, wanted, names)
+    asked = _Stated(len(names), split, targets)
+    bounded = all(name in wanted.bounds for name in names)
+    known = wanted if once and bounded else replace(wanted, bins=None)
+    of_answers(asked, names, ["any"], replace(known, quantiles=wanted.quantiles if once else ()), once)
+    if clients.classes is not None and not once:
+        _classes(asked, len(names), clients.classes)
+    return list(asked.questions)
+
+
+class _Stated:
+    """Nobody's answers (`exact.Answers`), which show what would be asked.
+
+    Attributes:
+        questions: what was asked.
+    """
+
+    def __init__(self, columns: int, split: Split, targets: int) -> None:
+        self._columns, self._split, self._targets = columns, split, targets
+        self.questions: list[Query] = []
+
+    def moments(self) -> list[Moments]:
+        """See `exact.Answers`."""
+        self.questions.append(StatisticsQuery(split=self._split, targets=self._targets))
+        return [Moments.of(np.zeros((1, self._columns)))]
+
+    def at_most(self, thresholds: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """See `exact.Answers`."""
+        self.questions.append(_counts(thresholds, self._split, self._targets))
+        return np.ones((1, *thresholds.shape), dtype=np.int64)
+
+
+def _counts(thresholds: Floats, split: Split, targets: int) -> StatisticsQuery:
+    """The question how many numbers are at most some thresholds."""
+    return StatisticsQuery(split=split, targets=targets, keys=tuple(map(tuple, keys_of(thresholds).tolist())))
+
+
+def _with_classes(clients: Clients, wanted: Wanted, names: Sequence[str]) -> tuple[Wanted, bool]:
+    """What is wanted, with bounds of the numbers of classes; and whether one question about counts is enough."""
+    if clients.classes is not None and wanted.bins is not None:
+        wanted = replace(wanted, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **wanted.bounds})
+    return wanted, not wanted.quantiles or (wanted.bins is not None and all(name in wanted.bounds for name in names))
 
 
 def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list[str], int]:
@@ -154,7 +204,7 @@ def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list
     return [*(features or (f"x{place}" for place in range(inputs))), *own], targets
 
 
-def _classes(answers: SiteAnswers, columns: int, classes: Sequence[str]) -> TextColumn:
+def _classes(answers: Answers, columns: int, classes: Sequence[str]) -> TextColumn:
     """Rows of each class, from counts of class numbers in the last column."""
     limits = np.tile(np.arange(len(classes), dtype=np.float64), (columns, 1))
     reached = answers.at_most(limits)[:, -1].sum(0)

@@ -144,11 +144,9 @@ def hidden_at_sites(
     names, _ = column_names(clients, features)
     classes = clients.classes
     counted = names[:-1] if classes is not None else names
-    _check(wanted, counted, "epsilon" if epsilon is not None else "secure")
-    _check_codes(wanted, counted, names)
     masking = work.masking
     assert masking is None or isinstance(masking, SecureAggregation)
-    query, noise = _query(wanted, names, split, len(classes or ()), masking is not None, epsilon, delta)
+    query, noise = hidden_question(clients, wanted, features, split, masking is not None, epsilon, delta)
     sites = AskedSites(runtime, work)
     taking_part, total = sites.sums(query, masking)
     for client, why in sites.refused.items():
@@ -164,6 +162,22 @@ def hidden_at_sites(
     deviation = noise * query.plan.exchange_influence * math.sqrt(len(taking_part))
     told = [str(clients.names[client]) for client in taking_part]
     return FederatedStatistics(told, mode, None, numbers, texts, tables, privacy=spent, noise=deviation)
+
+
+def hidden_question(
+    clients: Clients, wanted: Wanted, features: Sequence[str] | None, split: Split, masked: bool, epsilon: float | None,
+    delta: float | None,
+) -> tuple[MaskedSumsQuery, float]:  # fmt: skip
+    """The question that sites are asked, and its noise in units of a row's influence.
+
+    Raises:
+        SettingError: an argument is wrong.
+    """
+    names, _ = column_names(clients, features)
+    counted = names[:-1] if clients.classes is not None else names
+    _check(wanted, counted, "epsilon" if epsilon is not None else "secure")
+    _check_codes(wanted, counted, names)
+    return _query(wanted, names, split, len(clients.classes or ()), masked, epsilon, delta)
 
 
 def _check(wanted: Wanted, counted: Sequence[str], what: str) -> None:

@@ -15,11 +15,11 @@ from piebald import pytree
 from piebald.boosting.forest import MOST_COLUMNS, Forest
 from piebald.boosting.growth import xgboost
 from piebald.boosting.rounds import Boosted, Boosting, Start
-from piebald.boosting.settings import Objective, TreeSettings
+from piebald.boosting.settings import TreeSettings
 from piebald.boosting.summed_rounds import SummedBoosting
 from piebald.boosting.targets import SCORES, Target, TargetSums
 from piebald.client_work import ClientWork
-from piebald.contracts import Clients, Runtime, Split, Task, Update
+from piebald.contracts import Clients, Query, Runtime, Split, Task, Update
 from piebald.errors import RuntimeFault, SettingError
 from piebald.federated_statistics.columns import TARGET
 from piebald.federated_trees.boost import Done, told
@@ -30,6 +30,7 @@ from piebald.federated_trees.summed import SummedAtSites
 from piebald.model_spec import ModelSpec
 from piebald.plain_text import printable
 from piebald.privacy import SecureAggregation
+from piebald.queries.tree_sums import MaskedTreeSumsQuery
 from piebald.queries.trees import Ask, TreeScoresQuery, TreesQuery
 from piebald.server.client_queries import ClientQueries
 
@@ -158,12 +159,10 @@ def trees_at_sites(
     width = _width(clients)
     if features is not None and len(features) != width:
         raise SettingError(f"features must name each of the {width} numbers of an input, got {len(features)} names")
-    classes = tuple(clients.classes or ())
-    objective: Objective = "regression" if not classes else "binary" if len(classes) == 2 else "multiclass"
-    target = Target(objective, len(classes))
+    classes, target = tuple(clients.classes or ()), _target(clients)
     encoding = Encoding(tuple(features or (f"x{place}" for place in range(width))), {}, settings.missing)
     asked = AskedClients(runtime, spec, target, settings, seed, say)
-    about = {"settings": settings.table(), "objective": objective, "columns": encoding.columns,
+    about = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
              "classes": list(classes), "seed": seed,
              "clients": [str(clients.names[one]) for one in range(len(clients))]}  # fmt: skip
     with kept_in(out, about) as folder:
@@ -188,6 +187,21 @@ def trees_at_sites(
         if folder is not None:
             folder.finish(found)
         return found
+
+
+def stated_questions(clients: Clients, settings: TreeSettings, seed: int) -> list[Query]:
+    """The questions that growing trees takes, as far as they are known before the first one."""
+    target = _target(clients)
+    about: dict[str, Any] = {"boosting": settings, "objective": target.objective, "classes": target.classes}
+    if settings.form != "histogram":
+        return [TreesQuery(ask="sums", seed=seed, **about)]
+    return [MaskedTreeSumsQuery(ask="targets", seed=seed, **about), TreeScoresQuery(ask="scores", seed=seed, **about)]
+
+
+def _target(clients: Clients) -> Target:
+    """What is predicted: a class where clients have any, else a number."""
+    classes = len(clients.classes or ())
+    return Target("regression" if not classes else "binary" if classes == 2 else "multiclass", classes)
 
 
 def _width(clients: Clients) -> int:

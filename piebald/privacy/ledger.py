@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +16,7 @@ from piebald.arguments import Fraction, PathLike, Positive, checked, checked_cla
 from piebald.errors import SettingError
 from piebald.privacy import accounting
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.private_files import write_private
+from piebald.private_files import held_alone, write_private
 
 LARGEST = 50.0  # of an epsilon that noise is computed for; a larger one promises nothing
 _MEANING = (
@@ -118,20 +116,16 @@ class Ledger:
         if self._path is None:
             yield
             return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            guard = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError as error:
-            raise SettingError(
-                f"{self._path} cannot be written, so nothing is asked: {error.strerror or error}"
-            ) from None
-        try:
-            fcntl.flock(guard, fcntl.LOCK_EX)
+        with ExitStack() as held:
+            try:
+                held.enter_context(held_alone(self._path))
+            except OSError as error:
+                raise SettingError(
+                    f"{self._path} cannot be written, so nothing is asked: {error.strerror or error}"
+                ) from None
             if self._path.exists():
                 self._read(self._path)
             yield
-        finally:
-            os.close(guard)
 
     def _read(self, path: Path) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.model_spec import ModelSpec
 
 
@@ -37,6 +37,12 @@ class BatchStatistics(Query):
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
         return ResultForm({"buffers": (spec.layout.shared - spec.layout.shared_trained,)}, (), rows["train"], 0)
+
+    def most_asked(self, hides: bool) -> int:
+        return 100
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        return {}  # whoever chooses the model chooses how much
 
     def fewest_rows(self, answer: Update) -> int | None:
         return answer.examples or None

@@ -15,6 +15,7 @@ from piebald.contracts import (
     Personalizes,
     Query,
     ResultForm,
+    Rows,
     Split,
     TrainInput,
     TrainOutput,
@@ -60,8 +61,11 @@ class Confusion(Query):
         held = held[held > 0]
         return int(held.min()) if len(held) else None
 
-    def topic(self) -> str:
-        return f"classes of {self.split} rows"
+    def most_asked(self, hides: bool) -> int:
+        return 10 if hides else 100
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        return {"confusion": 1.0}
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         return matrix_reason(answer, self.classes)

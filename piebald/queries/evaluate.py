@@ -6,7 +6,19 @@ from collections.abc import Mapping
 
 import torch
 
-from piebald.contracts import ClientContext, Personalizes, Query, ResultForm, Split, TrainInput, TrainOutput, Trains
+from piebald.contracts import (
+    ClientContext,
+    Personalizes,
+    Query,
+    ResultForm,
+    Rows,
+    Split,
+    TrainInput,
+    TrainOutput,
+    Trains,
+    Update,
+)
+from piebald.metrics import SHARES
 from piebald.model_spec import ModelSpec
 
 
@@ -45,3 +57,12 @@ class Evaluate(Query):
         metrics = ("loss", *spec.objective.metrics)
         names = {f"{model}/{metric}" for model in ("global", "personal") for metric in metrics}
         return ResultForm({}, names, rows[self.split], 0)
+
+    def most_asked(self, hides: bool) -> int:
+        return 200 if hides else 1000
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        return {f"{model}/{name}": 1 / max(len(rows), 1) for model in ("global", "personal") for name in SHARES}
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        return answer.examples or None

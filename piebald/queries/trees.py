@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, Tra
 from piebald.model_spec import ModelSpec
 
 Ask = Literal["sums", "grow", "loss", "scores", "alone"]
+STATED = ("kind", "boosting", "objective", "classes", "seed")  # before trees are grown
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
@@ -43,6 +44,7 @@ class TreesQuery(Query):
     """
 
     by_name = True
+    reads_model = False
 
     ask: Ask
     boosting: TreeSettings
@@ -53,6 +55,29 @@ class TreesQuery(Query):
     round: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0)
     split: Split = "test"
+
+    def topic(self) -> str:
+        return TreeScoresQuery.kind if self.ask in ("scores", "alone") else TreesQuery.kind
+
+    def most_asked(self, hides: bool) -> int:
+        return 10 if self.ask in ("scores", "alone") else 500
+
+    def most_steps(self) -> int:
+        rounds = {"grow": 1, "alone": self.boosting.rounds}.get(self.ask, 0)
+        return rounds * self.boosting.local_rounds
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        """See `Query`: an accuracy is a share of rows, and an area a share of pairs with a row of the rarest class."""
+        if self.ask in ("sums", "grow"):
+            return None
+        if self.ask == "loss" or not self.classes:
+            return {}
+        counts = torch.bincount(pytree.single(rows.y, "trees").long().reshape(-1), minlength=self.classes)
+        rarest = min((int(count) for count in counts if count), default=1)
+        return {"accuracy": 1 / max(len(rows), 1), "auc": 1 / rarest}
+
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name in STATED}
 
     @property
     def target(self) -> Target:
@@ -146,6 +171,8 @@ class TreeScoresQuery(TreesQuery):
     Attributes:
         ask: "scores", or scores of the model that the client boosts "alone".
     """
+
+    blurred = True
 
     ask: Literal["scores", "alone"]
 

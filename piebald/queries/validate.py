@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, Query, ResultForm, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
 from piebald.model_spec import ModelSpec
 from piebald.queries.confusion import matrix_reason
 
@@ -44,6 +44,15 @@ class Validate(Query):
         # as many counts as the model has outputs allow: the query cannot choose how many a site sends
         vectors = {"confusion": (math.prod(spec.outputs) ** 2,)} if self.classes else {}
         return ResultForm(vectors, () if self.classes else ("loss",), rows[self.split], 0)
+
+    def most_asked(self, hides: bool) -> int:
+        return 200 if hides else 5000  # voters judge the model of each cluster, or of each client, in a round
+
+    def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
+        return {"confusion": 1.0} if self.classes else {}
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        return answer.examples or None
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if not self.classes:

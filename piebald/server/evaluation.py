@@ -34,6 +34,12 @@ class EvaluationPlan:
     validate: Query | None = None
     count: Confusion | None = None
 
+    @property
+    def asked(self) -> list[Query]:
+        """All that clients may be asked."""
+        every = (self.query, self.validate, self.count) if self.every else ()
+        return [one for one in every if one is not None]
+
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
         """Whether a version is evaluated; `last` says that the run ends with it."""
         return bool(self.every) and (last or version % self.every == 0 or version == rounds)

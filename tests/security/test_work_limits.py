@@ -11,6 +11,7 @@ import math
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ import pytest
 import torch
 
 from piebald import models
+from piebald.boosting.settings import TreeSettings
 from piebald.contracts import Task
 from piebald.deploy.site_process import SiteSettings, SiteWork
 from piebald.errors import Declined, SettingError
+from piebald.queries.trees import TreesQuery
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.policy import Policy
 from piebald.runtimes.federation.run_terms import RunTerms, terms
 from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.work_limits import TaskClock, WorkLimits
+from piebald.runtimes.federation.work_limits import TaskWatch, WorkLimits
 from tests.federation.conftest import SITES, provisioned, settings
 
 from .server_entry import prepared
@@ -119,15 +122,59 @@ def test_a_task_that_takes_too_long_ends_without_a_result() -> None:
     assert failure.startswith("Declined")
 
 
-def test_the_clock_of_a_task_is_that_of_its_thread() -> None:
-    clock = TaskClock(1e-9)
-    module = clock.watched(models.build_model("logistic", (4,), 2))
-    rows = torch.zeros(1, 4)
-    module(rows)  # outside of a task
-    with clock.task():
-        until = time.monotonic() + 1e-6
-        while time.monotonic() < until:
+def busy(seconds: float) -> None:
+    """What computes in Python, and keeps every error."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            sum(range(1000))
+        except Exception:
             continue
-        with pytest.raises(Declined, match="longer than"):
-            module(rows)
-    module(rows)
+
+
+def test_whatever_computes_is_ended() -> None:
+    """Before, only what ran the model looked at the time."""
+    watch = TaskWatch(WorkLimits(seconds=0.2))
+    began = time.monotonic()
+    with pytest.raises(Declined, match=r"longer than the 0\.2 seconds"):
+        watch.run(lambda: busy(60))
+    assert time.monotonic() - began < 30
+    busy(0.3)  # nothing is raised any more
+    assert watch.run(lambda: 5) == 5
+    assert watch.run(lambda: busy(0.3), tasks=100) is None
+
+
+def test_a_task_that_takes_too_much_memory_ends() -> None:
+    def grow() -> None:
+        held = []
+        while True:
+            held.append(torch.ones(1 << 22))  # 16 MB
+
+    with pytest.raises(Declined, match=r"more than the 0\.2 gigabytes of memory"):
+        TaskWatch(WorkLimits(gigabytes=0.2)).run(grow)
+
+
+def test_what_ends_while_it_is_ended_leaves_no_error_behind() -> None:
+    """The time is up at about the moment at which the work is done, again and again."""
+    for _ in range(200):
+        with suppress(Declined):
+            TaskWatch(WorkLimits(seconds=2e-3)).run(lambda: busy(2e-3))
+        sum(range(10))
+
+
+def test_boosting_at_a_site_ends_at_its_limit() -> None:
+    """Before, 1,500 rounds went to their end, whatever `seconds` said."""
+    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    plan, _ = prepared(json.dumps({"name": "fedavg"}))
+    policy = Policy(queries=["trees"], work=WorkLimits(seconds=0.5))
+    runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")
+    query = TreesQuery(ask="alone", boosting=TreeSettings(rounds=2000, max_depth=6), objective="multiclass", classes=10)
+    began = time.monotonic()
+    update, failure, _ = runner.serve(Task(1, 0, 0, {"model": plan.work.initial}, query), None)
+    assert (update, failure) == (None, "Declined at the site, whose log says more")
+    assert time.monotonic() - began < 120  # all rounds take longer
+    bounded = TaskRunner(
+        SiteClient(plan.work, plan.clients, 0), Policy(queries=["trees"], work=WorkLimits(steps=1999)), "cpu"
+    )
+    _, refused, _ = bounded.serve(Task(1, 0, 0, {"model": plan.work.initial}, query), None)
+    assert "more steps on this site's rows than the 1,999 that it allows" in str(refused)

@@ -81,7 +81,9 @@ def test_the_difference_of_two_answers_is_not_told() -> None:
     bounds: dict[str, Any] = {"x0": (-50, 50), "x1": (-50, 50), "target": (-50, 50)}
     asked(runtime, bins=2, **bounds)
     asked(runtime, bins=2, **bounds)  # the same tells nothing new
-    with pytest.raises(PiebaldError, match="answers one question about counts of train rows"):
+    with pytest.raises(
+        PiebaldError, match="answered 1 questions 'statistics: counts' about its rows, in all runs together"
+    ):
         asked(runtime, bins=2, **{**bounds, "x0": (-49.9, 50)})
 
 

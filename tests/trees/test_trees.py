@@ -19,6 +19,7 @@ from piebald.boosting.forest import Forest, nodes, reject_reason
 from piebald.boosting.here import fresh
 from piebald.errors import RunFolderError, SettingError
 from piebald.federated_trees.encoding import tree_data
+from piebald.partition import clients_from
 
 xgboost = pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 
@@ -287,3 +288,12 @@ def test_classes_that_are_long_numbers_stay_apart() -> None:
     )  # fmt: skip
     assert data.classes == ("1000001", "1000002")
     assert {float(one) for held in data.clients[0].y.values() for one in held} == {0.0, 1.0}
+
+
+def test_clients_without_validation_rows_grow_trees() -> None:
+    """Before, the rows that are not there could not be reshaped."""
+    rng = np.random.default_rng(0)
+    made = clients_from({name: (rng.normal(size=(40, 2)), rng.integers(0, 2, 40)) for name in "abc"}, test=0.25)
+    assert piebald.trees(made, rounds=2).rounds == 2
+    with pytest.raises(SettingError, match=r"patience needs validation rows, and no client has any"):
+        piebald.trees(made, rounds=2, patience=1)

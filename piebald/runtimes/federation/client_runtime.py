@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -288,9 +289,17 @@ class FederationClient:
 
     def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], welcome: Welcome) -> TaskRunner:
         folder, masks = self.credentials.folder, prepared.work.masking is not None
-        signer = CertificateSigner(folder, terms["sites"], welcome.run, welcome.terms) if masks else None
-        ledger = self._policy.ledger(folder / "state" / "ledger")
-        return TaskRunner(prepared, self._policy, self._device, signer, ledger, welcome.terms)
+        return TaskRunner(
+            prepared,
+            self._policy,
+            self._device,
+            CertificateSigner(folder, terms["sites"], welcome.run, welcome.terms) if masks else None,
+            self._policy.ledger(folder / "state" / "ledger"),
+            welcome.terms,
+            prepared.questions(folder),
+            lambda: self._updates.sent,
+            partial(self._audit.write, "asked", run=welcome.run),
+        )
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
         return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
@@ -371,6 +380,7 @@ class FederationClient:
             "version": __version__,
             **self.session.status(),
             "updates": self._updates.sent,
+            "questions": None if self.session.runner is None else self.session.runner.questions.summary or None,
             "heard": self._heard or None,
             "sent": self._link.sent[SERVER],
             "received": self._link.received[SERVER],

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from piebald.component import Component
 from piebald.errors import SettingError
 from piebald.private_files import write_private
 from piebald.runtimes.federation.policy import ASK, Policy
@@ -39,7 +40,8 @@ class Consent:
         """Why the site does not take part under these terms, "" where it waits for a person, None where it does."""
         name = str(recipe_in(terms).get("name"))
         accepted = self._policy.accept
-        if accepted is None or name in accepted or (ASK in accepted and digest in approved(self._folder)):
+        named = accepted is not None and name in accepted and not (ASK in accepted and _asks(terms))
+        if accepted is None or named or (ASK in accepted and digest in approved(self._folder)):
             self._settle()
             return None
         if ASK not in accepted:
@@ -47,7 +49,7 @@ class Consent:
             return f"this site accepts the recipes {', '.join(accepted) or 'of nobody'}, the run has {name[:80]!r}"
         self._waiting = digest
         about = {name: terms.get("experiment", {}).get(name) for name in _SHOWN}
-        about |= {"training": terms.get("training"), "transforms": terms.get("transforms")}
+        about |= {name: terms.get(name) for name in ("training", "transforms", "questions", "trains")}
         since = datetime.now(UTC).isoformat(timespec="seconds")
         write_private(self._folder / _PENDING, json.dumps({"terms": digest, "since": since, **about}, indent=2))
         return ""
@@ -67,6 +69,14 @@ class Consent:
     def _settle(self) -> None:
         self._waiting = ""
         (self._folder / _PENDING).unlink(missing_ok=True)
+
+
+def _asks(terms: Mapping[str, Any]) -> bool:
+    """Whether a run asks a question that policies must name: the name of its recipe does not say which."""
+    asked = terms.get("questions")
+    kinds = [one.get("kind") for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
+    known = Component.registry["query"]
+    return any(kind not in known or known[kind].by_name for kind in kinds)  # type: ignore[attr-defined]
 
 
 def recipe_in(terms: Mapping[str, Any]) -> Mapping[str, Any]:

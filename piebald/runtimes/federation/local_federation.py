@@ -52,7 +52,9 @@ class LocalFederation:
             settings = root / name / "site.toml"
             if settings.read_text(encoding="utf-8") == SITE_TOML:
                 queries = sorted(Component.registry["query"])
-                write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{_SPLITS}{_BUDGET}")
+                counts = ", ".join(f'{kind} = "any"' for kind in queries)
+                limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}"
+                write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{limits}")
         return cls(root, names, folder is None)
 
     @property

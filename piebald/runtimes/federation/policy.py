@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -22,6 +23,7 @@ from piebald.transforms.gaussian import Gaussian
 
 _NUMBERS = 64  # named numbers in an answer
 ASK = "ask"
+UNTRAINED = 64  # versions that a site may see between two updates of its own, where cohorts leave it out
 
 
 class RowBudget(BaseModel):
@@ -50,16 +52,18 @@ class Policy(BaseModel):
             "masked_tree_sums", which must be named; none where the policy or the run protects rows or updates, since no
             privacy budget counts answers.
         budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
-        least_rows: the fewest rows that a number in an answer to "statistics" or "confusion", or a leaf in one to
-            "trees", may be about.  An answer with one that is about fewer, and more than none, stays at this site, and
-            in a run it answers one question about moments, one about counts and one about classes of each split, since
-            the difference of two may be about a single row; trees of several rounds are not so limited.  "noisy_sums"
-            are told if the site has so many rows, "masked_sums" and "masked_tree_sums" never, since no site knows what
-            a sum is about.
+        questions: how many different questions of a kind are answered about the same rows, in all runs together;
+            "any" for any number, and for scores without noise.  Not set: what `Query.most_asked` says of the kind.
+        least_rows: the fewest rows that a number in an answer to "statistics", "confusion" or "evaluate", or a leaf in
+            one to "trees", may be about.  An answer with one that is about fewer, and more than none, stays at this
+            site, and it answers one question about moments and one about counts, since the difference of two may be
+            about a single row.  Scores are told with noise (`score_noise`).  "noisy_sums" are told if the site has so
+            many rows, "masked_sums" and "masked_tree_sums" never, since no site knows what a sum is about.
         splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
         models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
-            which model a query brings, and from scores of two it has a directional derivative.  Not set: any number;
-            one where something protects.
+            which model a query brings, and from scores of two it has a directional derivative.  It says which version
+            a model is of, too, so between two updates of its own a site examines `UNTRAINED` times as many, and no
+            more.  Not set: any number; one where something protects.
         plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
         updates: the most updates that leave this site, in all runs together; each one spends privacy budget.
         secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
@@ -78,6 +82,7 @@ class Policy(BaseModel):
     uploads: list[str] | None = None
     queries: list[str] | None = None
     budget: RowBudget | None = None
+    questions: dict[str, Annotated[int, Field(ge=1)] | Literal["any"]] = {}
     least_rows: int | None = Field(default=None, ge=2)
     splits: list[Split] | None = None
     models_per_version: int | None = Field(default=None, ge=1)
@@ -103,6 +108,21 @@ class Policy(BaseModel):
         budget = self.budget
         return None if budget is None else Ledger(budget.epsilon, budget.delta, path, changeable=True)
 
+    def most_asked(self, query: Query) -> int | None:
+        """How many questions like this one are answered about the same rows, None for any number."""
+        stated = self.questions.get(query.topic(), self.questions.get(query.kind))
+        most = query.most_asked(self.least_rows is not None) if stated is None else stated
+        return None if most == "any" else int(most)
+
+    def score_noise(self, query: Query) -> float:
+        """The standard deviation of the noise in scores, in units of what one row changes; 0 for none.
+
+        It grows with the number of questions that are answered: all of them together tell of one row as much as one
+        answer with noise as large as the row.
+        """
+        most = self.most_asked(query)
+        return 0.0 if most is None or not (query.blurred or self.least_rows is not None) else math.sqrt(most)
+
     def reject_reason(self, work: ClientWork) -> str | None:
         """The reason why this site does not work under a run's terms, or None."""
         if self.private:
@@ -117,6 +137,8 @@ class Policy(BaseModel):
             return f"the trainer would tell {told}, which this site does not do beside {hiding}"
         if work.own_query is not None and (reason := self.query_reject_reason(work.own_query, work)):
             return f"updates would answer a query: {reason}"
+        if work.own_query is not None and self.least_rows is not None:
+            return f"updates would answer {work.own_query.kind!r} exactly, at a site that hides small numbers of rows"
         last = work.transforms[-1] if work.transforms else None
         masking = last if isinstance(last, SecureAggregation) else None
         if masking is None and self.secure_aggregation is not None:
@@ -190,6 +212,8 @@ class Policy(BaseModel):
             return f"{query.kind!r} is for rows of the server, and no site answers it"
         if query.asked_of == "itself":
             return f"{query.kind!r} is what a site asks itself, and no server gets its answer"
+        if ASK in (self.accept or ()) and not _is_stated(query, work):
+            return f"nobody has approved {query.kind!r} with these arguments: the run's terms do not name them"
         hiding = self.protection(work)
         if query.by_name and self.queries is None:
             return f"this site answers {query.kind!r} only if its policy names it: queries = [{query.kind!r}, ...]"
@@ -266,6 +290,13 @@ class Policy(BaseModel):
 def declared_vectors(work: ClientWork) -> tuple[str, ...]:
     """Names of the vectors that an update carries, as its trainer and the run's terms declare them."""
     return ("model", *work.uploads())
+
+
+def _is_stated(query: Query, work: ClientWork) -> bool:
+    """Whether the run's terms name a question with its arguments, where they or a policy must name its kind."""
+    named = json.loads(json.dumps(query.stated())) in work.questions
+    listed = query.by_name or not work.trains or any(one.get("kind") == query.kind for one in work.questions)
+    return named or not listed
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:

@@ -319,6 +319,8 @@ SITE_TOML = """\
 # uploads = ["model"]           # the vectors that an update may carry
 # queries = ["evaluate"]        # the queries that are answered, besides training; beside noise and sums else none
 # splits = ["test"]             # the rows that answers may depend on
+# questions = { evaluate = 300 } # how many questions of a kind are answered about the same rows, in all runs
+# least_rows = 10               # answers are about so many rows at least; scores have noise
 # models_per_version = 1        # how many models of one version the server may have examined on the same rows
 # secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
 # accept = ["fedavg", "ask"]    # the recipes that this site takes part in; others are refused, or wait for approval

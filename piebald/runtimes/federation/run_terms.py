@@ -98,6 +98,8 @@ class RunTerms(BaseModel):
         sites: names of the clients' sites.
         own_models: the models of clients that have one of their own.
         numbers: of each client's model among these, None for the run's; empty where nobody has another one.
+        questions: what sites are asked besides training, as far as it is known before (`Query.stated`).
+        trains: whether sites train at all.
         lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
     """
 
@@ -126,6 +128,8 @@ class RunTerms(BaseModel):
     sites: list[str]
     own_models: list[OwnTerms] = []
     numbers: list[int | None] = []
+    questions: list[dict[str, Any]] = []
+    trains: bool = True
     lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
 
     @classmethod
@@ -260,6 +264,8 @@ def terms(
         classes=None if classes is None else list(classes),
         clients=list(clients),
         sites=list(sites[: len(clients)]),
+        questions=[dict(one) for one in work.questions],
+        trains=work.trains,
         lineage=lineage,
     )
     return json.dumps(made.model_dump(), sort_keys=True).encode()

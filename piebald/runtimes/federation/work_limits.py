@@ -1,27 +1,27 @@
-"""How much work a site does for a server: checked from the run's terms, before anything is built for them."""
+"""How much work a site does for a server: checked from the terms before anything is built, and while it works."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
 
 from piebald import pytree
 from piebald.errors import Declined
-from piebald.parameters import copied
 from piebald.runtimes.federation.run_terms import RunTerms
 
 _ABSURD = 1e12  # no setting of an experiment is a larger number, except seeds
 _TENSORS = 20_000  # tensors of a model, clients of a partition in thousands, and combinations of a grid
 _CLIENTS = 1_000_000
 _COPIES = 8  # of a model at a site: two engines with gradients, the sent and the trained one, state, upload
+_LOOK = 0.1  # seconds between two looks at a task
+T = TypeVar("T")
 # settings that multiply passes over the rows
 _PASSES = ("epochs", "cycles", "personal_epochs", "tune_epochs", "head_epochs", "inner_steps", "first_passes")
 
@@ -35,8 +35,8 @@ class WorkLimits(BaseModel):
         batch: rows of a step.
         lr: learning rate.
         parameters: numbers of the model.
-        gigabytes: memory for the model and the rows of a step, as far as it follows from the terms; None takes three
-            quarters of the machine's.
+        gigabytes: memory for the model and the rows of a step, as far as it follows from the terms, and by which the
+            process may grow while it works on a task; None takes three quarters of the machine's.
         seconds: time of one task; a task that takes longer ends without a result.
     """
 
@@ -69,6 +69,11 @@ class WorkLimits(BaseModel):
             return None
         return f"a task would take more steps on this site's rows than the {self.steps:,} that it allows"
 
+    @property
+    def most_gigabytes(self) -> float:
+        """The memory of a task."""
+        return self.gigabytes or 0.75 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
     def _training_reason(self, training: Mapping[str, Any]) -> str | None:
         passes = math.prod(max(training[name], 1) for name in _PASSES if _is_number(training.get(name)))
         asked = {"epochs": passes, **{name: training.get(name) for name in ("steps", "batch", "lr")}}
@@ -92,41 +97,104 @@ class WorkLimits(BaseModel):
         size, batch = sum(math.prod(shape) for _, shape in terms.layout), terms.training.get("batch", 1)
         row = sum(math.prod(shape) for shape in pytree.shapes(pytree.formed(terms.shape)))
         rows = row * (batch if _is_number(batch) else 1)
-        wanted, allowed = 4 * (_COPIES * size + 2 * rows) / 1e9, self.gigabytes or 0.75 * _machine_gigabytes()
+        wanted, allowed = 4 * (_COPIES * size + 2 * rows) / 1e9, self.most_gigabytes
         if wanted <= allowed:
             return None
         return f"a task would take {wanted:.3g} gigabytes at least, this site allows {allowed:.3g}"
 
 
-class TaskClock:
-    """Ends tasks that take too long, at the next batch that the model sees.
+class _Ended(BaseException):
+    """What a watch raises in the thread of a task: no `except Exception` on the way keeps it."""
+
+
+class TaskWatch:
+    """Ends tasks that take too long or too much memory, whatever they compute.
+
+    A second thread looks at the time and at the memory of the process, and raises an error in the thread of the task,
+    which Python lets happen between two of its instructions: between two batches, rounds, columns or questions of any
+    kind.  What is inside one call of a library ends with that call.
 
     Args:
-        seconds: the longest time of a task.
+        limits: of a task.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._own = seconds, threading.local()
+    def __init__(self, limits: WorkLimits) -> None:
+        self._seconds, self._gigabytes = limits.seconds, limits.most_gigabytes
 
-    def watched(self, module: nn.Module) -> nn.Module:
-        """A copy of a module that looks at the time whenever it runs, and so do its own copies."""
-        module = copied(module)
+    def run(self, work: Callable[[], T], tasks: int = 1) -> T:
+        """What the work returns, which is that of so many tasks.
 
-        def check(*_: object) -> None:
-            if time.monotonic() > self._own.__dict__.get("until", math.inf):
-                raise Declined(f"it took longer than the {self._seconds:g} seconds that this site allows")
-
-        module.register_forward_pre_hook(check)
-        return module
-
-    @contextmanager
-    def task(self) -> Iterator[None]:
-        """One task of this thread."""
-        self._own.until = time.monotonic() + self._seconds
+        Raises:
+            Declined: it took too much.
+        """
+        task = _Watched(threading.get_ident(), self._seconds * tasks, self._gigabytes)
+        threading.Thread(target=task.watch, daemon=True).start()
         try:
-            yield
-        finally:
-            self._own.until = math.inf
+            try:
+                task.begun.set()
+                made = work()
+                task.look()  # what was quick to end and late to be looked at
+            finally:
+                task.end()
+        except _Ended:
+            task.end()
+            raise Declined(task.reason) from None
+        return made
+
+
+class _Watched:
+    """One task.
+
+    Args:
+        thread: the thread that works on it.
+        seconds, gigabytes: the most that it may take.
+    """
+
+    def __init__(self, thread: int, seconds: float, gigabytes: float) -> None:
+        self._thread, self._seconds, self._gigabytes = thread, seconds, gigabytes
+        self._until, self._before = time.monotonic() + seconds, _used_gigabytes()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self.begun = threading.Event()  # before, an error would be nobody's
+        self.reason = ""
+
+    def watch(self) -> None:
+        """Loop of the watching thread."""
+        self.begun.wait()
+        while not self._over.wait(min(max(self._until - time.monotonic(), 0.0), _LOOK)):
+            try:
+                self.look()
+            except _Ended:
+                with self._lock:
+                    if not self._over.is_set():
+                        _raise_in(self._thread, _Ended)
+                self._over.wait(1.0)  # and again, where somebody kept it
+
+    def look(self) -> None:
+        """Raise where it has taken too much."""
+        if time.monotonic() > self._until:
+            self.reason = f"it took longer than the {self._seconds:g} seconds that this site allows"
+        elif _used_gigabytes() - self._before > self._gigabytes:
+            self.reason = f"it took more than the {self._gigabytes:.3g} gigabytes of memory that this site allows"
+        else:
+            return
+        raise _Ended
+
+    def end(self) -> None:
+        """Nothing is raised in the thread any more."""
+        while True:
+            try:
+                with self._lock:
+                    self._over.set()
+                    _raise_in(self._thread, None)
+                return
+            except _Ended:  # it was on its way
+                continue
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Have a thread raise an error before its next instruction; None takes back one that it has not raised yet."""
+    error = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
 
 def _experiment_reason(terms: RunTerms) -> str | None:
@@ -174,5 +242,10 @@ def _short(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) or abs(number) < 10**15 else "more than 10^15"
 
 
-def _machine_gigabytes() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+def _used_gigabytes() -> float:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+    except OSError:
+        return 0.0
