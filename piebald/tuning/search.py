@@ -18,6 +18,7 @@ from piebald.errors import RunFolderError, SettingError
 from piebald.partition.sources import clients_of
 from piebald.plain_text import printable
 from piebald.prepare import Model
+from piebald.reading.files import read_json
 from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
 from piebald.report.notebook import html_table
@@ -242,8 +243,8 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
     text = json.dumps(search, indent=1, sort_keys=True, default=str)
     if record.is_file():
         try:
-            known = json.loads(record.read_text(encoding="utf-8"))
-        except ValueError:
+            known = read_json(record)
+        except (OSError, ValueError):
             raise RunFolderError(f"{record} cannot be read: choose another folder") from None
         for name, value in json.loads(text).items():
             if name == "settings":  # what they define is compared

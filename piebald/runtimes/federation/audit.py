@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from piebald.errors import SettingError, shown
 from piebald.private_files import write_private
+from piebald.reading.files import opened, read_text
 
 FILE = "audit.jsonl"
 HEAD = "audit.head"
@@ -101,7 +102,7 @@ class AuditLog:
         """Rename a file that is long, so that the next line begins another one."""
         if not self._read or self.path.stat().st_size < LONG:
             return
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             first = _checked(self.path, file.readline(_LONGEST).rstrip(b"\n"), None, None)[0]
         self.path.rename(self.path.with_name(f"audit-{first:09d}.jsonl"))
 
@@ -155,7 +156,7 @@ def noted_head(path: Path) -> Head | None:
     """
     beside = path.with_name(HEAD)
     try:
-        text = beside.read_text("ascii")
+        text = read_text(beside, encoding="ascii")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -272,7 +273,7 @@ def _entries(path: Path, archive: Path | None = None) -> Iterator[tuple[int, dic
 def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[int, dict[str, Any], str]]:
     """The lines of one file, which follow from the line before (None: from any)."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             while line := file.readline(_LONGEST + 1):
                 if not line.endswith(b"\n"):
                     where = "the first line" if number is None else f"line {number + 1}"
