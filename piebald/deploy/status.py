@@ -109,6 +109,7 @@ def status_values(folder: Path) -> dict[str, Any]:
         recorded, steps = _recorded(run)
         found |= {} if steps is None else {"steps": steps}
     found.pop("over", None)
+    found.pop("audit", None)
     about = {"party": found.pop("party"), "state": _state(recorded, process, killed), "process": process}
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
@@ -204,6 +205,15 @@ def _recorded(run: Path) -> tuple[str | None, int | None]:
 def was_started(credentials: Path) -> bool:
     """Whether a process of this party has written its status, as it does after it began its audit log."""
     return bool(_written(credentials))
+
+
+def written_head(credentials: Path) -> tuple[int, str] | None:
+    """Number and digest of the last line of the audit log, as the party's status has them; None where it has none."""
+    try:
+        line, digest = (_written(credentials) or {})["audit"]
+        return int(line), str(digest)
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def _written(credentials: Path) -> dict[str, Any] | None:

@@ -371,6 +371,7 @@ class FederationClient:
             "version": __version__,
             **self.session.status(),
             "updates": self._updates.sent,
+            "audit": self._audit.head,
             "heard": self._heard or None,
             "sent": self._link.sent[SERVER],
             "received": self._link.received[SERVER],
