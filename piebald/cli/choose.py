@@ -11,6 +11,7 @@ from piebald.cli.app import Json, Out, Quiet, Sets, Verbose, app, end_on_term, s
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
 from piebald.errors import RunFolderError, SettingError
+from piebald.plain_text import printable
 from piebald.reading.files import read_json
 
 if TYPE_CHECKING:
@@ -195,3 +196,5 @@ def _print(found: Tuning, as_json: bool, quiet: bool, folder: Path) -> None:
         rows = found.table()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         print(f"\nchosen by validation rows; all trials are in {folder}")
+        for budget in found.privacy:
+            print(printable(budget["meaning"]))
