@@ -38,8 +38,11 @@ def decode(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> 
     images: NDArray[np.uint8] | None = None
     for number in range(len(offset) - 1):
         file = io.BytesIO(stored[offset[number] : offset[number + 1]].tobytes())
-        with picture(file, "JPEG", f"image {number} of {where}") as image:
-            pixels = np.asarray(image.convert("RGB"))
+        try:
+            with picture(file, "JPEG", "it") as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except SettingError as error:
+            raise SettingError(f"{where}: image {number} cannot be decoded: {error}") from None
         if images is None:
             images = np.empty((len(offset) - 1, 3, *pixels.shape[:2]), dtype=np.uint8)
         if pixels.shape[:2] != images.shape[2:]:

@@ -45,7 +45,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
 
 InputShape = Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
 _TENSORS = 2000  # more than any of these networks has
-_MOST_TENSORS = 100_000  # of a network of the user's, too
+_MOST_TENSORS = 20_000  # of a network of the user's, too
 
 
 def names() -> list[str]:

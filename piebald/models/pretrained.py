@@ -28,7 +28,7 @@ _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in tr
     "image_classification": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", None),
 }
 _LORA_RANK = 8
-# A network has no more numbers than its files have bytes, and those of adapters and of a new head.
+# A network has no more numbers and names than its files have bytes for, and those of adapters and of a new head.
 _TENSORS, _WIDEST, _NEW_HEAD = 100_000, 1 << 16, 1 << 27
 
 
@@ -147,8 +147,9 @@ def pretrained(
         raise SettingError(f"{given} belongs to adapters but adapter is None: set adapter = 'lora', or leave it out")
     transformers = _installed()
     source = find(weights, revision)
-    most = 2 * weight_bytes(source.path) + (outputs or 0) * _WIDEST + _NEW_HEAD
-    bounded = bounded_build(f"the network in {source.path}", most, _TENSORS)
+    stored = weight_bytes(source.path)
+    most, tensors = 2 * stored + (outputs or 0) * _WIDEST + _NEW_HEAD, min(stored // 20, _TENSORS) + 1000
+    bounded = bounded_build(f"the network in {source.path}", most, tensors)
     with torch_seed(key(seed, "model", "pretrained") >> 1), _quiet(), bounded:
         network = _network(transformers, source, task, outputs)
         reads, padding = network.main_input_name, network.config.to_dict().get("pad_token_id")

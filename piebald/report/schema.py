@@ -261,7 +261,7 @@ def explained(doing: str) -> Iterator[None]:
     """Turn an error of the disk, SQLite or safetensors into one sentence that begins with `doing`."""
     try:
         yield
-    except (OSError, sqlite3.Error, SafetensorError) as error:
+    except (OSError, UnicodeDecodeError, sqlite3.Error, SafetensorError) as error:
         raise RunFolderError(f"{doing}: {_reason(error)}") from error
 
 
@@ -277,6 +277,8 @@ def _reason(error: Exception) -> str:
         or "os error 30" in text
     ):
         return "the folder cannot be written: change its permissions or choose another"
+    if isinstance(error, UnicodeDecodeError):
+        return "the database holds text that is none: restore the folder from a copy"
     if "too big" in text:
         return f"a value in the database has more than {LONGEST:,} bytes, and no run writes that"
     if text == "interrupted":
