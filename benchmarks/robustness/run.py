@@ -1,8 +1,8 @@
 """All fuzzers: python benchmarks/robustness/run.py
 
-Bad calls, bad experiment files, damaged files of every format, kills, and hostile results of clients.  What each part found is kept in rows.json as
-soon as it has ended, so that a run that was stopped goes on where it was; RESULTS.md is made of that file.  The exit
-code is 1 if anything ended with a raw exception or a crash.
+Bad calls, bad experiment files, damaged files of every format, kills, and hostile results of clients.  What each part
+found is kept in rows.json as soon as it has ended, so that a run that was stopped goes on where it was; RESULTS.md is
+made of that file.  The exit code is 1 if anything ended with a raw exception or a crash.
 
     python benchmarks/robustness/run.py --only results     # these parts anew, the others as they are in rows.json
     python benchmarks/robustness/run.py --table            # RESULTS.md from rows.json, nothing is run
