@@ -28,6 +28,10 @@ MEMORY = 6 << 30
 SECONDS = 120
 
 
+class Stuck(BaseException):
+    """What did not end; no error that anybody explains."""
+
+
 def mutated(content: bytes, rng: random.Random) -> bytes:
     """A file that differs from a good one in a few places."""
     raw = bytearray(content)
@@ -142,7 +146,7 @@ def _tried(name: str, count: int, seed: int) -> list[tuple[str, str]]:
     from piebald.errors import PiebaldError
 
     def stop(*_: object) -> None:
-        raise TimeoutError
+        raise Stuck
 
     file, content, opened = formats()[name]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -162,7 +166,7 @@ def _tried(name: str, count: int, seed: int) -> list[tuple[str, str]]:
             except PiebaldError as error:
                 verdicts.append(("refused" if str(error).isprintable() else "raw", f"{name} {number}: {error}"))
             except BaseException as error:  # also MemoryError, and what did not end
-                what = "crashed" if isinstance(error, TimeoutError) else "raw"
+                what = "crashed" if isinstance(error, Stuck) else "raw"
                 verdicts.append((what, f"{name} {number}: {type(error).__name__}: {error}"))
             finally:
                 signal.alarm(0)

@@ -60,12 +60,16 @@ COMMANDS = {
 }
 
 
+class Stuck(BaseException):
+    """What did not end; no error that anybody explains."""
+
+
 @pytest.fixture(autouse=True)
 def ends() -> Iterator[None]:
     """What waits for ever is interrupted, and fails."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError("this did not end")
+        raise Stuck
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(200)
