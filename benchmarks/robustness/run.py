@@ -68,7 +68,7 @@ def commit() -> str:
 
 
 def written(found: Mapping[str, Found], seed: int) -> str:
-    """The rows as RESULTS.md."""
+    """The rows as RESULTS.md, and the attacks of attacks.md below them."""
     rows = [row for part in found.values() for row in part.rows]
     lines = ["# Robustness", "", f"Written by `python benchmarks/robustness/run.py --seed {seed}`.", "", TOLD]
     lines += ["| subject | tried | refused | accepted | raw | crashed | commit |", "|---|--:|--:|--:|--:|--:|---|"]
@@ -81,7 +81,7 @@ def written(found: Mapping[str, Found], seed: int) -> str:
     bad = [example for row in rows if not row.good for example in row.examples]
     if bad:
         lines += ["", "Raw and crashed:", "", *(f"- `{' '.join(example.split())[:200]}`" for example in bad)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", (HERE / "attacks.md").read_text("utf-8")])
 
 
 def main() -> int:

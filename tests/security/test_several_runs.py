@@ -141,7 +141,7 @@ def test_the_command_prints_what_a_search_spent(tmp_path: Path, capsys: pytest.C
     (tmp_path / "e.toml").write_text(
         'rounds = 1\n[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 3\nlimit = 90\nvalidation = 0.2\n'
         '[model]\nname = "logistic"\n[recipe]\nname = "dp_sgd"\nnoise = 4.0\nclip = 1.0\nbatch = 8\n'
-        '[tune]\nsampler = "grid"\nrungs = 1\nbudget = { rounds = 2 }\n[tune.space]\nlr = [0.01, 0.1]\n'
+        '[tune]\nsampler = "grid"\nrungs = 1\nbudget = { rounds = 2 }\n[tune.space]\nrecipe.lr = [0.01, 0.1]\n'
     )
     words = ["tune", str(tmp_path / "e.toml"), "--out", str(tmp_path / "search")]
     assert main(words) == 0
