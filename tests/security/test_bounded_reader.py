@@ -398,7 +398,10 @@ def test_a_parquet_of_terabytes_in_a_process_of_little_memory(tmp_path: Path) ->
         "from piebald.cli import main\n"
         "sys.exit(main(['run', sys.argv[1], '--quiet']))"
     )
-    (tmp_path / "e.toml").write_text('rounds = 1\n[data]\nsource = "t.parquet"\nclient = "client"\ntarget = "target"\n')
+    (tmp_path / "e.toml").write_text(
+        'rounds = 1\n[data]\nsource = "t.parquet"\nclient = "client"\ntarget = "target"\n'
+        '[model]\nname = "logistic"\n[recipe]\nname = "fedavg"\n'
+    )
     words = [sys.executable, "-c", program, str(tmp_path / "e.toml")]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=180, cwd=tmp_path)
     assert ended.returncode == 2, ended.stderr
