@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from piebald.client_work import ClientWork
 from piebald.contracts import Checkpoint, Clients, TakesClientState
 from piebald.errors import RunFolderError, SettingError
+from piebald.reading.files import read_bytes
+from piebald.reading.tensors import opened_tensors
 from piebald.recipe import Recipe
 from piebald.report.run_folder import START
 from piebald.report.schema import explained
@@ -121,11 +123,11 @@ class Inheritance:
         if about is None:
             return None
         with explained(f"{folder / START} cannot be read"):
-            body = (folder / START).read_bytes()
+            body = read_bytes(folder / START, most=None, links=False)
         if hashlib.sha256(body).hexdigest() != about["sha256"]:
             raise RunFolderError(f"{folder / START} is damaged: its SHA-256 is not the one recorded")
         try:
-            with safe_open(str(folder / START), framework="pt") as file:
+            with opened_tensors(folder / START) as file:
                 values = json.loads(file.metadata()["values"])
             return cls(Checkpoint(load(body), values), about, body)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from piebald.arguments import checked_class
 from piebald.errors import ParameterError, unknown
+from piebald.reading.tensors import opened_tensors
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -204,7 +205,7 @@ class Layout:
         """Read a vector [size] that `save` wrote; other names, shapes and types are refused."""
         vector = torch.empty(self.size)
         try:
-            with safe_open(str(path), framework="pt") as file:
+            with opened_tensors(path) as file:
                 stored = set(file.keys())
                 views = self.views(vector)
                 if odd := stored ^ set(views):

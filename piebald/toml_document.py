@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import tomllib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from piebald.arguments import DEEPEST, settled
 from piebald.errors import SettingError, shown
 
 Key = tuple[str | int, ...]
+Lines = Callable[[int], int]  # the line of a position
 Walk = Generator[tuple[Key, int], None, int]  # yields keys with their lines, returns the position after them
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,6 +23,16 @@ _BLANK = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
 # The long quotes come first, or a long string would be read as an empty one followed by something.
 _STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'', re.DOTALL)
 _SCALAR = re.compile(r"[^,\]}\n#]*")
+# What a text is made of, so far as dotted keys are concerned; a string without an end takes the rest of its line.
+_PART = r'(?:[A-Za-z0-9_-]+|"(?:\\[^\n]|[^"\\\n])*"?|\'[^\'\n]*\'?)'
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\]|\\\Z)*?(?:"{3,5}|\Z)|\'\'\'.*?(?:\'{3,5}|\Z)|#[^\n]*|'
+    rf"(?P<key>{_PART}(?:[ \t]*\.[ \t]*{_PART})*)",
+    re.DOTALL,
+)
+_LONGEST = 1 << 20  # letters of a document
+_STEPS = 4_000_000  # that `tomllib` takes along dotted keys, each of which costs the square of its parts
+_PLACES = 100_000  # values whose lines are remembered
 
 
 class Document:
@@ -32,6 +45,7 @@ class Document:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
+        check_length(text, name)
         try:
             self.values: dict[str, Any] = tomllib.loads(text)
             settled(self.values, dates=True)  # a setting that gets one says so itself, with its line
@@ -42,7 +56,7 @@ class Document:
         except ValueError as error:  # a number of thousands of digits, or one that 64 bits cannot hold
             raise SettingError(f"{name}: a value {_of_value(error)}") from None
         self._origins: dict[Key, str] = {}
-        for key, line in lines(text):
+        for key, line in itertools.islice(lines(text), _PLACES):
             self._origins.setdefault(key, f"{name}:{line}")
 
     @classmethod
@@ -130,6 +144,26 @@ def dotted(key: Sequence[str | int]) -> str:
     return text
 
 
+def check_length(text: str, name: str) -> None:
+    """Refuse a text that `tomllib` could not read in the memory and time of a machine: it keeps each part of each key.
+
+    Raises:
+        SettingError: it is too long, or has too long keys.
+    """
+    if len(text) > _LONGEST:
+        raise SettingError(f"{name}: settings must be at most {_LONGEST:,} letters, got {len(text):,}")
+    steps = 0
+    for token in _TOKEN.finditer(text):
+        if token["key"] and (parts := len(re.findall(_PART, token["key"])) if "." in token["key"] else 1) > 2:
+            steps += parts**2
+            if parts > DEEPEST or steps > _STEPS:
+                line = text.count("\n", 0, token.start()) + 1
+                raise SettingError(
+                    f"{name}:{line}: a key must have at most {DEEPEST} parts, and a document at most {_STEPS:,} steps "
+                    f"along its keys, got {parts:,} parts"
+                )
+
+
 def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
     message = str(error)
     found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
@@ -148,6 +182,7 @@ def _of_value(error: ValueError) -> str:
 
 def _words(name: str) -> list[str]:
     """The words of a dotted key, quoted or not."""
+    check_length(name, "--set")
     words = [word for word, _ in _key_words(name, 0)]
     if not words or not all(words):
         raise SettingError(f"--set needs a key like recipe.lr, got {name!r}")
@@ -156,6 +191,7 @@ def _words(name: str) -> list[str]:
 
 def value_of(text: str, origin: str) -> Any:
     """A TOML value; any other word is text, so that names need no quotes."""
+    check_length(text, origin)
     try:
         read = tomllib.loads(f"value = {text}")
         settled(read, dates=True)
@@ -177,14 +213,19 @@ def value_of(text: str, origin: str) -> Any:
 
 def lines(text: str) -> Iterator[tuple[Key, int]]:
     """Each key of a TOML text with its line.  `tomllib` must have accepted the text: nothing is checked here."""
+    ends = [match.start() for match in re.finditer("\n", text)]
+
+    def line_of(place: int) -> int:
+        return bisect_left(ends, place) + 1
+
     counts: dict[Key, int] = {}  # elements so far of each array of tables
     table: Key = ()
     place = 0
     while (place := _blank(text, place)) < len(text):
-        line = text.count("\n", 0, place) + 1
+        line = line_of(place)
         if text[place] != "[":
             key, place = _key(text, place)
-            place = yield from _assignment(text, place, table, key)
+            place = yield from _assignment(text, place, table, key, line_of)
             continue
         array = text.startswith("[[", place)
         key, place = _key(text, place + 2 if array else place + 1)
@@ -200,15 +241,15 @@ def lines(text: str) -> Iterator[tuple[Key, int]]:
         place = text.index("]]" if array else "]", place) + (2 if array else 1)
 
 
-def _assignment(text: str, place: int, table: Key, key: Sequence[str]) -> Walk:
+def _assignment(text: str, place: int, table: Key, key: Sequence[str], line_of: Lines) -> Walk:
     """The part after a key: `= value`."""
-    line = text.count("\n", 0, place) + 1
+    line = line_of(place)
     for depth in range(len(key)):
         yield (*table, *key[: depth + 1]), line
-    return (yield from _walk(text, text.index("=", place) + 1, (*table, *key)))
+    return (yield from _walk(text, text.index("=", place) + 1, (*table, *key), line_of))
 
 
-def _walk(text: str, place: int, key: Key) -> Walk:
+def _walk(text: str, place: int, key: Key, line_of: Lines) -> Walk:
     """One value, and the keys inside it."""
     place = _blank(text, place)
     if text[place] in "[{":
@@ -216,11 +257,11 @@ def _walk(text: str, place: int, key: Key) -> Walk:
         place, index = _blank(text, place + 1), 0
         while text[place] != closing:
             if closing == "]":
-                yield (*key, index), text.count("\n", 0, place) + 1
-                place = yield from _walk(text, place, (*key, index))
+                yield (*key, index), line_of(place)
+                place = yield from _walk(text, place, (*key, index), line_of)
             else:
                 inner, place = _key(text, place)
-                place = yield from _assignment(text, place, key, inner)
+                place = yield from _assignment(text, place, key, inner, line_of)
             place, index = _blank(text, place), index + 1
         return place + 1
     match = _STRING.match(text, place) or _SCALAR.match(text, place)

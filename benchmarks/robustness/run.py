@@ -1,8 +1,8 @@
 """All fuzzers: python benchmarks/robustness/run.py
 
-Bad calls, bad experiment files, kills, and hostile results of clients.  What each part found is kept in rows.json as
-soon as it has ended, so that a run that was stopped goes on where it was; RESULTS.md is made of that file.  The exit
-code is 1 if anything ended with a raw exception or a crash.
+Bad calls, bad experiment files, damaged files of every format, kills, and hostile results of clients.  What each part
+found is kept in rows.json as soon as it has ended, so that a run that was stopped goes on where it was; RESULTS.md is
+made of that file.  The exit code is 1 if anything ended with a raw exception or a crash.
 
     python benchmarks/robustness/run.py --only results     # these parts anew, the others as they are in rows.json
     python benchmarks/robustness/run.py --table            # RESULTS.md from rows.json, nothing is run
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import api_fuzzer
+import file_fuzzer
 import kills
 import toml_fuzzer
 from rows import Row
@@ -42,11 +43,12 @@ wrong value that was allowed.  Crashed: the process ended, or did not end.
 """
 
 
-def parts(seed: int, calls: int, files: int, killed: int, results: int) -> dict[str, Part]:
+def parts(seed: int, calls: int, files: int, formats: int, killed: int, results: int) -> dict[str, Part]:
     """What is run, by name; hostile results need the messages of a federation."""
     made: dict[str, Part] = {
         "calls": lambda: api_fuzzer.run(calls, seed),
         "files": lambda: toml_fuzzer.run(files, seed),
+        "formats": lambda: file_fuzzer.run(formats, seed),
         "kills": lambda: kills.run(killed, seed),
     }
     if importlib.util.find_spec("nvflare") is not None:
@@ -66,7 +68,7 @@ def commit() -> str:
 
 
 def written(found: Mapping[str, Found], seed: int) -> str:
-    """The rows as RESULTS.md."""
+    """The rows as RESULTS.md, and the attacks of attacks.md below them."""
     rows = [row for part in found.values() for row in part.rows]
     lines = ["# Robustness", "", f"Written by `python benchmarks/robustness/run.py --seed {seed}`.", "", TOLD]
     lines += ["| subject | tried | refused | accepted | raw | crashed | commit |", "|---|--:|--:|--:|--:|--:|---|"]
@@ -79,7 +81,7 @@ def written(found: Mapping[str, Found], seed: int) -> str:
     bad = [example for row in rows if not row.good for example in row.examples]
     if bad:
         lines += ["", "Raw and crashed:", "", *(f"- `{' '.join(example.split())[:200]}`" for example in bad)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", (HERE / "attacks.md").read_text("utf-8")])
 
 
 def main() -> int:
@@ -89,6 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--formats", type=int, default=200, help="files of each format")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--results", type=int, default=1000)
     parser.add_argument("--only", default="", help="run the parts whose names begin so anew")
@@ -98,7 +101,7 @@ def main() -> int:
     kept, key = options.out / "rows.json", f"seed {options.seed}"
     known = json.loads(kept.read_text()).get(key, {}) if kept.exists() else {}
     found = {name: Found(part["commit"], [Row(**row) for row in part["rows"]]) for name, part in known.items()}
-    wanted = parts(options.seed, options.calls, options.files, options.kills, options.results)
+    wanted = parts(options.seed, options.calls, options.files, options.formats, options.kills, options.results)
     for name, part in {} if options.table else wanted.items():
         if name not in found or (options.only and name.startswith(options.only)):
             print(name, flush=True)

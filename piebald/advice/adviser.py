@@ -31,7 +31,7 @@ from piebald.recipe import Recipe
 from piebald.report.paired import cannot_be_told_apart, difference, probability_within
 from piebald.runtimes.base import SimulatesDevices
 from piebald.tuning.budget import Budget, Cost, rungs_of
-from piebald.tuning.search import ROUNDS, claim, lines_to_stderr
+from piebald.tuning.search import ROUNDS, claim, lines_to_stderr, spent_together
 from piebald.tuning.study import imported
 from piebald.tuning.trial import words
 from piebald.tuning.trial_runs import TrialRuns, named
@@ -125,7 +125,7 @@ def advise(
             chosen = next(one for one in runners if one.label == advice.recommended)
             more, cost = tried_with_less(chosen, runs, folder, limit, spent, say)
             advice = replace(advice, more=more, spent=spent + cost)
-        advice = replace(advice, look=seen)
+        advice = replace(advice, look=seen, privacy=spent_together(folder))
         advice.save(folder)
     return advice
 

@@ -79,6 +79,7 @@ class Advice:
         settings: the experiment file as plain values, None where it was started from Python.
         look: what was said before training, None where it was not asked for.
         more: what more rows or clients would change, None where it was not asked for, see `more_data`.
+        privacy: the privacy budgets of all runs of the search together, see `several_runs.together`.
     """
 
     recommended: str
@@ -109,6 +110,7 @@ class Advice:
     look: str | None = None
     worse: Mapping[str, float] | None = None
     more: Sequence[More] | None = None
+    privacy: Sequence[Mapping[str, Any]] = ()
 
     def tested_gain(self, label: str) -> Difference | None:
         """The difference of the recommendation to a method on test rows, None where there is none."""
@@ -185,6 +187,7 @@ class Advice:
             "curve": {str(rounds): value for rounds, value in self.curve.items()},
             "cost": _plain(self.cost),
             "spent": _plain(self.spent),
+            "privacy": [dict(one) for one in self.privacy],
             "tested": {
                 one.label: {"mean": _mean(one), "clients": dict(zip(one.scores.clients, _by_client(one), strict=True))}
                 for one in self.tested
@@ -343,6 +346,7 @@ class Advice:
             f"A run of {self.rounds} rounds costs {cost.bytes / 1e6:,.3g} MB, {cost.steps:,} steps and "
             f"{60 * cost.minutes:,.3g} seconds here{time}.",
             f"The search took {spent.rounds:,} rounds, {spent.bytes / 1e6:,.3g} MB and {spent.minutes:,.3g} minutes.",
+            *(one["meaning"] for one in self.privacy),
         ]
 
     def _test_lines(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,8 @@ from piebald.cli.app import Json, Out, Quiet, Sets, Verbose, app, end_on_term, s
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
 from piebald.errors import RunFolderError, SettingError
+from piebald.plain_text import printable
+from piebald.reading.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +91,7 @@ def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[s
     from piebald.references import of_folder
 
     try:
-        record = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+        record = read_json(folder / "search.json")
         table, kind = record["settings"], record["kind"]
     except (ValueError, KeyError, TypeError, OSError):
         raise RunFolderError(f"{folder / 'search.json'} cannot be read: start a new search") from None
@@ -196,3 +197,5 @@ def _print(found: Tuning, as_json: bool, quiet: bool, folder: Path) -> None:
         rows = found.table()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         print(f"\nchosen by validation rows; all trials are in {folder}")
+        for budget in found.privacy:
+            print(printable(budget["meaning"]))

@@ -32,6 +32,7 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
     else:
         _print_narrow(comparison, rows, {row["label"]: row for row in pairs})
     said = [comparison.headline() + ".", unequal(comparison), *_notes(comparison, rows)]
+    said += [budget["meaning"] for budget in comparison.privacy]
     print("\n" + "\n".join(_wrapped(line) for line in said if line))
 
 

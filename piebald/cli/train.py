@@ -135,7 +135,7 @@ def compare(
     from piebald.report.work import behind
 
     if as_json:
-        told = {"cannot_be_told_apart": comparison.tied, "work": behind(comparison)}
+        told = {"cannot_be_told_apart": comparison.tied, "work": behind(comparison), "privacy": comparison.privacy}
         runs, pairs = [facts(history) for history in comparison.runs], comparison.paired(base_of(comparison))
         chosen = {} if tuned is None else {"tuning": tuned.plain()}
         print_json(

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from piebald.data.dataset import Owners
 from piebald.data.prepared_files import prepared
 from piebald.errors import SettingError
+from piebald.reading.packed import DAMAGE, unpacked
+from piebald.reading.tables import check_text_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,8 +30,10 @@ def read_csv(folder: str, file: str, columns: Sequence[str]) -> DataFrame:
 
     path = prepared(folder, file)
     try:
-        frame = pandas.read_csv(path)
-    except (OSError, EOFError, ValueError) as error:
+        check_text_table(path, ",")
+        with unpacked(path) as content:
+            frame = pandas.read_csv(content, engine="c")
+    except (*DAMAGE, ValueError) as error:
         raise SettingError(f"{path} cannot be read as CSV, it may be damaged: replace it ({error})") from None
     return checked(frame, columns, str(path))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import warnings
 import wave
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,10 +15,12 @@ from numpy.typing import NDArray
 from piebald.arguments import Count, PathLike, Positive, checked
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.decoded import Decoded
-from piebald.data.safe_reading import MOST_PIXELS
 from piebald.errors import SettingError
+from piebald.reading.files import opened
+from piebald.reading.images import FORMATS, picture
 
-IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_BILINEAR = 2  # `PIL.Image.Resampling.BILINEAR`, without an import of Pillow
+IMAGES = tuple(FORMATS)
 
 
 @checked
@@ -115,19 +116,9 @@ def _data_set(
 
 
 def _image(path: Path, side: int) -> NDArray[np.uint8]:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise SettingError(f"{path}: images need Pillow: pip install pillow") from None
-    try:
-        with warnings.catch_warnings(), Image.open(path) as opened:
-            warnings.simplefilter("ignore")  # of large images, which are refused here
-            if opened.width * opened.height > MOST_PIXELS:
-                raise ValueError(f"its {opened.width} x {opened.height} pixels are more than {MOST_PIXELS:,}")
-            small = opened.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
-            return np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)
-    except (OSError, ValueError, SyntaxError, MemoryError, struct.error, Image.DecompressionBombError) as error:
-        raise SettingError(f"{path} cannot be read as an image: replace it or leave it out ({error})") from None
+    with picture(path, FORMATS[path.suffix.lower()], str(path)) as image:
+        small = image.convert("RGB").resize((side, side), _BILINEAR)
+        return np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)
 
 
 def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
@@ -137,9 +128,9 @@ def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
         SettingError: the file cannot be read, or has another rate.
     """
     try:
-        with wave.open(str(path), "rb") as opened:
-            found, width, channels = opened.getframerate(), opened.getsampwidth(), opened.getnchannels()
-            raw = opened.readframes(length)
+        with opened(path) as file, wave.open(file, "rb") as wav:
+            found, width, channels = wav.getframerate(), wav.getsampwidth(), wav.getnchannels()
+            raw = wav.readframes(length)
     except (OSError, EOFError, ValueError, struct.error, wave.Error) as error:
         raise SettingError(f"{path} cannot be read as WAV: replace it or leave it out ({error})") from None
     if found != rate:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 import struct
-import tarfile
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.errors import SettingError
+from piebald.reading.files import json_value, opened, read_bytes
+from piebald.reading.packed import DAMAGE, check_members, read_unpacked, tar_members
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,18 +23,17 @@ IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: Path) -> NDArray[np.generic]:
-    """Read an array in MNIST's IDX format, plain or gzip.
+    """Read an array in MNIST's IDX format, packed by gzip where the name ends in .gz.
 
     Raises:
         SettingError: the format differs, or the length does not match.
     """
     try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, EOFError, zlib.error) as error:
+        raw = read_unpacked(path)
+    except DAMAGE as error:
         raise SettingError(f"{path} cannot be read, it may be damaged: replace it ({error})") from None
     if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in IDX_TYPES or len(raw) < 4 + 4 * raw[3]:
-        raise SettingError(f"{path} is not of the IDX format: replace it")
+        raise SettingError(f"{path} is not of the IDX format, or it may be damaged: replace it")
     shape = tuple(int(side) for side in np.frombuffer(raw, ">u4", raw[3], 4))
     kind, start = np.dtype(IDX_TYPES[raw[2]]), 4 + 4 * raw[3]
     wanted = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
@@ -53,14 +50,9 @@ def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
     Raises:
         SettingError: the archive is damaged or lacks one of them.
     """
-    found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = member.name.rsplit("/", 1)[-1]
-                if name in names and member.isfile() and (opened := archive.extractfile(member)) is not None:
-                    found[name] = opened.read()
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        found = tar_members(path, names)
+    except DAMAGE as error:
         raise SettingError(f"{path} cannot be read as a tar archive, it may be damaged: replace it ({error})") from None
     for name in names:
         if name not in found:
@@ -82,13 +74,18 @@ def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[byt
         SettingError: the archive is damaged or lacks one of them.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as archive:
+        with (
+            io.BytesIO(source) if isinstance(source, bytes) else opened(source) as file,
+            zipfile.ZipFile(file) as archive,
+        ):
             found = {entry.filename.rsplit("/", 1)[-1]: entry for entry in archive.infolist()}
             for name in names:
                 if name not in found:
                     raise SettingError(f"{where} must hold {name}: replace it")
-            return [archive.read(found[name]) for name in names]
-    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+            chosen = [found[name] for name in names]
+            check_members(where, chosen, file.seek(0, io.SEEK_END))
+            return [archive.read(entry) for entry in chosen]
+    except (*DAMAGE, ValueError, NotImplementedError) as error:
         raise SettingError(
             f"{where} cannot be read as a zip archive, it may be damaged: replace it ({error})"
         ) from None
@@ -165,7 +162,7 @@ def read_leaf(folder: Path) -> tuple[list[NDArray[np.float32]], list[NDArray[np.
     x, y, users = [], [], []
     for file in files:
         try:
-            stored = json.loads(file.read_bytes())
+            stored = json_value(read_bytes(file, most=None), file)
             for user in stored["users"]:
                 x.append(np.asarray(stored["user_data"][user]["x"], dtype=np.float32))
                 y.append(np.asarray(stored["user_data"][user]["y"], dtype=np.int64))

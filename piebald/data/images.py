@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from piebald.data.decoded import Decoded
 from piebald.errors import SettingError
+from piebald.reading.images import picture
 
 
 def lazily(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> Decoded:
@@ -34,17 +35,14 @@ def decode(stored: NDArray[np.uint8], offset: NDArray[np.int64], where: str) -> 
     Raises:
         SettingError: an image cannot be decoded, or sizes differ.
     """
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise SettingError(f"{where}: images stored as JPEG need Pillow: pip install pillow") from None
     images: NDArray[np.uint8] | None = None
     for number in range(len(offset) - 1):
+        file = io.BytesIO(stored[offset[number] : offset[number + 1]].tobytes())
         try:
-            with Image.open(io.BytesIO(stored[offset[number] : offset[number + 1]].tobytes())) as opened:
-                pixels = np.asarray(opened.convert("RGB"))
-        except (UnidentifiedImageError, OSError, ValueError) as error:
-            raise SettingError(f"{where}: image {number} cannot be decoded: replace the file ({error})") from None
+            with picture(file, "JPEG", "it") as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except SettingError as error:
+            raise SettingError(f"{where}: image {number} cannot be decoded: {error}") from None
         if images is None:
             images = np.empty((len(offset) - 1, 3, *pixels.shape[:2]), dtype=np.uint8)
         if pixels.shape[:2] != images.shape[2:]:

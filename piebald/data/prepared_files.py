@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from piebald.data.safe_reading import read_arrays
 from piebald.errors import SettingError
+from piebald.reading.packed import read_arrays
 
 VARIABLE = "PIEBALD_DATA"
 

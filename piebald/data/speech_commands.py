@@ -18,6 +18,7 @@ from piebald.data.download import cache, official
 from piebald.data.folders import recording
 from piebald.data.prepared_files import VARIABLE
 from piebald.errors import SettingError
+from piebald.reading.files import read_text
 
 FOLDER = "speech_commands"
 URL = "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
@@ -44,7 +45,7 @@ def speech_commands() -> DataSet:
     if not files:
         raise SettingError(f"there is no recording word/file.wav in {folder}: unpack the archive there again")
     try:
-        tests = set((folder / TESTS).read_text(encoding="utf-8").split())
+        tests = set(read_text(folder / TESTS).split())
     except (OSError, ValueError) as error:
         raise SettingError(f"{folder / TESTS} cannot be read: unpack the archive again ({error})") from None
     classes, y = np.unique([path.parent.name for path in files], return_inverse=True)
@@ -75,7 +76,7 @@ def _folder() -> Path:
     # Unpacked in a temporary folder and renamed, so that a folder of this name is complete.
     temporary = Path(tempfile.mkdtemp(dir=unpacked.parent))
     try:
-        with tarfile.open(archive) as opened:
+        with tarfile.open(archive, "r:gz") as opened:
             opened.extractall(temporary, filter="data")
         if unpacked.exists():
             shutil.rmtree(unpacked)

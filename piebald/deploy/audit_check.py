@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from piebald.deploy.status import credentials_folder, run_of, was_started
+from piebald.deploy.status import credentials_folder, run_of, was_started, written_head
 from piebald.errors import RunFolderError, SettingError
 from piebald.report.store import RunStore
 from piebald.runtimes.federation.audit import FILE, HEAD, Verified, knows, missing, received, verify
@@ -38,6 +38,18 @@ def check_log(
     found = verify(path, archive)
     if not found.lines and was_started(credentials):
         raise SettingError(f"{path} is empty or gone, and {credentials} has run: restore it from a backup")
+    if (last := written_head(credentials)) is not None:
+        line, digest = last
+        if line > verify(path, archive).lines:  # anew: it may have grown meanwhile
+            raise SettingError(
+                f"{path} has lost its end: it has {found.lines} lines, and the party's status tells of line {line}: "
+                "restore it from a backup, or compare it with the other side (--against)"
+            )
+        if line and not knows(path, digest, archive):
+            raise SettingError(f"{path} was written anew: its line {line} is not the one that the status tells of")
+        agrees.append("the party's status, which tells of no further line")
+    if found.lines and head is None and against is None:
+        _check_heads(path, found)
     if found.noted:
         agrees.append(f"{HEAD} beside it, which tells of no further line")
     if run is not None and results:
@@ -60,6 +72,19 @@ def check_log(
             raise SettingError(f"{gaps[0]}{more}: one of the two logs was cut or written anew")
         agrees.append(f"{other}, all of whose results it has")
     return path, found, agrees
+
+
+def _check_heads(path: Path, found: Verified) -> None:
+    """Refuse a log without its head, or a part of one: lines at the end may be gone with it."""
+    ask = "compare the log with a head kept elsewhere (--head), or with the other side (--against)"
+    if not found.noted:
+        raise SettingError(
+            f"{HEAD} beside {path} is gone, and each line writes it, so lines at the end may be gone: {ask}"
+        )
+    if found.headless is not None:
+        raise SettingError(
+            f"line {found.headless} of {path} was written where {HEAD} was gone, so lines before it may be gone: {ask}"
+        )
 
 
 def _results(run: Path) -> list[tuple[str, int]]:

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 
 from piebald.errors import SettingError
 from piebald.kept_form import KeptForm
+from piebald.reading.files import read_json
 
 FOLDER = "queue"
 FORMAT = KeptForm[dict[str, Any]](first=1)  # of the two files of an experiment, each by itself
@@ -261,7 +262,7 @@ def _present(path: Path, absent: int | None = None) -> dict[str, Any]:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from piebald.errors import PiebaldError, SettingError
+from piebald.reading.files import read_bytes
 from piebald.runtimes.federation import provisioning
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 from piebald.runtimes.federation.member_list import sites_of
@@ -63,9 +64,9 @@ def check_certificate(folder: Path, name: str = "certificate") -> Check:
         return Check(name, False, INSTALL)
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     try:
-        certificate = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
-        authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
-        key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
+        authority = x509.load_pem_x509_certificate(read_bytes(folder / "authority.pem"))
+        key = serialization.load_pem_private_key(read_bytes(folder / "key.pem"), None)
         certificate.verify_directly_issued_by(authority)
     except (OSError, ValueError, TypeError, InvalidSignature) as error:
         return Check(name, False, f"it cannot be used ({type(error).__name__}): get the folder {folder} again")

@@ -12,10 +12,12 @@ import contextlib
 import ipaddress
 import json
 import logging
+import math
 import secrets
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +27,14 @@ from piebald.deploy.run_view import RunView, Viewer
 from piebald.deploy.status import STALLED, read_status, signs_of_life
 from piebald.errors import SettingError
 from piebald.private_files import write_private
+from piebald.reading.files import read_text
 
 INSTALL = "the status page needs starlette, uvicorn and prometheus-client: pip install 'piebald[page]'"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
+FREE = 10  # wrong tokens of an address, after which it waits
+_LONGEST_WAIT = 60.0  # seconds
+_MOST_ADDRESSES = 1024  # that are remembered for wrong tokens
+_LONGEST_TOKEN = 1024  # bytes
 MOST_CONNECTIONS = 32  # at a time; files and connections that a process may have open are as few as 1,024, and shared
 
 log = logging.getLogger("piebald.federation")
@@ -76,10 +83,87 @@ def token_of(credentials: Path) -> str:
         write_private(path, secrets.token_urlsafe(32) + "\n")
     if path.stat().st_mode & 0o077:
         raise SettingError(f"{path} can be read by others: chmod 600 {path}")
-    token = path.read_text().strip()
+    token = read_text(path, _LONGEST_TOKEN).strip()
     if len(token) < 16:
         raise SettingError(f"{path} must hold at least 16 characters: remove it, and another one is made")
     return token
+
+
+class Token:
+    """The token of the page, read anew at each request, so that another one counts at once.
+
+    Args:
+        credentials: the server's credentials.
+        loopback: whether only this machine can reach the page, which then needs a token only where there is a file.
+
+    Raises:
+        SettingError: it cannot be used.
+    """
+
+    def __init__(self, credentials: Path, loopback: bool) -> None:
+        self._credentials, self._warned = credentials, False
+        self._needed = not loopback or (credentials / TOKEN).exists()
+        if self._needed:
+            token_of(credentials)
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request must bring it."""
+        self._needed = self._needed or (self._credentials / TOKEN).exists()
+        return self._needed
+
+    def fits(self, given: str) -> bool:
+        """Whether it is the token; nothing is while there is none that can be used."""
+        try:
+            if not (self._credentials / TOKEN).exists():
+                raise SettingError(f"{self._credentials / TOKEN} is gone")
+            token = token_of(self._credentials)
+        except (OSError, ValueError) as error:
+            if not self._warned:
+                log.warning("nobody is let in to the status page: %s", error)
+            self._warned = True
+            return False
+        self._warned = False
+        return secrets.compare_digest(given.encode(), token.encode())
+
+
+class WrongTokens:
+    """Who has brought wrong tokens: after some of them an address waits, each time twice as long.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how many, and until when it waits
+
+    def wait(self, address: str) -> float:
+        """Seconds until an address may bring another token."""
+        return max(0.0, self._known.get(_network(address), (0, 0.0))[1] - self._clock())
+
+    def add(self, address: str) -> None:
+        """Count a wrong token; the log has the first of an address, and then each time that they have doubled."""
+        count = self._known.pop(_network(address), (0, 0.0))[0] + 1
+        wait = 0.0 if count < FREE else min(_LONGEST_WAIT, 2.0 ** min(count - FREE, 10))
+        self._known[_network(address)] = count, self._clock() + wait
+        while len(self._known) > _MOST_ADDRESSES:
+            self._known.popitem(last=False)
+        if not count & (count - 1):
+            about = {"event": "wrong token", "address": address, "count": count}
+            log.warning("%(address)s has asked for the status page with wrong tokens: %(count)d so far", about)
+
+    def forgive(self, address: str) -> None:
+        """Forget those of an address that has brought the token."""
+        self._known.pop(_network(address), None)
+
+
+def _network(address: str) -> str:
+    """The address, or the network of 64 bits that it is in, of which anybody has all addresses who has one."""
+    try:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
+    except ValueError:
+        return address
 
 
 class FewConnections(socket.socket):
@@ -126,7 +210,7 @@ def serving_page(address: PageAddress, credentials: Path, run: Path | None = Non
     check_installed()
     import uvicorn
 
-    token = None if address.loopback and not (credentials / TOKEN).exists() else token_of(credentials)
+    token = Token(credentials, address.loopback)
     try:
         listening = FewConnections.at(address)
     except OSError as error:
@@ -151,7 +235,7 @@ def serving_page(address: PageAddress, credentials: Path, run: Path | None = Non
     about = {"event": "page", "scheme": "http" if address.loopback else "https", "host": address.host}
     about |= {
         "port": listening.getsockname()[1],
-        "token": "" if token is None else f", with the token in {credentials / TOKEN}",
+        "token": f", with the token in {credentials / TOKEN}" if token.needed else "",
     }
     log.info("the status page is at %(scheme)s://%(host)s:%(port)d/%(token)s", about)
     try:
@@ -169,13 +253,13 @@ def _run(server: Any, listening: socket.socket) -> None:
         log.warning("the status page has ended: %s", type(error).__name__)
 
 
-def page_app(viewer: Viewer, credentials: Path, token: str | None, loopback: bool) -> Any:
+def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) -> Any:
     """The application (ASGI).
 
     Args:
         viewer: reads what is shown.
         credentials: the server's credentials.
-        token: what a request must bring, None for nothing.
+        token: what a request must bring.
         loopback: whether requests must name this machine, so that no page of the web can have a browser read it
             under a name of its own.
     """
@@ -229,8 +313,9 @@ class _Guarded:
         token, loopback: see `page_app`.
     """
 
-    def __init__(self, app: Any, content: str, token: str | None, loopback: bool) -> None:
+    def __init__(self, app: Any, content: str, token: Token, loopback: bool) -> None:
         self._app, self._token, self._loopback = app, token, loopback
+        self._wrong = WrongTokens()
         headers = {
             "Content-Security-Policy": content,
             "X-Content-Type-Options": "nosniff",
@@ -258,23 +343,32 @@ class _Guarded:
         headers = Request(scope).headers
         if self._loopback and not _names_this_machine(headers.get("host", "")):
             return PlainTextResponse("this page is read under the name localhost\n", 421)
-        if self._token is not None and scope["path"] != "/healthz" and not _knows(headers, self._token):
-            asked = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
-            return PlainTextResponse("a token is needed\n", 401, headers=asked)
-        return None
+        if scope["path"] == "/healthz" or not self._token.needed:
+            return None
+        given, address = _given(headers), (scope.get("client") or ("an unknown address",))[0]
+        if given is not None and (wait := self._wrong.wait(address)):
+            later = {"Retry-After": str(math.ceil(wait))}
+            return PlainTextResponse("too many wrong tokens: try again later\n", 429, headers=later)
+        if given is not None and self._token.fits(given):
+            self._wrong.forgive(address)
+            return None
+        if given is not None:
+            self._wrong.add(address)
+        asked = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
+        return PlainTextResponse("a token is needed\n", 401, headers=asked)
 
 
-def _knows(headers: Mapping[str, str], token: str) -> bool:
-    """Whether a request brings the token, as Bearer or as the password of Basic."""
+def _given(headers: Mapping[str, str]) -> str | None:
+    """The token that a request brings, as Bearer or as the password of Basic; None where it brings none."""
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         try:
             given = base64.b64decode(given, validate=True).decode().partition(":")[2]
         except (binascii.Error, ValueError):
-            return False
-    elif kind.lower() != "bearer":
-        return False
-    return secrets.compare_digest(given.strip().encode(), token.encode())
+            return ""
+    elif kind and kind.lower() != "bearer":
+        return ""  # which is no token
+    return given.strip() if kind else None
 
 
 def _names_this_machine(host: str) -> bool:

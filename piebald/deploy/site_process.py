@@ -30,6 +30,7 @@ from piebald.objective import Objective
 from piebald.parameters import Layout
 from piebald.partition.standardise import StandardisedClients
 from piebald.public_rows import public_rows_of, rows_digest
+from piebald.reading.files import read_text
 from piebald.recipe import Recipe
 from piebald.recipes.named import lookup
 from piebald.references import USERS, Outside, Resolver
@@ -73,7 +74,7 @@ class SiteSettings(BaseModel):
     def load(cls, path: Path) -> SiteSettings:
         """Load the settings from a file; the defaults where it does not exist."""
         try:
-            document = Document(path.read_text(encoding="utf-8"), str(path))
+            document = Document(read_text(path), str(path))
         except FileNotFoundError:
             return cls()
         except UnicodeDecodeError:

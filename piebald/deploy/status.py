@@ -8,7 +8,6 @@ its lock (`RunLock`).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from piebald.deploy.experiment_queue import ExperimentQueue
 from piebald.errors import RunFolderError, SettingError
+from piebald.reading.files import read_json, read_text, regular
 
 try:
     import fcntl
@@ -109,6 +109,7 @@ def status_values(folder: Path) -> dict[str, Any]:
         recorded, steps = _recorded(run)
         found |= {} if steps is None else {"steps": steps}
     found.pop("over", None)
+    found.pop("audit", None)
     about = {"party": found.pop("party"), "state": _state(recorded, process, killed), "process": process}
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
@@ -143,6 +144,7 @@ def running_process(folder: Path) -> int | None:
     if fcntl is None:
         return None
     try:
+        regular(folder / "run.lock")
         with (folder / "run.lock").open("r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,7 +161,7 @@ def killed_process(folder: Path) -> int | None:
     if fcntl is None or running_process(folder) is not None:
         return None
     try:
-        left = (folder / "run.lock").read_text("ascii").strip()
+        left = read_text(folder / "run.lock", 100, "ascii").strip()
     except (OSError, ValueError):
         return None
     return int(left) if left.isdecimal() else None
@@ -205,11 +207,20 @@ def was_started(credentials: Path) -> bool:
     return bool(_written(credentials))
 
 
+def written_head(credentials: Path) -> tuple[int, str] | None:
+    """Number and digest of the last line of the audit log, as the party's status has them; None where it has none."""
+    try:
+        line, digest = (_written(credentials) or {})["audit"]
+        return int(line), str(digest)
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
 def _written(credentials: Path) -> dict[str, Any] | None:
     """What the party's process wrote last, None where none has."""
     try:
-        found = json.loads((credentials / _STATUS).read_text())
-    except (OSError, ValueError, RecursionError):
+        found = read_json(credentials / _STATUS)
+    except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -217,8 +228,8 @@ def _written(credentials: Path) -> dict[str, Any] | None:
 def run_of(credentials: Path) -> Path | None:
     """The run folder that a server's credentials name, None where there is none."""
     try:
-        run = Path(json.loads((credentials / RUN).read_text())["folder"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        run = Path(read_json(credentials / RUN)["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
         run = credentials.parent.parent  # of a federation on this machine, whose credentials are in it
         if credentials.parent.name != "federation":
             return None

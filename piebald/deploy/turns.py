@@ -6,11 +6,11 @@ of it in one place.  A turn ends between two server steps, where nothing that si
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from piebald.deploy.experiment_queue import ExperimentQueue, Queued
+from piebald.reading.files import read_json
 
 _GATHER = 30.0  # seconds that sites have to connect again and to read their rows, however short turns are
 
@@ -61,7 +61,7 @@ def _steps(run: Path) -> int:
 def _idle(credentials: Path) -> bool:
     """Whether no site works on a task, as the server wrote last."""
     try:
-        found = json.loads((credentials / "status.json").read_text("utf-8"))
+        found = read_json(credentials / "status.json")
     except (OSError, ValueError):
         return False
     sites = found.get("sites")

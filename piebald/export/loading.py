@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from piebald.arguments import PathLike, checked
 from piebald.errors import SettingError
+from piebald.reading.tensors import opened_tensors, state_dict
 
 
 @checked
@@ -48,11 +47,12 @@ def load_weights(module: nn.Module, path: PathLike) -> nn.Module:
 def _read(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix in (".pt", ".pth"):
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            found = state_dict(file)
             if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
                 raise SettingError(f"{file} holds no state dict: it must map names to tensors")
             return found
-        return load_file(str(file))
+        with opened_tensors(file) as stored:
+            return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise SettingError(f"there is no file {file}: give one that Run.save or piebald export wrote") from None
     except SettingError:

@@ -17,6 +17,7 @@ from piebald.boosting.here import TreeRows
 from piebald.boosting.rounds import Boosted, Start
 from piebald.errors import RunFolderError
 from piebald.federated_trees.boosted_trees import BoostedTrees
+from piebald.reading.files import read_json
 from piebald.report import tensor_files
 from piebald.report.lock import RunLock
 
@@ -56,8 +57,8 @@ class TreeFolder:
             self._write(_ABOUT, about)
             return
         try:
-            found = json.loads((self.path / _ABOUT).read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            found = read_json(self.path / _ABOUT)
+        except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / _ABOUT} cannot be read: {type(error).__name__}") from None
         if not isinstance(found, dict) or found.keys() != about.keys():
             raise RunFolderError(f"{self.path} has trees of something else: choose another folder")

@@ -23,6 +23,7 @@ from piebald.data.prepared_files import is_prepared, prepared, read_npz
 from piebald.errors import SettingError
 from piebald.models.log_mel import LogMel
 from piebald.models.setting_checks import checked_network
+from piebald.reading.files import check_size, read_bytes, regular
 
 PREPARED = "squeezenet1_1_notop.npz"
 CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256
@@ -116,7 +117,7 @@ def squeezenet(side: int = 224) -> SqueezeNet:
     names = list(network.state_dict())
     if is_prepared("squeezenet", PREPARED):
         path = prepared("squeezenet", PREPARED)
-        if hashlib.sha256(path.read_bytes()).hexdigest() != CHECKSUM:
+        if hashlib.sha256(read_bytes(path, most=None)).hexdigest() != CHECKSUM:
             raise SettingError(f"{path} does not hold the known weights (another checksum): replace it")
         weights = read_npz("squeezenet", PREPARED, names)
     else:
@@ -134,8 +135,9 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'piebald[weights]'") from None
     stored: dict[tuple[str, int], NDArray[np.float32]] = {}
     try:
-        with h5py.File(path, "r") as opened:
-            opened.visititems(lambda path, found: _take(stored, path, found))
+        regular(path)
+        with h5py.File(path, "r") as file:
+            file.visititems(lambda path, found: _take(stored, path, found))
         weights = {name: _as_torch(stored, name) for name in names}
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise SettingError(f"{path} does not hold the known weights: delete or replace it ({error})") from None
@@ -151,6 +153,9 @@ def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, found: 
     """Store an array of the file by its layer and number of axes: 4 for a kernel, 1 for a bias."""
     layer = next((layer for layer in LAYERS.values() if layer in path), None)
     if layer is not None and hasattr(found, "shape"):
+        if found.is_virtual or found.external:
+            raise ValueError(f"{path} lies in another file, which is not opened")
+        check_size(path, found.nbytes, found.id.get_storage_size())
         stored[layer, len(found.shape)] = np.asarray(found, dtype=np.float32)
 
 

@@ -18,8 +18,10 @@ from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
 from piebald.models.pretrained import pretrained
 from piebald.models.resnet import Resnet18, Resnet50
+from piebald.models.setting_checks import bounded_build
 from piebald.models.vgg import Vgg11
 from piebald.randomness import key, torch_seed
+from piebald.reading.files import memory
 from piebald.references import USERS, Reference
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -44,6 +46,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
 
 InputShape = Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
 _TENSORS = 2000  # more than any of these networks has
+_MOST_TENSORS = 20_000  # of a network of the user's, too
 
 
 def names() -> list[str]:
@@ -64,22 +67,9 @@ def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int
         SettingError: there are more parameters than `most`, or more tensors than any of these networks has; or as
             `build_model`.
     """
-    count = tensors = 0
-
-    def counted(module: nn.Module, parameter_name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal count, tensors
-        count, tensors = count + (0 if parameter is None else parameter.numel()), tensors + 1
-        if count > most:
-            raise SettingError(f"model {name!r} with these settings has more than {most:,} parameters allowed")
-        if tensors > _TENSORS:
-            raise SettingError(f"model {name!r} with these settings has more than {_TENSORS:,} tensors of parameters")
-
-    handle = nn.modules.module.register_module_parameter_registration_hook(counted)
-    try:
+    with bounded_build(f"model {name!r}", most, _TENSORS) as counts:
         network(name, input_shape, outputs, device="meta", **settings)
-    finally:
-        handle.remove()
-    return count
+    return counts[0]
 
 
 @checked
@@ -130,7 +120,8 @@ def network(
         where = torch.device(device)
     except RuntimeError:
         raise SettingError(f"device must be one that torch knows, like 'cpu' or 'meta', got {shown(device)}") from None
-    with torch_seed(key(seed, "model", name) >> 1), where:
+    room = memory() // 8  # parameters and their gradients
+    with torch_seed(key(seed, "model", name) >> 1), where, bounded_build(f"model {name!r}", room, _MOST_TENSORS):
         made = make(**{given: value for given, value in derived.items() if given in known}, **settings)
     if not isinstance(made, nn.Module):
         raise SettingError(f"model {name!r} must make a torch.nn.Module, got {type(made).__name__}")

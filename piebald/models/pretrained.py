@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from piebald.arguments import Count, PathLike, Seed, Share, checked, checked_class
 from piebald.errors import SettingError, unknown
 from piebald.models.lora import with_lora
-from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config
+from piebald.models.setting_checks import bounded_build
+from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config, weight_bytes
 from piebald.randomness import key, torch_seed
 from piebald.training.checkpointing import enable_own
 
@@ -27,6 +28,8 @@ _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in tr
     "image_classification": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", None),
 }
 _LORA_RANK = 8
+# A network has no more numbers and names than its files have bytes for, and those of adapters and of a new head.
+_TENSORS, _WIDEST, _NEW_HEAD = 100_000, 1 << 16, 1 << 27
 
 
 @checked_class
@@ -144,7 +147,10 @@ def pretrained(
         raise SettingError(f"{given} belongs to adapters but adapter is None: set adapter = 'lora', or leave it out")
     transformers = _installed()
     source = find(weights, revision)
-    with torch_seed(key(seed, "model", "pretrained") >> 1), _quiet():
+    stored = weight_bytes(source.path)
+    most, tensors = 2 * stored + (outputs or 0) * _WIDEST + _NEW_HEAD, min(stored // 20, _TENSORS) + 1000
+    bounded = bounded_build(f"the network in {source.path}", most, tensors)
+    with torch_seed(key(seed, "model", "pretrained") >> 1), _quiet(), bounded:
         network = _network(transformers, source, task, outputs)
         reads, padding = network.main_input_name, network.config.to_dict().get("pad_token_id")
         if adapter is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
@@ -34,6 +36,39 @@ def checked_network(made: type[M]) -> type[M]:
 
     made.__init__ = init  # type: ignore[method-assign,assignment]
     return made
+
+
+@contextmanager
+def bounded_build(what: str, most: int, tensors: int) -> Iterator[list[int]]:
+    """Build networks in the block, and no further than a limit: memory is asked for, but no number is written to it.
+
+    Args:
+        what: the network, for the error message.
+        most: the largest number of parameters.
+        tensors: the largest number of tensors that they are in.
+
+    Returns:
+        A list with the number of parameters so far.
+
+    Raises:
+        SettingError: from the block, as soon as there are more.
+    """
+    counts, thread = [0, 0], threading.get_ident()
+
+    def counted(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if threading.get_ident() != thread:  # another one builds at the same time
+            return
+        counts[0], counts[1] = counts[0] + (0 if parameter is None else parameter.numel()), counts[1] + 1
+        if counts[0] > most:
+            raise SettingError(f"{what} with these settings has more than {most:,} parameters allowed")
+        if counts[1] > tensors:
+            raise SettingError(f"{what} with these settings has more than {tensors:,} tensors of parameters")
+
+    handle = nn.modules.module.register_module_parameter_registration_hook(counted)
+    try:
+        yield counts
+    finally:
+        handle.remove()
 
 
 def whole(name: str, value: object, least: int = 1) -> int:

@@ -19,10 +19,13 @@ from torch import Tensor
 
 from piebald.arguments import DEEPEST
 from piebald.errors import SettingError, shown
+from piebald.reading.files import read_json, regular
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing else
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_DEEP = re.compile(r"layer(?!.*(size|dim|norm))|depth")  # in names of what is repeated
+_MOST_LAYERS, _LARGEST = 10_000, 1 << 32  # what is repeated costs memory before a network has parameters
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -121,12 +124,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError:
         hint = "it holds an adapter: give the folder of the model that it belongs to"
         hint = hint if (folder / "adapter_config.json").is_file() else "give one with a config.json and safetensors"
         raise SettingError(f"{folder} holds no model: {hint}") from None
-    except (OSError, ValueError, RecursionError) as error:  # also not UTF-8
+    except (OSError, ValueError) as error:  # also not UTF-8
         raise SettingError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise SettingError(f"{path} is no configuration of a model: it must name its model_type, like 'distilbert'")
@@ -142,6 +145,11 @@ def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
         return [_without_code(folder, one, depth + 1) for one in values]
     if not isinstance(values, dict):
         return values
+    for name, value in values.items():
+        if isinstance(value, int) and value > (_MOST_LAYERS if _DEEP.search(name) else _LARGEST):
+            raise SettingError(
+                f"{folder / 'config.json'} has {name} = {shown(value)}, which no network has: replace it"
+            )
     if "auto_map" in values:
         raise SettingError(f"the model in {folder} needs code of its own, which is never run: choose another model")
     if "quantization_config" in values:
@@ -158,6 +166,11 @@ def _chooses_code(name: str, value: Any) -> bool:
     plain = value if isinstance(value, list) else [value]
     sizes = all(isinstance(one, int) and not isinstance(one, bool) for one in plain)
     return "_implementation" in name or ("kernel" in name and not sizes)
+
+
+def weight_bytes(folder: Path) -> int:
+    """The bytes of a folder's weights."""
+    return sum(regular(file) for file in _weight_files(folder))
 
 
 def mapped_tensors(folder: Path) -> dict[str, Tensor]:
@@ -189,8 +202,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return []
     try:
-        parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        parts = set(read_json(index)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise SettingError(f"{index} cannot be read as an index of weights: fetch the folder again") from None
     for part in parts:
         if not isinstance(part, str) or Path(part).name != part or not (folder / part).is_file():
@@ -200,6 +213,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _mapped(file: Path) -> dict[str, Tensor]:
     try:
+        regular(file)
         with safe_open(str(file), framework="pt"):
             pass  # checks that the header is whole, and that tensors lie inside the file and not in one another
         raw = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)

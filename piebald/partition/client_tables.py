@@ -6,7 +6,7 @@ Packages are imported only to read a file; objects that are passed in bring thei
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import re
 import warnings
 import zlib
@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from piebald.data.safe_reading import check_table
 from piebald.errors import SettingError, unknown
 from piebald.partition.convert import Array, array, input_arrays, inputs
 from piebald.partition.split import Ints
+from piebald.reading.packed import unpacked
+from piebald.reading.tables import check_text_table, read_parquet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,17 +64,15 @@ def read_table(path: Path, names: str | None = None) -> Any:
     Raises:
         SettingError: the file is missing or cannot be read, a column has two places, or pyarrow is missing.
     """
-    import pandas
-
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
         raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
     suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
     try:
-        check_table(path, SEPARATORS.get(suffix))
         if suffix in PARQUET:
-            return pandas.read_parquet(path)
+            return read_parquet(path)
+        check_text_table(path, "".join(OTHERS))
         return _read_text(path, SEPARATORS[suffix], names)
     except UnicodeDecodeError:
         raise SettingError(f"{path} is no text in UTF-8: save it as UTF-8") from None
@@ -90,6 +89,10 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     """Read a CSV file with this separator, or with the one that its first line has instead."""
     import pandas
 
+    def read(**options: Any) -> Any:
+        with unpacked(path) as file:
+            return pandas.read_csv(file, engine="c", **options)
+
     separator, header = _header(path, separator)
     if twice := next((column for column in header if column and header.count(column) > 1), None):
         raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
@@ -97,26 +100,25 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
-            frame = pandas.read_csv(path, **options)
+            frame = read(**options)
             if separator == ";":  # where the decimal separator may be a comma
-                other = pandas.read_csv(path, decimal=",", **options)
+                other = read(decimal=",", **options)
                 frame = max(frame, other, key=lambda one: one.select_dtypes("number").shape[1])
         except pandas.errors.ParserWarning:
             raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
         if names in header:
             alone: dict[str, Any] = {"usecols": [names], "dtype": str, "keep_default_na": False, "na_values": [""]}
-            as_written = pandas.read_csv(path, **options, **alone)
+            as_written = read(**options, **alone)
             frame[names] = _counted(as_written[names])
     return frame
 
 
 def _header(path: Path, separator: str) -> tuple[str, list[str]]:
     """The separator of a file and the names in its first line."""
-    opened = gzip.open if path.suffix == ".gz" else open
     found: dict[str, list[str]] = {}
     for one in (separator, *OTHERS):
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            found[one] = next(csv.reader(file, delimiter=one), [])
+        with unpacked(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            found[one] = next(csv.reader(text, delimiter=one), [])
         if len(found[one]) > 1:
             return one, found[one]
     return separator, found[separator]

@@ -14,7 +14,6 @@ from piebald.contracts import Clients, HoldsRows
 from piebald.data import data_sets
 from piebald.data.dataset import DataSet, Owners
 from piebald.data.folders import IMAGES, audio_folder, image_folder, visible
-from piebald.data.safe_reading import read_arrays
 from piebald.errors import SettingError
 from piebald.partition.client_tables import ClientTable, from_frame, from_hub, is_table, read_table
 from piebald.partition.collate import Collate
@@ -22,6 +21,7 @@ from piebald.partition.convert import Array
 from piebald.partition.pairs import from_owned, from_pairs, is_owned
 from piebald.partition.sources import clients_from, labelled
 from piebald.partition.standardise import Standardisation
+from piebald.reading.packed import read_arrays
 from piebald.references import Reference, Text
 
 

@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 from piebald.contracts import Device
 from piebald.errors import SettingError, unknown
 from piebald.partition.devices import Devices
+from piebald.reading.files import read_text
 
 COLUMNS = ("client", "seconds_per_step", "down", "up", "latency", "dropout", "on")
 _INTERVALS = re.compile(r"[\d.]+-[\d.]+(;[\d.]+-[\d.]+)*")
@@ -56,9 +56,8 @@ class Trace(Devices):
 @lru_cache(maxsize=8)
 def _rows(file: str) -> tuple[Mapping[str, str], ...]:
     try:
-        with Path(file).open(newline="", encoding="utf-8") as opened:
-            reader = csv.DictReader(opened)
-            rows, names = list(reader), [name.strip() for name in reader.fieldnames or ()]
+        reader = csv.DictReader(read_text(file).splitlines(keepends=True))
+        rows, names = list(reader), [name.strip() for name in reader.fieldnames or ()]
     except FileNotFoundError:
         raise SettingError(f"there is no file {file}: a trace is a CSV file with a line for each client") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

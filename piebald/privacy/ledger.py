@@ -17,6 +17,7 @@ from piebald.errors import SettingError
 from piebald.privacy import accounting
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.private_files import held_alone, write_private
+from piebald.reading.files import read_bytes
 
 LARGEST = 50.0  # of an epsilon that noise is computed for; a larger one promises nothing
 _MEANING = (
@@ -129,7 +130,7 @@ class Ledger:
 
     def _read(self, path: Path) -> None:
         try:
-            record = _Record.model_validate_json(path.read_bytes())
+            record = _Record.model_validate_json(read_bytes(path))
         except (OSError, ValidationError) as error:
             raise SettingError(
                 f"{path} is no ledger of a privacy budget that can be read: what it counted is spent, so keep it, "

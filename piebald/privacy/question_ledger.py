@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from piebald.errors import SettingError
 from piebald.noise import NoiseSource
 from piebald.private_files import held_alone, write_private
+from piebald.reading.files import read_bytes
 
 FILE = "questions.json"
 FOLDER = ".piebald"  # beside rows, for the copy of the count that goes with them
@@ -222,7 +223,7 @@ def _record(path: Path) -> _Record | None:
         SettingError: it cannot be read.
     """
     try:
-        return _Record.model_validate_json(path.read_bytes())
+        return _Record.model_validate_json(read_bytes(path))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

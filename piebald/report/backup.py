@@ -31,6 +31,7 @@ from typing import IO, Any
 from piebald.arguments import PathLike, checked
 from piebald.errors import RunFolderError
 from piebald.kept_form import KeptForm
+from piebald.reading.files import opened
 from piebald.report import schema
 from piebald.report.lock import NO_LINK
 from piebald.report.run_folder import START, existing
@@ -65,8 +66,8 @@ def backup(run_path: PathLike, file: PathLike) -> dict[str, Any]:
     if target.exists() or target.is_symlink():
         raise RunFolderError(f"{target} exists: choose another name for the backup")
     with explained(f"the backup of {folder} cannot be written to {target}"), _unfinished(target) as beside:
-        with ExitStack() as opened:
-            found, version = _snapshot(folder, beside / DATABASE, opened)
+        with ExitStack() as stack:
+            found, version = _snapshot(folder, beside / DATABASE, stack)
             _write(folder, beside / "backup", found, version)
         os.replace(beside / "backup", target)
     return {"file": str(target), "step": version, "bytes": target.stat().st_size}
@@ -94,7 +95,7 @@ def restore(file: PathLike, folder: PathLike) -> dict[str, Any]:
         with _unfinished(target) as beside:
             unfinished = beside / "run"
             unfinished.mkdir(mode=0o700)
-            with source.open("rb") as tar:
+            with opened(source) as tar:
                 _unpack(source, tar, unfinished)
             with RunStore.open_read_only(unfinished) as store:
                 store.last_checkpoint()

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from piebald.arguments import checked, checked_class
 from piebald.errors import SettingError, unknown
+from piebald.privacy.several_runs import together
 from piebald.report.averages import mean
 from piebald.report.headline import rule
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
@@ -98,6 +99,11 @@ class Comparison:
         """What is compared, and the finding, in one line."""
         what = f"{len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}"
         return f"<Comparison of {what}: {self.headline()}>"
+
+    @property
+    def privacy(self) -> list[dict[str, Any]]:
+        """The privacy budgets of all runs together, which were on the same rows; see `several_runs.together`."""
+        return together(history.meta for history in self.runs)
 
     def headline(self) -> str:
         """The finding in one sentence: the winner, or who cannot be told apart, see `report.headline`."""

@@ -10,14 +10,13 @@ from typing import Any
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from piebald.component import Component
+from piebald.privacy.several_runs import NOT_COVERED, UNITS
 from piebald.recipe import Recipe
 from piebald.report import markup, wording
 from piebald.report.comparison import Comparison
 from piebald.report.markup import Cell
 from piebald.report.tables import History
 from piebald.report.wording import NONE
-
-UNITS = {"client": "whether a client took part", "updates": "a client's updates", "row": "whether a row is present"}
 
 _FACTS = {
     "objective": "Objective",
@@ -156,8 +155,13 @@ def _privacy(comparison: Comparison) -> str:
             rows.append([markup.key(comparison.labels, label), *cells])
     if not rows:
         return ""
+    for total in comparison.privacy if len(comparison.runs) > 1 else ():
+        shown = ["none" if total["epsilon"] is None else f"{total['epsilon']:.3g}", NONE, NONE]
+        delta = NONE if total["delta"] is None else f"{total['delta']:.1g}"
+        rows.append([f"all {total['runs']} runs", UNITS[total["unit"]], *shown, delta, total["meaning"]])
     caption = (
-        "Differential privacy of the whole run, which covers the model updates that clients send and nothing else."
+        "Differential privacy of a run of each label, and of all runs of this report, which covers the model updates "
+        f"that clients send and nothing else.  {NOT_COVERED}"
     )
     head = ["Label", "Protected", "Epsilon (PLD)", "Epsilon (RDP)", "Epsilon (opacus, PRV)", "Delta", "Meaning"]
     return markup.table(caption, head, rows, kind="list")

@@ -36,17 +36,25 @@ OWN_FILES = (
 )
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse a folder in which a file that a run writes is a link: writing would overwrite a file somewhere else.
+def refuse_links(folder: Path, written: bool = True) -> None:
+    """Refuse a folder in which a file of the run is a link or no file: it would be read, or overwritten, elsewhere.
+
+    Args:
+        folder: the run folder.
+        written: whether it will be written to, so that a hard link is refused as well.
 
     Raises:
-        RunFolderError: one is a symbolic link, a hard link, or no file.
+        RunFolderError: one is.
     """
     for path in sorted(path for pattern in OWN_FILES for path in folder.glob(pattern)):
-        about = path.lstat()
-        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        try:
+            about = path.lstat()
+        except FileNotFoundError:  # whoever writes the run has deleted it meanwhile
+            continue
+        if not stat.S_ISREG(about.st_mode) or (written and about.st_nlink > 1):
             kind = "no file" if not (stat.S_ISLNK(about.st_mode) or stat.S_ISREG(about.st_mode)) else "a link"
-            raise RunFolderError(f"{path} is {kind}, and a run would write to it: remove it, or choose another folder")
+            use = "a run would write to it" if written else "no run writes that"
+            raise RunFolderError(f"{path} is {kind}, and {use}: remove it, or choose another folder")
 
 
 def create_new(path: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from piebald.errors import RunFolderError
+from piebald.report.lock import refuse_links
 from piebald.report.schema import DATABASE
 
 START = "start.safetensors"  # what a run took over, see `lineage`
@@ -46,6 +47,7 @@ def existing(folder: Path) -> Path:
         raise RunFolderError(f"there is no run folder at {folder}: check the path")
     if not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, not a run folder: name the folder that holds it")
-    if not (folder / DATABASE).exists():
+    if not (folder / DATABASE).exists() and not (folder / DATABASE).is_symlink():
         raise RunFolderError(f"{folder} is not a run folder: it has no {DATABASE}")
+    refuse_links(folder, written=False)
     return folder

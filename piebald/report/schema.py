@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 
 from piebald.errors import RunFolderError, unknown
 from piebald.kept_form import KeptForm
+from piebald.reading.databases import LONGEST, connected, foreign_part
+from piebald.reading.files import json_value
 
 SCHEMA = KeptForm[sqlite3.Connection](first=1)
 APPLICATION = 0x50424C44  # "PBLD", which distinguishes a run from any other SQLite file
@@ -83,7 +85,7 @@ def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
     if read_only:
         db = _for_reading(Path(path))
     else:
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db = connected(Path(path))
         try:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")  # see `transaction`
@@ -100,7 +102,7 @@ def _for_reading(path: Path) -> sqlite3.Connection:
     There nobody writes, so that a database without a journal may be taken as it is.
     """
     place = f"{path.absolute().as_uri()}?mode=ro"
-    db = sqlite3.connect(place, uri=True, isolation_level=None, check_same_thread=False)
+    db = connected(path, place)
     try:
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError:
@@ -108,7 +110,7 @@ def _for_reading(path: Path) -> sqlite3.Connection:
         if os.access(path.parent, os.W_OK, effective_ids=True) or (journal.exists() and journal.stat().st_size):
             return db  # the error will be explained when it is used
         db.close()
-        return sqlite3.connect(f"{place}&immutable=1", uri=True, isolation_level=None, check_same_thread=False)
+        return connected(path, f"{place}&immutable=1")
     except BaseException:
         db.close()
         raise
@@ -116,7 +118,7 @@ def _for_reading(path: Path) -> sqlite3.Connection:
 
 
 def check(db: sqlite3.Connection, folder: Path) -> None:
-    """Refuse a database that is not a run, or that has a newer schema."""
+    """Refuse a database that is not a run, has a newer schema, or has parts that would run when it is read."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     schema = _schema(db)
     if application != APPLICATION:
@@ -126,6 +128,8 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
             f"{folder} has schema {schema} but this Piebald reads up to schema {SCHEMA.number}: "
             f"upgrade Piebald to the one that wrote it"
         )
+    if (foreign := foreign_part(db, _INDEXES)) is not None:
+        raise RunFolderError(f"{folder} is not as a run writes it: its {DATABASE} has {foreign}, which is never used")
 
 
 def migrate(db: sqlite3.Connection, folder: Path) -> None:
@@ -222,10 +226,11 @@ def decoded(text: str, what: str) -> Any:
     Raises:
         RunFolderError: it is none.
     """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise RunFolderError(f"{what} is no JSON value: restore the folder from a copy") from None
+    with explained(f"{what} cannot be read"):
+        try:
+            return json_value(text, what)
+        except ValueError:
+            raise RunFolderError(f"{what} is no JSON value: restore the folder from a copy") from None
 
 
 @contextmanager
@@ -256,7 +261,7 @@ def explained(doing: str) -> Iterator[None]:
     """Turn an error of the disk, SQLite or safetensors into one sentence that begins with `doing`."""
     try:
         yield
-    except (OSError, sqlite3.Error, SafetensorError) as error:
+    except (OSError, UnicodeDecodeError, sqlite3.Error, SafetensorError) as error:
         raise RunFolderError(f"{doing}: {_reason(error)}") from error
 
 
@@ -272,6 +277,12 @@ def _reason(error: Exception) -> str:
         or "os error 30" in text
     ):
         return "the folder cannot be written: change its permissions or choose another"
+    if isinstance(error, UnicodeDecodeError):
+        return "the database holds text that is none: restore the folder from a copy"
+    if "too big" in text:
+        return f"a value in the database has more than {LONGEST:,} bytes, and no run writes that"
+    if text == "interrupted":
+        return "the database is damaged, and reading it does not end: restore the folder from a copy"
     if "malformed" in text or "not a database" in text:
         return "the database is damaged: restore the folder from a copy or start a new run"
     if "unable to open database file" in text:

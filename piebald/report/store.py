@@ -30,6 +30,7 @@ from torch import Tensor
 
 from piebald.contracts import Checkpoint
 from piebald.errors import RunFolderError
+from piebald.reading.files import check_size
 from piebald.report import schema, tensor_files
 from piebald.report.lock import RunLock
 from piebald.report.run_folder import START, UNFINISHED, existing, missing, refuse_occupied, remove_again
@@ -276,7 +277,7 @@ class RunStore:
                     f"in {self._name} the column {damaged} of {table} holds a value of another type: restore the "
                     "folder from a copy"
                 )
-            found = [dict(row) for row in self._db.execute(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")]
+            found = self._fetched(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")
         for row in found:
             what = f"in {self._name} a value of {table}"
             row.update((key, schema.decoded(row[key], what)) for key in coded if row[key] is not None)
@@ -285,7 +286,7 @@ class RunStore:
     def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
         """Rows of a SELECT over the tables of `schema.TABLES`, for tables that are too large to read completely."""
         with explained(f"{self._name} cannot be read"):
-            return [dict(row) for row in self._db.execute(sql, values)]
+            return self._fetched(sql, *values)
 
     def last_checkpoint(self) -> tuple[int, Checkpoint] | None:
         """The newest intact checkpoint, with its version; None where none was made.
@@ -345,6 +346,16 @@ class RunStore:
     @property
     def _name(self) -> str:
         return "the run in memory" if self.path is None else str(self.path)
+
+    def _fetched(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Rows of a SELECT, as many as memory can hold: a short row takes a hundred times more there."""
+        rows: list[dict[str, Any]] = []
+        for row in self._db.execute(sql, values):
+            rows.append(dict(row))
+            if len(rows) % 100_000 == 0:
+                taken = len(rows) * (200 + 50 * len(row))
+                check_size(self._name, taken, taken)
+        return rows
 
     def _checkpoints(self) -> list[sqlite3.Row]:
         with explained(f"{self._name} cannot be read"):

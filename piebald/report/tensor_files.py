@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from piebald.contracts import Checkpoint
-from piebald.errors import RunFolderError
+from piebald.errors import RunFolderError, shown
 from piebald.private_files import sync_folder
+from piebald.reading.files import json_value, opened
+from piebald.reading.tensors import opened_tensors
 from piebald.report.lock import create_new
 from piebald.report.schema import explained, insert
 
@@ -136,7 +137,7 @@ def read(folder: Path, name: str, sha256: str, keys: Iterable[str] | None = None
 
 def verify(folder: Path, name: str, sha256: str) -> None:
     """Refuse a file that is not the one that was written."""
-    with explained(f"{folder / name} cannot be read"), (folder / name).open("rb") as file:
+    with explained(f"{folder / name} cannot be read"), opened(_inside(folder, name), links=False) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise RunFolderError(f"{folder / name} is damaged: its SHA-256 is not the one recorded")
@@ -144,8 +145,15 @@ def verify(folder: Path, name: str, sha256: str) -> None:
 
 def pick(folder: Path, name: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
     """Read the named tensors (or all) of a file without checking its SHA-256."""
-    with explained(f"{folder / name} cannot be read"), safe_open(str(folder / name), framework="pt") as file:
+    with explained(f"{folder / name} cannot be read"), opened_tensors(_inside(folder, name), links=False) as file:
         return {key: file.get_tensor(key) for key in (file.keys() if keys is None else keys)}
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file that a database names: one of its own folder."""
+    if not isinstance(name, str) or Path(name).name != name:
+        raise RunFolderError(f"{folder} is damaged: its database names the file {shown(name)}")
+    return folder / name
 
 
 def digests(of_file: str, values: str) -> str:
@@ -166,8 +174,8 @@ def values(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
     """
     wanted = str(row["sha256"]).partition(" ")[2]
     try:
-        read = json.loads(row["values_json"])
-    except (ValueError, TypeError):
+        read = json_value(row["values_json"], folder)
+    except (OSError, ValueError, TypeError):
         read = None
     if not isinstance(read, dict) or (wanted and hashlib.sha256(row["values_json"].encode()).hexdigest() != wanted):
         raise RunFolderError(f"{folder} is damaged: the values of server step {row['version']} are not those recorded")

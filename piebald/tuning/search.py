@@ -18,9 +18,13 @@ from piebald.errors import RunFolderError, SettingError
 from piebald.partition.sources import clients_of
 from piebald.plain_text import printable
 from piebald.prepare import Model
+from piebald.privacy.several_runs import together
+from piebald.reading.files import read_json
 from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
 from piebald.report.notebook import html_table
+from piebald.report.schema import DATABASE
+from piebald.report.store import RunStore
 from piebald.tuning.budget import Budget, Cost, rungs_of
 from piebald.tuning.space import Point, SearchSpace, has_setting, with_settings
 from piebald.tuning.study import Sampler, Study, first_points, folder_name, grid, imported, storage_in
@@ -43,6 +47,7 @@ class Tuning:
         trials: all trials.
         metric: the metric that they were chosen by, the mean over clients' validation rows.
         folder: of the trials' runs, None where it was removed again.
+        privacy: the privacy budgets of all their runs together, see `several_runs.together`.
     """
 
     recipes: Mapping[str, Recipe]
@@ -50,6 +55,7 @@ class Tuning:
     trials: Sequence[Trial]
     metric: str
     folder: Path | None
+    privacy: Sequence[Mapping[str, Any]] = ()
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each recipe: the settings that were chosen, their score, and what the search cost."""
@@ -70,7 +76,13 @@ class Tuning:
             {**one.row(), "settings": {name: plain(value) for name, value in one.settings.items()}}
             for one in self.trials
         ]
-        return {"metric": self.metric, "chosen": chosen, "summary": self.table(), "trials": tried}
+        return {
+            "metric": self.metric,
+            "chosen": chosen,
+            "summary": self.table(),
+            "trials": tried,
+            "privacy": [dict(one) for one in self.privacy],
+        }
 
     def __repr__(self) -> str:
         found = "; ".join(
@@ -158,9 +170,19 @@ def tune(
             study = study_of(label, recipe, spaces[label], runs, folder, sampler, seeds=tuple(seeds), seed=seed,
                              factor=factor, say=say)  # fmt: skip
             trials += study.search(storage, limit)
-        found = Tuning(*chosen(made, trials, runs), trials, runs.metric, None if out is None else folder)
+        kept = None if out is None else folder
+        found = Tuning(*chosen(made, trials, runs), trials, runs.metric, kept, spent_together(folder))
         (folder / "tuning.json").write_text(json.dumps(found.plain(), indent=1), encoding="utf-8")
     return found
+
+
+def spent_together(folder: Path) -> list[dict[str, Any]]:
+    """The privacy budgets of all runs in a folder, which are on the same rows; see `several_runs.together`."""
+    metas = []
+    for database in sorted(folder.rglob(DATABASE)):
+        with RunStore.open_read_only(database.parent) as store:
+            metas.append(store.meta)
+    return together(metas)
 
 
 def study_of(
@@ -242,8 +264,8 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
     text = json.dumps(search, indent=1, sort_keys=True, default=str)
     if record.is_file():
         try:
-            known = json.loads(record.read_text(encoding="utf-8"))
-        except ValueError:
+            known = read_json(record)
+        except (OSError, ValueError):
             raise RunFolderError(f"{record} cannot be read: choose another folder") from None
         for name, value in json.loads(text).items():
             if name == "settings":  # what they define is compared

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from piebald.errors import RunFolderError
 from piebald.private_files import write_private
+from piebald.reading.files import read_bytes, read_text
 from piebald.report.lock import RunLock
 from piebald.toml_document import Document
 from piebald.vertical.party import Party, TransferStep
@@ -75,7 +76,7 @@ class PartyStore:
         path = self.folder / SECRET
         try:
             if path.exists():
-                return PartySecret(path.read_bytes())
+                return PartySecret(read_bytes(path))
             if simulated is not None:
                 return simulated
             if self._checkpoints():
@@ -162,7 +163,7 @@ def read(path: Path) -> dict[str, Tensor]:
         RunFolderError: the file is missing or damaged.
     """
     try:
-        return load(path.read_bytes())
+        return load(read_bytes(path, most=None))
     except (OSError, SafetensorError) as error:
         raise RunFolderError(f"{path} cannot be read, it may be damaged: {error}") from None
 
@@ -171,7 +172,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
     """Read the steps that a party recorded in its folder."""
     path = folder / "steps.jsonl"
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in read_bytes(path, most=None).decode().splitlines() if path.exists() else ():
         try:
             found.append(json.loads(line))
         except json.JSONDecodeError:
@@ -214,7 +215,7 @@ def _private(path: str, flags: int) -> int:
 def read_settings(run: Path) -> TransferSettings:
     """Read the settings of a run folder."""
     try:
-        return TransferSettings.of(Document((run / SETTINGS).read_text(encoding="utf-8"), str(run / SETTINGS)))
+        return TransferSettings.of(Document(read_text(run / SETTINGS), str(run / SETTINGS)))
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{run} is not the folder of a transfer: {error}") from None
 

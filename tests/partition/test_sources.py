@@ -329,7 +329,7 @@ def test_bad_files_are_one_sentence(tmp_path: Path, name: str, content: bytes | 
 
 def test_parquet_without_pyarrow_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr(pd, "read_parquet", lambda path: (_ for _ in ()).throw(ImportError("no pyarrow")))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SettingError, match="needs pyarrow: pip install pyarrow"):
         clients_from(tmp_path / "t.parquet", client="a", target="b")
 

@@ -72,7 +72,7 @@ def test_the_first_broken_line_is_named(
 def test_a_log_that_was_cut_at_its_end_is_found_by_its_head_and_by_the_other_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The chain alone does not show it where the head beside it was cut as well, and the command says so."""
+    """The chain alone does not show it where the head beside it was cut as well, but a head is never gone."""
     credentials = provisioned(tmp_path / "credentials", ["north"])
     path, head = written(credentials / "north"), verify(credentials / "north" / FILE).head
     server = AuditLog(credentials / "server")
@@ -83,8 +83,8 @@ def test_a_log_that_was_cut_at_its_end_is_found_by_its_head_and_by_the_other_sid
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     path.with_name(HEAD).unlink()
     capsys.readouterr()
-    assert main(["audit", str(credentials / "north")]) == 0
-    assert "Whoever can write all of this folder could make such a log" in capsys.readouterr().out
+    assert main(["audit", str(credentials / "north")]) == 2
+    assert "audit.head beside" in capsys.readouterr().err
     assert not knows(path, head)
     assert missing(path, server.path) == [
         f"line 6 of {server.path} has a result of north with digest {4:032x}, which {path} has not"
@@ -183,6 +183,8 @@ def test_a_server_s_log_has_all_results_that_its_run_has_counted(
     assert main(["audit", str(credentials)]) == 0  # which do not name the run
     log.path.write_bytes(b"".join(log.path.read_bytes().splitlines(keepends=True)[:-1]))
     (credentials / HEAD).unlink()
+    end = verify(log.path)
+    (credentials / HEAD).write_text(f"{end.lines} {end.head}\n")
     assert main(["audit", str(credentials)]) == 0
     capsys.readouterr()
     assert main(["audit", str(run)]) == 2
@@ -297,3 +299,44 @@ def test_a_line_that_did_not_fit_leaves_nothing_where_there_is_room_again(
     assert kept.path.read_bytes() == before
     kept.write("ended")
     assert verify(kept.path).lines == 2
+
+
+def cut(path: Path) -> None:
+    """Take the last line of a log away, and what tells of it beside the log."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    path.with_name(HEAD).unlink()
+
+
+def test_the_last_line_and_the_head_cannot_be_removed_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, the log was said to hold; and the line that was written next hid for ever that there was another."""
+    folder = provisioned(tmp_path, ["north"]) / "north"
+    cut(path := written(folder))
+    assert main(["audit", str(folder)]) == 2
+    assert "audit.head beside" in capsys.readouterr().err
+    for _ in range(2):
+        AuditLog(folder).write("started", party="north")
+        assert main(["audit", str(folder)]) == 2
+        assert f"line 6 of {path} was written where audit.head was gone" in capsys.readouterr().err
+    assert verify(path).lines == 7
+    assert main(["audit", str(folder), "--head", verify(path).head]) == 0  # whoever kept a head knows better
+
+
+def test_the_status_tells_of_a_line_that_was_removed_with_a_head_made_to_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = provisioned(tmp_path, ["north"]) / "north"
+    path = written(folder)
+    end = verify(path)
+    (folder / "status.json").write_text(json.dumps({"party": "north", "audit": [end.lines, end.head]}))
+    assert main(["audit", str(folder)]) == 0
+    assert "the party's status, which tells of no further line" in capsys.readouterr().out
+    cut(path)
+    shorter = path.read_bytes().splitlines()[-1]
+    path.with_name(HEAD).write_text(f"5 {json.loads(shorter)['digest']}\n")
+    assert main(["audit", str(folder)]) == 2
+    assert "has lost its end: it has 5 lines, and the party's status tells of line 6" in capsys.readouterr().err
+    AuditLog(folder).write("started", party="north")  # another line in the place of the one that is gone
+    assert main(["audit", str(folder)]) == 2
+    assert "was written anew: its line 6 is not the one that the status tells of" in capsys.readouterr().err

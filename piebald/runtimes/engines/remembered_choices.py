@@ -25,6 +25,7 @@ from piebald.contracts import SgdConfig
 from piebald.errors import SettingError
 from piebald.machine import cache_folder, count_cores, machine
 from piebald.private_files import write_private
+from piebald.reading.files import opened
 from piebald.version import __version__
 
 SWITCH = "PIEBALD_ENGINE_CACHE"
@@ -105,7 +106,7 @@ def recall(key: str, engines: Collection[str], stacks: Collection[int]) -> Engin
     try:
         if path is None or not path.is_file() or not -1 < (time.time() - path.stat().st_mtime) / 86_400 < _DAYS:
             return None
-        with path.open("rb") as file:
+        with opened(path) as file:
             found = EngineChoice(**json.loads(file.read(_LONGEST)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None

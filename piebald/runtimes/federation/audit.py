@@ -2,14 +2,15 @@
 
     <credentials>/audit.jsonl             one JSON object a line: line, at, event, what it is about, previous, digest
     <credentials>/audit-000000001.jsonl   the lines from this one on, rotated at 16 MB
-    <credentials>/audit.head              number and digest of the last line
+    <credentials>/audit.head              number and digest of the last line; status.json beside it has them, too
 
 `digest` is the SHA-256 of the line without it, and `previous` that of the line before.  So whoever changes, removes or
 moves a line breaks the chain there.  Lines that are missing at the end break no chain, but the head beside the log
 tells of them: where a log has lost its end, the next line follows from the head, so that the gap is found for ever, or
 until the lines are restored.
 
-Whoever writes a log and its head anew leaves a chain as well.  The head must then be compared with one that somebody
+A head that is gone is no sound end either: the line that is written then says so, for ever.  Whoever writes a log, its
+head and the status anew leaves a chain as well.  The head must then be compared with one that somebody
 else has noted, or the log with that of the other side (`missing`) or with the results of a run.  A line is on the disk
 before what it tells of leaves.
 
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 
 from piebald.errors import SettingError, shown
 from piebald.private_files import write_private
+from piebald.reading.files import opened, read_text
 
 FILE = "audit.jsonl"
 HEAD = "audit.head"
@@ -60,7 +62,12 @@ class AuditLog:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         self._lock = threading.Lock()
-        self._line, self._head, self._read = 0, _FIRST, False
+        self._line, self._head, self._read, self._headless = 0, _FIRST, False, False
+
+    @property
+    def head(self) -> Head | None:
+        """The end of the log, as this process has written it; None where it wrote no line."""
+        return Head(self._line, self._head) if self._read else None
 
     def write(self, event: str, **about: Any) -> None:
         """Append a line, and return once it is on the disk.
@@ -77,6 +84,8 @@ class AuditLog:
             with os.fdopen(handle, "r+b") as file:
                 size = self._end(file)
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
+                if self._headless:
+                    about, self._headless = {**about, "headless": True}, False
                 told = {name: _bounded(value) for name, value in about.items()}
                 entry = {"line": self._line + 1, "at": at, "event": event, **told, "previous": self._head}
                 text = json.dumps(entry, separators=(",", ":")).encode()
@@ -101,7 +110,7 @@ class AuditLog:
         """Rename a file that is long, so that the next line begins another one."""
         if not self._read or self.path.stat().st_size < LONG:
             return
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             first = _checked(self.path, file.readline(_LONGEST).rstrip(b"\n"), None, None)[0]
         self.path.rename(self.path.with_name(f"audit-{first:09d}.jsonl"))
 
@@ -127,6 +136,7 @@ class AuditLog:
     def _follow_head(self) -> None:
         """Where the log has lost its end, have the next line follow from the head, so that the gap is seen."""
         noted = noted_head(self.path)
+        self._headless = noted is None and self._line > 0
         if noted is None or noted.line < self._line or noted == Head(self._line, self._head):
             return
         log.error("%s; what is written from now on follows from that line", _unlike(self.path, self._line, noted))
@@ -155,7 +165,7 @@ def noted_head(path: Path) -> Head | None:
     """
     beside = path.with_name(HEAD)
     try:
-        text = beside.read_text("ascii")
+        text = read_text(beside, encoding="ascii")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -190,6 +200,7 @@ class Verified:
         head: digest of the last one.
         first, last: when these were written, None in an empty log.
         noted: whether the head beside it tells of no line after these.
+        headless: the number of the last line that was written where no head was any more, None where all had one.
     """
 
     lines: int
@@ -197,6 +208,7 @@ class Verified:
     first: str | None
     last: str | None
     noted: bool
+    headless: int | None = None
 
 
 def verify(path: Path, archive: Path | None = None) -> Verified:
@@ -213,8 +225,8 @@ def verify(path: Path, archive: Path | None = None) -> Verified:
     noted = noted_head(path)  # before the lines, of which there are more by then where a process writes
     found, has_head = Verified(0, _FIRST, None, None, noted is not None), noted is None
     for number, entry, head in _entries(path, archive):
-        at = str(entry.get("at"))
-        found = Verified(number, head, found.first or at, at, noted is not None)
+        at, headless = str(entry.get("at")), number if entry.get("headless") else found.headless
+        found = Verified(number, head, found.first or at, at, noted is not None, headless)
         has_head = has_head or (number, head) == noted
     if noted is not None and not has_head:
         raise SettingError(_unlike(path, found.lines, noted))
@@ -272,7 +284,7 @@ def _entries(path: Path, archive: Path | None = None) -> Iterator[tuple[int, dic
 def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[int, dict[str, Any], str]]:
     """The lines of one file, which follow from the line before (None: from any)."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             while line := file.readline(_LONGEST + 1):
                 if not line.endswith(b"\n"):
                     where = "the first line" if number is None else f"line {number + 1}"

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from piebald.private_files import write_private
+from piebald.reading.files import read_bytes
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.revocation import EARLY
 
@@ -29,8 +30,8 @@ class Authority:
     def at(cls, folder: Path, name: str, days: int) -> Self:
         """Load the authority from a folder, or create a new one there."""
         if (folder / "authority.pem").exists():
-            certificate = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
-            key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+            certificate = x509.load_pem_x509_certificate(read_bytes(folder / "authority.pem"))
+            key = serialization.load_pem_private_key(read_bytes(folder / "key.pem"), None)
             assert isinstance(key, ec.EllipticCurvePrivateKey)
             return cls(certificate, key)
         folder.mkdir(mode=0o700, exist_ok=True)

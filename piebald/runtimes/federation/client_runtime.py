@@ -381,6 +381,7 @@ class FederationClient:
             **self.session.status(),
             "updates": self._updates.sent,
             "questions": None if self.session.runner is None else self.session.runner.questions.summary or None,
+            "audit": self._audit.head,
             "heard": self._heard or None,
             "sent": self._link.sent[SERVER],
             "received": self._link.received[SERVER],

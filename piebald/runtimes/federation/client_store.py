@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
 from piebald.errors import RuntimeFault
 from piebald.private_files import write_private
+from piebald.reading.tensors import opened_tensors
 
 _STATE = "state/"
 _BASE = "client_state.safetensors"
@@ -110,7 +111,7 @@ class ClientStore:
 
     def result(self, id: int) -> bytes:
         """The body of a result."""
-        with safe_open(str(self._path(id)), framework="pt") as file:
+        with opened_tensors(self._path(id)) as file:
             return bytes(file.get_tensor("result").numpy().tobytes())
 
     def finish(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
@@ -169,7 +170,7 @@ class ClientStore:
 
     def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
         try:
-            with safe_open(str(path), framework="pt") as file:
+            with opened_tensors(path) as file:
                 about = json.loads(file.metadata()["about"])
                 size = file.get_slice("result").get_shape()[0]
                 names = [name for name in file.keys() if name.startswith(_STATE)]  # noqa: SIM118 - not a mapping
@@ -184,7 +185,7 @@ class ClientStore:
         if not path.exists():
             return None
         try:
-            with safe_open(str(path), framework="pt") as file:
+            with opened_tensors(path) as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (OSError, SafetensorError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
@@ -192,6 +193,6 @@ class ClientStore:
     def _read_trained(self, path: Path) -> list[tuple[str, int]]:
         if not path.exists():
             return []
-        with safe_open(str(path), framework="pt") as file:
+        with opened_tensors(path) as file:
             found = json.loads((file.metadata() or {}).get("trained", "[]"))
         return [(str(made), int(steps)) for made, steps in found]

@@ -18,6 +18,7 @@ from typing import Any
 from piebald.component import Component
 from piebald.errors import SettingError
 from piebald.private_files import write_private
+from piebald.reading.files import read_json
 from piebald.runtimes.federation.policy import ASK, Policy
 
 _PENDING, _APPROVED = "pending.json", "approved.json"
@@ -112,10 +113,10 @@ def approve(folder: Path, digest: str) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: remove it") from None
     if not isinstance(found, dict):
         raise SettingError(f"{path} cannot be read: it holds no table: remove it")

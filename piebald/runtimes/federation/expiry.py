@@ -10,6 +10,8 @@ from pathlib import Path
 
 from cryptography import x509
 
+from piebald.reading.files import read_bytes
+
 _SOON = timedelta(days=30)
 _SHARE = 5  # of short lives, the last fifth is soon
 _PAUSE = 60.0  # seconds between two looks at the file
@@ -44,7 +46,7 @@ class ExpiryWatch:
             return
         self._looked, self._stamp = time.monotonic(), stamp
         try:
-            found = x509.load_pem_x509_certificate(self._path.read_bytes())
+            found = x509.load_pem_x509_certificate(read_bytes(self._path))
         except (OSError, ValueError):  # it is being replaced
             return
         self.judge(found, now)

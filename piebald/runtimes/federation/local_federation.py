@@ -18,6 +18,7 @@ from pathlib import Path
 from piebald.component import Component
 from piebald.errors import RuntimeFault
 from piebald.private_files import write_private
+from piebald.reading.files import read_bytes, read_text
 from piebald.references import folders
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.provisioning import SITE_TOML, Description, provision, read
@@ -50,7 +51,7 @@ class LocalFederation:
         provision(Description(name="local", host="127.0.0.1", port=port, days=30, sites=names), root)
         for name in names:  # all rows are on this machine, so scores are shown beside noise and sums, too
             settings = root / name / "site.toml"
-            if settings.read_text(encoding="utf-8") == SITE_TOML:
+            if read_text(settings) == SITE_TOML:
                 queries = sorted(Component.registry["query"])
                 counts = ", ".join(f'{kind} = "any"' for kind in queries)
                 limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}"
@@ -80,7 +81,9 @@ class LocalFederation:
         """Raise a `RuntimeFault` where the process of a site has failed."""
         for name, process in zip(self._sites, self.processes, strict=True):
             if process.poll() not in (None, 0):
-                lines = (self._folder / name / "log.txt").read_text(errors="replace").strip().splitlines()
+                lines = (
+                    read_bytes(self._folder / name / "log.txt", most=None).decode(errors="replace").strip().splitlines()
+                )
                 raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
 
     def wait(self) -> None:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from piebald.errors import SettingError, shown, unknown
 from piebald.kept_form import KeptForm
 from piebald.private_files import write_private
+from piebald.reading.files import read_bytes, read_json, read_text
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 from piebald.runtimes.federation.revocation import read_revoked, write_revoked
 from piebald.toml_document import Document
@@ -77,7 +78,7 @@ class Credentials:
     def sites(self) -> list[str]:
         """The names of the sites, as listed in the server's credentials; empty for those of a site."""
         try:
-            return [str(name) for name in json.loads((self.folder / _SITES).read_text())]
+            return [str(name) for name in read_json(self.folder / _SITES)]
         except FileNotFoundError:
             return []
 
@@ -89,7 +90,7 @@ def describe(path: Path) -> Description:
         SettingError: it cannot be read, or a value in it is not allowed.
     """
     try:
-        made = Description.model_validate(Document(path.read_text(encoding="utf-8"), str(path)).values)
+        made = Description.model_validate(Document(read_text(path), str(path)).values)
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
@@ -217,7 +218,7 @@ def _record(description: Description, out: Path) -> None:
 def _check_same(description: Description, out: Path) -> None:
     """Refuse to mix two federations, or to renumber clients."""
     try:
-        before = json.loads((out / "federation.json").read_text())
+        before = read_json(out / "federation.json")
         _bring_up(out, before)
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):
@@ -246,8 +247,8 @@ def read(folder: Path) -> Credentials:
     """
     none = SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made")
     try:
-        about: dict[str, Any] = dict(json.loads((folder / _CREDENTIALS).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        about: dict[str, Any] = dict(read_json(folder / _CREDENTIALS))
+    except (OSError, ValueError, TypeError):
         raise none from None
     _bring_up(folder, about)
     try:
@@ -287,8 +288,8 @@ def _check_pair(folder: Path) -> None:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        certificate = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
-        key = load_pem_private_key((folder / "key.pem").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
+        key = load_pem_private_key(read_bytes(folder / "key.pem"), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise SettingError(
             f"the credentials in {folder} cannot be read: {type(error).__name__}: copy them again"

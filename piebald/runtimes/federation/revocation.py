@@ -18,6 +18,7 @@ from typing import Any
 
 from piebald.errors import SettingError
 from piebald.private_files import write_private
+from piebald.reading.files import read_json
 
 EARLY = timedelta(minutes=5)  # certificates are valid from a little before they are issued, since clocks differ
 _FILE = "revoked.json"
@@ -31,10 +32,10 @@ def read_revoked(folder: Path) -> dict[str, datetime]:
     """
     path = folder / _FILE
     try:
-        found = {str(site): datetime.fromisoformat(at) for site, at in json.loads(path.read_text("utf-8")).items()}
+        found = {str(site): datetime.fromisoformat(at) for site, at in read_json(path).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
     if any(at.tzinfo is None for at in found.values()):
         raise SettingError(f"{path} has a time without a zone: restore it from a backup")

@@ -345,7 +345,7 @@ class FederationServer:
                 | {"received": link.received[member.name], "sent": link.sent[member.name]}
                 for member in self.shared.members
             ]
-            status = {"party": SERVER, **self.shared.status(), "sites": sites}
+            status = {"party": SERVER, **self.shared.status(), "sites": sites, "audit": self._messages.audit.head}
         with self._writing:
             if self._status_ended:  # the watching thread was late, and the folder may be gone
                 return

@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from piebald.contracts import SIGNATURE
 from piebald.errors import SettingError
+from piebald.reading.files import read_bytes
 
 _SIGN = ec.ECDSA(hashes.SHA256())
 
@@ -41,7 +42,7 @@ class SignatureCheck:
         if len({*sites}) < len(sites):
             raise SettingError("the server names one site for several clients")
         self._sites, self._about = list(sites), [run.encode(), terms.encode()]
-        self._authority = x509.load_pem_x509_certificate((folder / "authority.pem").read_bytes())
+        self._authority = x509.load_pem_x509_certificate(read_bytes(folder / "authority.pem"))
 
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
         """Whether the site of a client has signed a text."""
@@ -103,8 +104,8 @@ def _identity(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     Raises:
         ValueError: they do not belong together, or are no key and no certificate.
     """
-    key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
-    own = x509.load_pem_x509_certificate((folder / "certificate.pem").read_bytes())
+    key = serialization.load_pem_private_key(read_bytes(folder / "key.pem"), None)
+    own = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or own.public_key() != key.public_key():
         raise ValueError("the key is not that of the certificate")
     return key, own.public_bytes(serialization.Encoding.DER)

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from piebald.contracts import OwnChoice
 from piebald.private_files import replaced, write_private
+from piebald.reading.tensors import opened_tensors
 from piebald.runtimes.federation.client_store import ClientStore
 from piebald.runtimes.federation.task_runner import TaskRunner
 
@@ -52,7 +52,7 @@ def left(folder: Path) -> list[Path]:
 
 def terms_of(path: Path) -> dict[str, Any]:
     """The terms of the run whose choice is to be made."""
-    with safe_open(str(path), framework="pt") as file:
+    with opened_tensors(path) as file:
         return dict(json.loads(file.metadata()["terms"]))
 
 
@@ -69,7 +69,7 @@ def make(path: Path, runner: TaskRunner, folder: Path) -> None:
         runner: of the run.
         folder: the site's credentials, where the model goes.
     """
-    with safe_open(str(path), framework="pt") as file:
+    with opened_tensors(path) as file:
         version = int(file.metadata()["version"])
         models = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     store, choice = ClientStore(path.parent), runner.work.choice

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from piebald.errors import RuntimeFault
 from piebald.private_files import write_private
+from piebald.reading.files import read_text
 
 
 class UpdateCount:
@@ -23,8 +24,8 @@ class UpdateCount:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self.sent = int(path.read_text()) if path.exists() else 0
-        except ValueError:
+            self.sent = int(read_text(path)) if path.exists() else 0
+        except (OSError, ValueError):
             raise RuntimeFault(f"{path} holds no number: restore it from a backup") from None
 
     def add(self) -> None:
