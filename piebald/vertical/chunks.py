@@ -30,20 +30,23 @@ from piebald.vertical.transfer_settings import TransferSettings
 Chunks = list[NDArray[np.int64]]
 
 
-def own_chunks(holding: PartyHolding, rows: int, secret: PartySecret) -> Chunks:
+def own_chunks(holding: PartyHolding, rows: int, secret: PartySecret, by_label: bool = True) -> Chunks:
     """Chunks of a party's own rows, without the co-occurring ones, which have chunks of their own.
 
-    At the source each chunk has nearly the same share of positives.  Rows that are left over are never used.
+    Rows that are left over are never used.
 
     Args:
         holding: the party's data, with at least so many rows that are not co-occurring.
         rows: number of rows in a chunk.
         secret: the party's secret.
+        by_label: whether each chunk of the source gets nearly the same share of positives, so that none tells the mean
+            of very few rows of a label.  Then the label of one row says where others are; else nothing but a row's
+            number and the secret says where it is.
     """
     alone = holding.alone
     count = len(alone) // rows
     chosen = alone[secret.permutation(len(alone), "own chunks")[: count * rows]]
-    if holding.y is not None:
+    if holding.y is not None and by_label:
         chosen = chosen[np.argsort(holding.y.numpy()[chosen], kind="stable")]
     return [chosen[place::count] for place in range(count)]
 
