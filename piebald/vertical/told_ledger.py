@@ -62,7 +62,7 @@ class ToldLedger:
     """
 
     def __init__(self, plan: Mapping[tuple[What, int], int], path: Path | None = None) -> None:
-        self.plan, self._path = dict(plan), path
+        self.plan, self._path, self._size = dict(plan), path, 0
         self._told: dict[tuple[What, int], set[str]] = {}
         for line in self._lines():
             self._told.setdefault((line.what, line.chunk), set()).add(line.digest)
@@ -96,9 +96,10 @@ class ToldLedger:
         if self._path is None or not self._path.exists():
             return []
         try:
-            text = self._path.read_text(encoding="utf-8")
-            # a line that a killed process left incomplete was not followed by what it counts
-            return [_Line.model_validate_json(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+            data = self._path.read_bytes()
+            # A line that a killed process left incomplete was not followed by what it counts: the next one replaces it.
+            self._size = data.rfind(b"\n") + 1
+            return [_Line.model_validate_json(line) for line in data[: self._size].splitlines()]
         except (OSError, ValueError):
             raise RunFolderError(
                 f"{self._path} is damaged, so nobody knows what this run has told: start it in a new folder"
@@ -108,9 +109,11 @@ class ToldLedger:
         if self._path is None:
             return
         try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                file.write(line.model_dump_json().encode() + b"\n")
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.truncate(self._size)
+                file.seek(self._size)
+                self._size += file.write(line.model_dump_json().encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

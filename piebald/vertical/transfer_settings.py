@@ -298,6 +298,10 @@ class TransferSettings(TransferSection):
                     f"{name} must be at least {least}, twice the units of the widest aligned layer, got {rows}: "
                     "gradients reveal the other party's moments, and moments of so few rows reveal single rows"
                 )
+        if self.method.hides_rows and not self.backend.masks:
+            raise SettingError(
+                f"method.noise needs a backend that masks products, got {self.backend.kind}: use fixed, bfv or paillier"
+            )
         if self.files is not None:
             if self.data != TransferData(test=self.data.test):
                 raise SettingError("files replace the data set: of [data], give only data.test with them")
