@@ -93,7 +93,7 @@ def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_pa
     before = (folder / "target" / "told.jsonl").read_bytes()
     assert sorted(path.name for path in (folder / "target").glob("checkpoint-*")) == ["checkpoint-00000008.safetensors"]
 
-    # It goes on from step 8 with a partner that drops at once, and from nowhere with one that claims to be at the start.
+    # It goes on from step 8 with a partner that drops at once, and not at all with one that claims to be at the start.
     second = target("resume", folder, "--quiet")
     assert attack(connect(address, 60.0), made, (8, 8), 0, secret) == 8
     second.communicate(timeout=300)

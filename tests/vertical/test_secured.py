@@ -199,7 +199,7 @@ def test_the_named_party_is_waited_for_although_another_listed_one_comes_first(t
         server.result().close()
     assert "refused a connection from rival: expected bank" in caplog.text
     assert "the other party is bank, by its certificate" in caplog.text
-    with pytest.raises(SettingError, match="called 'bnak', did you mean 'bank'"):
+    with pytest.raises(SettingError, match="called 'bnak': did you mean 'bank'"):
         open_channel(found["server"], 1.0, "bnak")
 
 
