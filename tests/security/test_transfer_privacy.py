@@ -23,6 +23,7 @@ from piebald.vertical.protocol import Products
 from piebald.vertical.row_noise import RowNoise
 from piebald.vertical.table_files import load
 from piebald.vertical.told_ledger import ToldLedger
+from piebald.vertical.transfer_page import write_page
 from piebald.vertical.transfer_runs import run
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings
 from tests.security.audits import from_pairs
@@ -237,6 +238,9 @@ def test_no_losses_are_computed_with_noise_and_the_statement_counts_releases(tmp
     assert "all that the source has told in this run is (" in made.statement
     assert "all that the target has told in this run is (" in made.statement
     assert "Not covered are co-occurring rows" in made.statement
+    page = write_page(tmp_path / "run")[0].read_text()
+    assert "No losses were computed" in page
+    assert f"by {releases} releases about one row" in page
 
 
 def test_what_reaches_the_other_party_is_what_was_released(monkeypatch):
