@@ -210,7 +210,11 @@ def kinds_of_rows() -> np.ndarray:
 def test_one_use_of_a_chunk_of_0_1_columns_counts_all_kinds_of_row_and_the_bound_says_so():
     """Before, 0/1 columns counted as unknown numbers, and the bound held."""
     settings = small(
-        batch=80, overlap_batch=80, steps=1, network={"hidden": [], "aligned": [40]}, method={"kind": "smmd", "kernel": "linear"}
+        batch=80,
+        overlap_batch=80,
+        steps=1,
+        network={"hidden": [], "aligned": [40]},
+        method={"kind": "smmd", "kernel": "linear"},
     )
     rng = np.random.default_rng(0)
     x = torch.from_numpy(kinds_of_rows()[rng.integers(0, 32, 180)])
