@@ -15,7 +15,7 @@ not cover a party that knows some of the rows from elsewhere.
 A column whose values repeat, as 0 and 1, words or whole numbers do, has no derivatives, and far less to find out than
 a number: a few sums can determine how many rows there are of each kind.  Such columns count by their information: the
 binary logarithm of how many collections of rows there are, over the binary digits that a number that is told has.
-Where more digits are told than that, rows can be determined.  Where fewer are, not all of them can, but single ones may.
+Where more digits are told than that, rows can be determined.  Where fewer are, not all of them can; single ones may.
 """
 
 from __future__ import annotations
