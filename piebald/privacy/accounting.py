@@ -292,13 +292,13 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
     """Epsilon by the privacy loss distribution, which is a Gaussian where nothing is sampled."""
     event = _event(noise, share, releases)
     if share == 1:
-        return _exact(noise / math.sqrt(releases), delta)
+        return gaussian_epsilon(noise / math.sqrt(releases), delta)
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
     return float(PLDAccountant().compose(event).get_epsilon(delta))
 
 
-def _exact(noise: float, delta: float) -> float:
+def gaussian_epsilon(noise: float, delta: float) -> float:
     """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above."""
     from scipy.special import log_ndtr, ndtr
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.noise import NoiseSource
 from piebald.vertical.kernels import Floats, GaussianKernel, Kernel, ProductSize, ProductStatistics, nodes
+from piebald.vertical.party_network import Trace
 from piebald.vertical.protocol import Role
 
 TensorGradient = tuple[Tensor, Floats]  # a tensor, and the gradient of the loss with respect to it
@@ -34,6 +34,9 @@ class PartyView:
         labels: labels of the co-occurring batch, -1 or 1 [m]; only the source has them.
         phi: the translator [d]; only the source has it.
         own: a loss of the source that stays there.
+        traces: of its network, for its own batch and for the co-occurring one.
+        moments: statistics of each layer with noise, in place of the exact ones (`row_noise`).
+        signed: the translator without noise, through which gradients by it go on; `phi` itself without noise.
     """
 
     layers: list[Tensor]
@@ -41,6 +44,14 @@ class PartyView:
     labels: Tensor | None = None
     phi: Tensor | None = None
     own: Tensor | None = None
+    traces: tuple[Trace, Trace] = ([], [])
+    moments: list[list[ProductStatistics]] | None = None
+    signed: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """Outputs of the last layer for its own batch [n, d], not scaled."""
+        return torch.sigmoid(self.traces[0][-1][1])
 
 
 class LossTerm(ABC):
@@ -134,7 +145,7 @@ class LabelTerm(LossTerm):
     def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
         if self.role == "target":
             return [(view.common, results[0] / len(view.common))]
-        return [(_given(view.phi), results[0][0])]
+        return [(_given(view.phi if view.signed is None else view.signed), results[0][0])]
 
     def probe(self, view: PartyView) -> list[Floats]:
         # The loss is quadratic in Phi, so its change from Phi = 0 is Phi times the gradient half way.
@@ -154,7 +165,7 @@ class DiscrepancyTerm(LossTerm):
         rows: rows in a batch, at both parties.
         widths: units of the aligned layers.
         unit: whether rows of the aligned layers have length 1.
-        noise: standard deviation of the noise on the moments, in units of their sensitivity to one row; 0 for none.
+        hidden: whether its statistics carry noise, and gradients are computed from them for each row alone.
     """
 
     name = "mmd2"
@@ -167,11 +178,10 @@ class DiscrepancyTerm(LossTerm):
         rows: int,
         widths: Sequence[int],
         unit: bool = True,
-        noise: float = 0.0,
+        hidden: bool = False,
     ) -> None:
         self.role, self.kernel, self.alpha = role, kernel, alpha
-        # Noise takes results beyond what hidden units alone could reach.
-        room = 1.0 if noise == 0 else 1.0 + 16 * noise
+        room = 2.0 if hidden else 1.0  # statistics with noise are no moments of rows, but no longer than those
         longest = [1.0 if unit else width**0.5 for width in widths]  # units lie in (0, 1)
         self._sizes = [kernel.sizes(rows, width, most) for width, most in zip(widths, longest, strict=True)]
         self._sizes = [[ProductSize(s.rows, s.inner, s.width, s.bound * room) for s in sizes] for sizes in self._sizes]
@@ -179,32 +189,32 @@ class DiscrepancyTerm(LossTerm):
         self.probes = list(range(len(self.asked))) * len(nodes(kernel)[0])
         seen = sum(min(kernel.moments(width, unit), rows * width) for width in widths)
         self.told_own = seen + 1  # and the party's own part of the losses
-        self._deviations = [noise * kernel.sensitivity(most, rows) for most in longest]
         self._warned = False
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         self._warn(view)
-        source = NoiseSource.fresh()  # the noise must not be known to the other party: no seed
-        found = []
-        for rows, deviation in zip(view.layers, self._deviations, strict=True):
-            for own in self.kernel.statistics(_numpy(rows)):
-                if deviation:
-                    noisy = [_noisy(part, deviation, source) for part in (own.matrix, own.constant)]
-                    own = ProductStatistics(*noisy)
-                found.append(own)
-        return found
+        moments = view.moments or [self.kernel.statistics(_numpy(rows)) for rows in view.layers]
+        return [own for layer in moments for own in layer]
 
     def coefficients(self, view: PartyView) -> list[Floats]:
         return [matrix for rows in view.layers for matrix in self.kernel.coefficients(_numpy(rows))]
 
     def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
-        weight = -2 * self.alpha
-        return [
+        weight, cross = -2 * self.alpha, self._layers(results)
+        found = [
             (rows, weight * self.kernel.gradient(_numpy(rows), part))
-            for rows, part in zip(view.layers, self._layers(results), strict=True)
+            for rows, part in zip(view.layers, cross, strict=True)
         ]
+        for rows, own in zip(view.layers, view.moments or (), strict=False):
+            # The local part by the moments that were told: then a row's gradient depends on no other row.
+            x = _numpy(rows)
+            products = [c @ s.matrix + s.constant for c, s in zip(self.kernel.coefficients(x), own, strict=True)]
+            found.append((rows, -weight * self.kernel.gradient(x, products)))
+        return found
 
-    def local(self, view: PartyView) -> Tensor:
+    def local(self, view: PartyView) -> Tensor | None:
+        if view.moments is not None:
+            return None
         return self.alpha * torch.stack([self.kernel.expand(rows, rows).mean() for rows in view.layers]).sum()
 
     def probe(self, view: PartyView) -> list[Floats]:
@@ -252,10 +262,6 @@ class DiscrepancyTerm(LossTerm):
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _noisy(numbers: Floats, deviation: float, source: NoiseSource) -> Floats:
-    return _numpy(source.add_to(torch.from_numpy(numbers), deviation))
 
 
 def _numpy(tensor: Tensor) -> Floats:

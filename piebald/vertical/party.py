@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ from piebald.vertical.chunks import common_chunks, own_chunks
 from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.loss_terms import PartyView
 from piebald.vertical.party_messages import MessageFault, MessageKind
-from piebald.vertical.party_network import PartyNetwork, taylor_loss, translator, unit_rows
+from piebald.vertical.party_network import PartyNetwork, Trace, taylor_loss, translator, unit_rows
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import PartySession, Products, Role, receive_numbers, send_numbers
+from piebald.vertical.told_ledger import ToldLedger, plan
 from piebald.vertical.transfer_settings import TransferSettings
 
 
@@ -53,18 +56,28 @@ class Party:
         holding: its data.
         settings: settings that both parties have agreed on.
         secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
+        told: file of its ledger of what it tells about its rows; None keeps that in memory.
     """
 
-    def __init__(self, role: Role, holding: PartyHolding, settings: TransferSettings, secret: PartySecret) -> None:
+    def __init__(
+        self,
+        role: Role,
+        holding: PartyHolding,
+        settings: TransferSettings,
+        secret: PartySecret,
+        told: Path | None = None,
+    ) -> None:
         holding.check(role, settings)
         self.role, self.holding, self.settings = role, holding, settings
         shape = settings.network
         self.network = PartyNetwork(holding.x.shape[1], shape.hidden, shape.aligned, secret)
-        self.own = own_chunks(holding, settings.batch, secret)
+        self.own = own_chunks(holding, settings.batch, secret, by_label=not settings.method.hides_rows)
         self.common = common_chunks(holding.overlap, settings.overlap_batch, settings.seed)
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
+        self.ledger = ToldLedger(plan(settings.steps, len(self.own), len(self.common)), told)
+        self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger)
         self.done = 0
         self.phi: Tensor | None = None
         self.rate = 0.5
@@ -103,7 +116,7 @@ class Party:
     def _step(self, session: PartySession, products: Products) -> TransferStep:
         began, sent, received = time.perf_counter(), session.channel.sent, session.channel.received
         watch = self.settings.watches(self.done)
-        view = self.view()
+        view = self._told(self.view())
         statistics = [own for term in self.terms for own in term.statistics(view)]
         coefficients = [matrix for term in self.terms for matrix in term.coefficients(view)]
         extra = self._extra() if watch else []
@@ -123,14 +136,38 @@ class Party:
         """This party's data of the next step."""
         settings, holding = self.settings, self.holding
         mine, common = self.own[self.done % len(self.own)], self.common[self.done % len(self.common)]
-        rows = self.network(holding.x[mine])
-        u = self.network(holding.x[common])[-1]
+        traces: tuple[Trace, Trace] = ([], [])
+        rows = self.network(holding.x[mine], traces[0])
+        u = self.network(holding.x[common], traces[1])[-1]
         layers = [unit_rows(one) for one in rows] if settings.method.unit else rows
         if holding.y is None:
-            return PartyView(layers, u)
+            return PartyView(layers, u, traces=traces)
         phi = translator(rows[-1], holding.y[mine], settings.balanced)
         own = settings.own * taylor_loss(rows[-1] @ phi, holding.y[mine]) if settings.own else None
-        return PartyView(layers, u, holding.y[common], phi, own)
+        return PartyView(layers, u, holding.y[common], phi, own, traces)
+
+    def _told(self, view: PartyView) -> PartyView:
+        """The data of the next step as it may be told: counted, and with noise if the method adds it."""
+        step, chunk = self.done, self.done % len(self.own)
+        # The same weights tell the same sums over the same chunks.
+        weights = torch.cat([part.detach().ravel() for part in self.network.parameters()])
+        content = step.to_bytes(8, "little") + weights.numpy().tobytes()
+        self.ledger.count("common", step % len(self.common), step, content)
+        if self.noise is None:
+            self.ledger.count("own", chunk, step, content)
+            return view
+        labels = None if self.holding.y is None else self.holding.y[self.own[chunk]]
+        told = self.noise.hide(view, labels, self.share if labels is not None else 0.5, chunk, step)
+        if labels is None or told.phi is None or not self.settings.own:
+            return told
+        return replace(told, own=self.settings.own * taylor_loss(told.rows @ told.phi, labels))
+
+    @cached_property
+    def share(self) -> float:
+        """The source's share of positives in its chunks, as it is told."""
+        assert self.holding.y is not None, "only the source has labels"
+        labels = self.holding.y[np.concatenate(self.own)]
+        return float((labels > 0).double().mean()) if self.noise is None else self.noise.share(labels)
 
     def _update(self, view: PartyView, results: list[Any]) -> None:
         tensors: list[Tensor] = []
@@ -149,7 +186,12 @@ class Party:
             tensors.append(view.own)
             gradients.append(None)
         self.optimizer.zero_grad()
-        torch.autograd.backward(tensors, gradients)
+        if self.noise is None:
+            torch.autograd.backward(tensors, gradients)
+        else:
+            released = self.noise.gradient(view, tensors, gradients, self.done % len(self.own), self.done)
+            for parameter, part in zip(self.network.parameters(), released, strict=True):
+                parameter.grad = part
         self.optimizer.step()
 
     # -------------------------------------------------------------------------------------------------------- watching
@@ -205,5 +247,7 @@ class Party:
         used = np.concatenate(self.own)
         labels = self.holding.y[used]
         with torch.no_grad():
-            phi = translator(self.network(self.holding.x[used])[-1], labels, self.settings.balanced)
-        return phi, float((labels > 0).double().mean())
+            rows = self.network(self.holding.x[used])[-1]
+            if self.noise is not None:
+                return self.noise.final_translator(rows, labels, self.share, self.done), self.share
+            return translator(rows, labels, self.settings.balanced), self.share

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from piebald.vertical.party_secret import PartySecret
 
+Trace = list[tuple[Tensor, Tensor]]
+
 
 class PartyNetwork(nn.Module):
     """One party's network: its own layers, then the aligned ones; sigmoids after each; float64.
@@ -53,13 +55,39 @@ class PartyNetwork(nn.Module):
                 layer.weight.copy_(torch.from_numpy(most * (2 * drawn - 1)))
                 layer.bias.zero_()
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """The outputs of the aligned layers [n, units], for rows x [n, features]."""
+    def forward(self, x: Tensor, trace: Trace | None = None) -> list[Tensor]:
+        """The outputs of the aligned layers [n, units], for rows x [n, features].
+
+        Args:
+            x: the rows.
+            trace: a list to which each layer's inputs and its sums before the sigmoid are added.
+        """
         outputs = []
         for layer in self.layers:
-            x = torch.sigmoid(layer(x))
+            sums = layer(x)
+            if trace is not None:
+                trace.append((x, sums))
+            x = torch.sigmoid(sums)
             outputs.append(x)
         return outputs[-self.aligned :]
+
+
+def row_gradients(trace: Trace, slopes: Sequence[Tensor | None], longest: float | None = None) -> list[Tensor] | None:
+    """Gradients of a network's parameters, in their order, from the slopes of the loss by each layer's sums.
+
+    Args:
+        trace: inputs and sums of each layer, as `PartyNetwork` notes them.
+        slopes: for each layer [n, units], or None if the loss does not depend on these rows.
+        longest: what each row's gradient of all parameters together is clipped to; None for no clipping.  The slopes
+            of a row must depend on no other row then.
+    """
+    layers = [(x.detach(), slope) for (x, _), slope in zip(trace, slopes, strict=True) if slope is not None]
+    if not layers:
+        return None
+    # A layer's gradient for one row is the outer product of slope and inputs, with a 1 for the bias.
+    squares = torch.stack([(slope**2).sum(1) * ((x**2).sum(1) + 1) for x, slope in layers]).sum(0)
+    share = torch.ones_like(squares) if longest is None else (longest / squares.sqrt()).clamp(max=1.0)
+    return [part for x, slope in layers for part in ((share[:, None] * slope).T @ x, share @ slope)]
 
 
 def unit_rows(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A party's own secret, from which its first weights and the chunks of its rows are drawn.
+"""A party's own secret, from which its first weights, the chunks of its rows and its noise are drawn.
 
 Both parties know `settings.seed`.  Whoever knows a party's first weights can turn its hidden rows back into features,
 and whoever knows which rows are in a batch can solve for single ones.  So neither comes from the seed: a party alone
@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+
+from piebald.noise import NoiseSource
 
 LENGTH = 32  # bytes of a secret
 
@@ -55,6 +57,10 @@ class PartySecret:
     def permutation(self, count: int, *words: str | int) -> NDArray[np.int64]:
         """The numbers below `count` in random order."""
         return np.argsort(self._bits(count, words), kind="stable").astype(np.int64)
+
+    def noise(self, content: bytes) -> NoiseSource:
+        """Noise that hides this content: the same content gets the same noise, any other one other noise."""
+        return NoiseSource(hashlib.blake2b(content, digest_size=32, key=self.key, person=b"piebald hidden").digest())
 
     def _bits(self, count: int, words: Sequence[str | int]) -> NDArray[np.uint64]:
         key = hashlib.blake2b(json.dumps(words).encode(), digest_size=32, key=self.key).digest()

@@ -5,10 +5,15 @@
         steps.jsonl                        one line per step: seconds, bytes, losses
         checkpoint-00000040.safetensors    weights and optimizer; the last two are kept
         secret                                 what the first weights and batches are drawn from; not in a simulation
+        told.jsonl                             what was told about the party's rows, counted before it was sent
+        partner                                the name in the other party's certificate
         before.safetensors, after.safetensors    aligned rows for the figure, and scores of test rows at the target
 
 Only the owner can read the folder and its files, whatever the umask.  Keys, masks and messages of the other party are
 never written.  The secret stays after the run: if the other party has not finished, both take their last step again.
+
+A checkpoint is passed when both parties have a later one, and then it is deleted: whoever could have this party go back
+again and again would be told more each time.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS = "transfer.toml"
-SECRET = "secret"
+SECRET, PARTNER, TOLD = "secret", "partner", "told.jsonl"
 KEPT = 2  # the parties' newest checkpoints are at most one apart, so the last two have one in common
 
 
@@ -62,6 +67,27 @@ class PartyStore:
         except OSError as error:
             raise RunFolderError(f"{self.folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
         self._lock = RunLock(self.folder)
+
+    @property
+    def told(self) -> Path:
+        """The file of the party's ledger.
+
+        Raises:
+            RunFolderError: it is missing although the run has begun.
+        """
+        path = self.folder / TOLD
+        if not path.exists() and self._checkpoints():
+            raise RunFolderError(f"{path} is missing, so nobody knows what this run has told: start it in a new folder")
+        return path
+
+    def keep_to(self, partner: str) -> None:
+        """Note the other party's name, so that the run goes on with no other one."""
+        try:
+            write_private(self.folder / PARTNER, partner)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.folder / PARTNER} cannot be written: {(error.strerror or str(error)).lower()}"
+            ) from None
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -92,9 +118,9 @@ class PartyStore:
         return made
 
     def last_steps(self) -> tuple[int, int]:
-        """The last two steps from which a run can be resumed; 0 is the start."""
-        steps = [0, 0, *self._checkpoints()]
-        return steps[-1], steps[-2]
+        """The steps from which a run can be resumed, at most two."""
+        steps = self._checkpoints() or [0]
+        return steps[-1], steps[-KEPT:][0]
 
     def save(self, party: Party) -> None:
         """Write a checkpoint, and delete all but the last two."""
@@ -102,22 +128,25 @@ class PartyStore:
         for number, state in party.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": tensor for name, tensor in state.items()}
         self._write(self._name(party.done), tensors)
-        for step in self._checkpoints()[:-KEPT]:
-            (self.folder / self._name(step)).unlink(missing_ok=True)
+        self._forget(self._checkpoints()[:-KEPT])
+
+    def passed(self) -> None:
+        """Delete all checkpoints but the last: a later step is done, so the other party has that one, too."""
+        self._forget(self._checkpoints()[:-1])
 
     def restore(self, party: Party, step: int) -> None:
-        """Reset a party to a checkpoint, and delete all later records."""
-        for later in self._checkpoints():
-            if later > step:
-                (self.folder / self._name(later)).unlink()
+        """Reset a party to a checkpoint that both parties have, and delete all other ones and later records."""
+        if step == 0 and not self._checkpoints():
+            self.save(party)
+        tensors = read(self.folder / self._name(step))
+        self._forget([other for other in self._checkpoints() if other != step])
         remaining = [line for line in self.steps() if line["step"] < step]
         self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in remaining).encode())
         party.done = step
-        if step == 0:
-            return
-        tensors = read(self.folder / self._name(step))
         try:
             party.network.load_state_dict(_below(tensors, "network."))
+            if step == 0:
+                return
             state = party.optimizer.state_dict()
             numbers = range(len(list(party.network.parameters())))
             state["state"] = {number: _below(tensors, f"adam.{number}.") for number in numbers}
@@ -137,6 +166,10 @@ class PartyStore:
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write results of the party: aligned rows, scores."""
         self._write(f"{name}.safetensors", tensors)
+
+    def _forget(self, steps: list[int]) -> None:
+        for step in steps:
+            (self.folder / self._name(step)).unlink(missing_ok=True)
 
     def _checkpoints(self) -> list[int]:
         found = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
@@ -178,6 +211,16 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return found
+
+
+def read_partner(folder: Path) -> str | None:
+    """The other party's name, as a party noted it in its folder."""
+    try:
+        return (folder / PARTNER).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{folder / PARTNER} cannot be read: {error}") from None
 
 
 def write_settings(run: Path, settings: TransferSettings) -> None:

@@ -117,7 +117,10 @@ class PartySession:
         common = set(steps) & set(struct.unpack("<2q", kept))
         if not common:
             raise SettingsDiffer(
-                "the two parties have no checkpoint of the same step: start both again, each in a new folder"
+                f"the two parties have no checkpoint of the same step: this one goes on from step {max(steps)} and the "
+                f"other one asks for step {max(struct.unpack('<2q', kept))}, and none goes back to a checkpoint that "
+                "was passed, since other steps in place of those would tell more about its rows: start both again, "
+                "each in a new folder"
             )
         first, second = (nonce, noise) if self.role == "source" else (noise, nonce)
         self._session = hashlib.blake2b(first + second, digest_size=16).digest()

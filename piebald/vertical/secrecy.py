@@ -15,23 +15,26 @@ CONNECTIONS = {
 }
 
 
-def secrecy(settings: TransferSettings, simulated: bool) -> dict[str, str]:
+def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = None) -> dict[str, str]:
     """Sentences by subject.
 
     Args:
         settings: settings of the run.
         simulated: whether one user runs both parties, with secrets that follow from the seed.
+        partner: the name in the other party's certificate, once it is known.
     """
     runtime = settings.runtime
     kind = "sockets" if runtime.kind == "memory" and runtime.address is not None else runtime.kind
+    named = {} if partner is None else {"other party": f"{partner}, by its certificate"}
     return {
         "keys": settings.backend.security,
-        "weights, batches": (
+        "weights, batches, noise": (
             "from the seed, as both parties are simulated by one user: this run protects nobody"
             if simulated
             else "from each party's own secret"
         ),
         "connection": CONNECTIONS[kind],
+        **named,
         "method": settings.method.told,
     }
 

@@ -12,17 +12,17 @@ import queue
 import ssl
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.errors import RuntimeFault, SettingError, unknown
 from piebald.runtimes.federation.flare_link import SERVER
 from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.revocation import Admission
+from piebald.runtimes.federation.revocation import Admission, name_in
 from piebald.runtimes.federation.shared_socket import SharedSocket
 from piebald.runtimes.federation.tls import Listener, RenewedContext, keep_connecting
 from piebald.runtimes.federation.tls_errors import refusal as handshake_refusal
 from piebald.vertical.channel import SocketChannel
+from piebald.vertical.party_messages import MessageFault, PartyEnded
 
 log = logging.getLogger("piebald.vertical")
 
@@ -30,14 +30,32 @@ log = logging.getLogger("piebald.vertical")
 class SecureChannel(SocketChannel):
     """Channel between two processes, over TLS.
 
+    Args:
+        connection: the connection.
+        partner: the name in the other party's certificate.
+
     Attributes:
+        certificate: the other party's, as of `ssl.SSLSocket.getpeercert`.
         over: event that is set when the connection has ended here.
+        unwelcome: why the other party is not admitted any more, "" as long as it is.
+        listener: what admitted it and looks every second whether it still may be here; None where this party connected.
     """
 
-    def __init__(self, connection: SharedSocket) -> None:
-        self._secured = connection
+    def __init__(self, connection: SharedSocket, partner: str) -> None:
+        self._secured, self.partner = connection, partner
+        self.certificate = connection.getpeercert()
         self.over = threading.Event()
+        self.unwelcome = ""
+        self.listener: Listener | None = None
         super().__init__(connection)
+
+    def receive(self, most: int, timeout: float) -> bytes:
+        try:
+            return super().receive(most, timeout)
+        except (PartyEnded, MessageFault):
+            if self.unwelcome:
+                raise PartyEnded(self.unwelcome) from None
+            raise
 
     def _put(self, frame: bytes) -> None:
         rest = memoryview(frame)
@@ -50,13 +68,22 @@ class SecureChannel(SocketChannel):
     def close(self) -> None:
         super().close()
         self.over.set()
+        if self.listener is not None:
+            self.listener.shutdown()
+            self.listener.server_close()
+            self.listener = None
 
 
-def open_channel(credentials: Credentials, timeout: float) -> SecureChannel:
+def open_channel(credentials: Credentials, timeout: float, partner: str | None = None) -> SecureChannel:
     """Connect to the other party, waiting until it is there.
 
+    Args:
+        credentials: this party's.
+        timeout: seconds to wait.
+        partner: the name in the other party's certificate; None for whichever listed party connects first.
+
     Raises:
-        SettingError: the credentials list no other party, or the address cannot be listened on.
+        SettingError: the credentials do not list the other party, or the address cannot be listened on.
         RuntimeFault: the other party did not connect, or is not there.
     """
     came: queue.Queue[SecureChannel] = queue.Queue()
@@ -64,6 +91,9 @@ def open_channel(credentials: Credentials, timeout: float) -> SecureChannel:
     known = credentials.sites() if credentials.party == SERVER else [SERVER]
     if not known:
         raise SettingError(f"the credentials in {credentials.folder} list no site that could be the other party")
+    if partner is not None and partner not in known:
+        raise unknown(f"party in {credentials.folder} called", partner, known)
+    known = known if partner is None else [partner]
 
     def carry(connection: SharedSocket) -> None:
         """Take the first connection of a known party, and hold it until it ends."""
@@ -72,7 +102,8 @@ def open_channel(credentials: Credentials, timeout: float) -> SecureChannel:
             log.warning("refused a connection from %s: expected %s", name, " or ".join(known))
             return
         over.set()
-        channel = SecureChannel(connection)
+        log.info("the other party is %s, by its certificate", name)
+        channel = SecureChannel(connection, name)
         came.put(channel)
         channel.over.wait()
 
@@ -99,26 +130,34 @@ def _listen(
     came: queue.Queue[SecureChannel],
     timeout: float,
 ) -> SecureChannel:
-    """Wait for the other party."""
+    """Wait for the other party, and go on looking whether it is still admitted until the channel is closed."""
     address = f"{credentials.host}:{credentials.port}"
     here = credentials.host if credentials.host in ("127.0.0.1", "localhost") else "0.0.0.0"
     admission = Admission(credentials.folder)
+    channel: SecureChannel | None = None
 
     def reject(certificate: Any) -> bool:
-        return admission.reject_reason(certificate) is not None
+        reason = admission.reject_reason(certificate)
+        if reason is None:
+            return False
+        log.warning("refused %s: %s", name_in(certificate), reason)
+        if channel is not None and certificate == channel.certificate:
+            channel.unwelcome = f"the other party, {channel.partner}, is not admitted any more: {reason}"
+        return True
 
     try:
         listener = Listener((here, credentials.port), _context(credentials, server=True), carry, refusal, reject)
     except OSError as error:
         raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
-    with listener:
-        threading.Thread(target=listener.serve_forever, args=(0.1,), name="transfer listener", daemon=True).start()
-        try:
-            return came.get(timeout=timeout)
-        except queue.Empty:
-            raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
-        finally:
-            listener.shutdown()
+    threading.Thread(target=listener.serve_forever, args=(0.1,), name="transfer listener", daemon=True).start()
+    try:
+        channel = came.get(timeout=timeout)
+    except queue.Empty:
+        listener.shutdown()
+        listener.server_close()
+        raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
+    channel.listener = listener
+    return channel
 
 
 def _context(credentials: Credentials, server: bool) -> RenewedContext:
@@ -128,9 +167,6 @@ def _context(credentials: Credentials, server: bool) -> RenewedContext:
 
 
 def _name(connection: ssl.SSLSocket) -> str:
-    """The common name in the other side's certificate."""
-    found = connection.getpeercert() or {}
-    with suppress(TypeError, ValueError):
-        names = dict(pair for group in found.get("subject", ()) for pair in group)  # type: ignore[misc]
-        return str(names.get("commonName", ""))
-    return ""
+    """The common name in the other side's certificate, "" for none."""
+    certificate = connection.getpeercert()
+    return name_in(certificate) if certificate else ""

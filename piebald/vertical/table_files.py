@@ -29,8 +29,10 @@ MAX_VALUES = 100  # largest number of different values in a text column
 Texts = NDArray[np.str_]
 
 
-def load(files: PartyFiles, role: Role, test: float, seed: int) -> PartyHolding:
+def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = False) -> PartyHolding:
     """Load one party's data.  Numbers become standard scores, and each value of a text column a 0/1 column.
+
+    Columns with stated bounds or values are prepared by these, and not by the rows.
 
     Args:
         files: files of the settings; only this party's is read.
@@ -38,6 +40,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int) -> PartyHolding:
         test: share of the target's labelled rows without a key that is held out to score the result; without labels,
             all its rows are predicted and nothing is scored.
         seed: seed of that choice.
+        public: whether all columns must be prepared by stated bounds and values.
 
     Raises:
         SettingError: there is no such file, or a column is missing, has gaps, or holds unusable values.
@@ -54,7 +57,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int) -> PartyHolding:
     held_out = np.zeros(len(frame), dtype=bool)
     if role == "target" and labels is not None:
         held_out[_held_out(labels, keys, file, test, seed)] = True
-    x, names = _features(frame, file, ~held_out)
+    x, names = _features(frame, file, ~held_out, role if public else None)
     number = np.cumsum(~held_out) - 1  # position among the training rows
     nothing = torch.zeros(0, dtype=torch.float64)
     return PartyHolding(
@@ -68,13 +71,13 @@ def load(files: PartyFiles, role: Role, test: float, seed: int) -> PartyHolding:
     )
 
 
-def both(files: PartyFiles, test: float, seed: int) -> dict[Role, PartyHolding]:
+def both(files: PartyFiles, test: float, seed: int, public: bool = False) -> dict[Role, PartyHolding]:
     """Load both parties' data, if both files are on this machine.
 
     Raises:
         SettingError: as for `load`, or the tables do not name the same co-occurring rows.
     """
-    held: dict[Role, PartyHolding] = {role: load(files, role, test, seed) for role in ROLES}
+    held: dict[Role, PartyHolding] = {role: load(files, role, test, seed, public) for role in ROLES}
     if held["source"].keys != held["target"].keys:
         one, other = len(held["source"].overlap), len(held["target"].overlap)
         counts = f"{one} and {other}" if one != other else f"{one} each, not the same"
@@ -139,8 +142,10 @@ def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: f
     return chosen
 
 
-def _features(frame: DataFrame, file: PartyFile, train: NDArray[np.bool_]) -> tuple[torch.Tensor, list[str]]:
-    """Inputs [n, f] and their names."""
+def _features(
+    frame: DataFrame, file: PartyFile, train: NDArray[np.bool_], public: Role | None
+) -> tuple[torch.Tensor, list[str]]:
+    """Inputs [n, f] and their names; `public` is the party whose columns must all have bounds or values."""
     chosen = file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)]
     numbers, texts = [], []
     for name in chosen:
@@ -156,15 +161,38 @@ def _features(frame: DataFrame, file: PartyFile, train: NDArray[np.bool_]) -> tu
                 raise SettingError(f"column {name!r} of {file.path} holds numbers that are not finite: replace them")
         else:
             texts.append(name)
-            if (count := column.astype(str).nunique()) > MAX_VALUES:
+            if name not in file.values and (count := column.astype(str).nunique()) > MAX_VALUES:
                 raise SettingError(
                     f"column {name!r} of {file.path} has {count} different values, more than {MAX_VALUES}: "
                     "name the other columns in columns"
                 )
     if not chosen:
         raise SettingError(f"{file.path} must have a column besides key and label, got none")
-    x, names = encode(frame, numbers, texts, train)
-    return x.double(), names
+    stated = {**{name: "values" for name in texts}, **{name: "bounds" for name in numbers}}
+    for name in chosen:
+        if public is not None and name not in getattr(file, stated[name]):
+            raise SettingError(
+                f"column {name!r} of {file.path} needs files.{public}.{stated[name]}: with method.noise, no column may "
+                "be prepared by the rows"
+            )
+    for name in (*file.bounds, *file.values):
+        if name not in (numbers if name in file.bounds else texts):
+            kind = "numbers" if name in file.bounds else "text"
+            raise SettingError(f"column {name!r} of {file.path} has bounds or values but is no feature of {kind}")
+    columns, names, prepared = [], list[str](), {*file.bounds, *file.values}
+    for name, (least, largest) in file.bounds.items():
+        inside = np.clip(frame[name].to_numpy(dtype=np.float64), least, largest)
+        columns.append(2 * (inside - least) / (largest - least) - 1)
+        names.append(name)
+    for name, values in file.values.items():
+        columns += [(frame[name].astype(str) == value).to_numpy(dtype=np.float64) for value in values]
+        names += [f"{name}={value}" for value in values]
+    numbers, texts = ([name for name in kind if name not in prepared] for kind in (numbers, texts))
+    if numbers or texts:
+        x, others = encode(frame, numbers, texts, train)
+        columns += list(x.double().numpy().T)
+        names += others
+    return torch.from_numpy(np.stack(columns, 1)), names
 
 
 def _texts(column: Series[Any], file: PartyFile) -> Texts:

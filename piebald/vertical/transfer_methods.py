@@ -10,10 +10,14 @@ from pydantic import Field, field_serializer, field_validator
 
 from piebald.component import Component, build
 from piebald.errors import SettingError
+from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.ftl import Alignment
 from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel
 from piebald.vertical.loss_terms import DiscrepancyTerm, LossTerm
+from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
+from piebald.vertical.row_noise import RowNoise
+from piebald.vertical.told_ledger import ToldLedger
 
 
 class Method(Component):
@@ -31,12 +35,21 @@ class Method(Component):
         return False
 
     @property
+    def hides_rows(self) -> bool:
+        """Whether noise hides single rows of a party's own."""
+        return False
+
+    def row_noise(self, balanced: bool, secret: PartySecret, ledger: ToldLedger) -> RowNoise | None:
+        """The noise on what one party computes from its own rows; None for none."""
+        return None
+
+    @property
     def told(self) -> str:
         """What the method tells each party about the other's rows, in words."""
         raise NotImplementedError
 
-    def statement(self, widths: Sequence[int], batch: int, steps: int) -> str:
-        """The statement about differential privacy."""
+    def statement(self, role: Role, releases: int) -> str:
+        """The statement about differential privacy of a party that has made so many releases about one of its rows."""
         return "no noise is added, and nothing is claimed about differential privacy"
 
 
@@ -48,8 +61,9 @@ class Smmd(Method):
         alpha: weight in the loss, at least 0.
         normalize: scale hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
             keeps the meaning of alpha the same for all kernels.
-        noise: standard deviation of Gaussian noise on the moments before they are encrypted, in units of their
-            sensitivity to one row of the batch; 0 for none.
+        noise: standard deviation of Gaussian noise on all that depends on a party's own rows (`row_noise`), in units of
+            how far one row can move it; 0 for none.  No losses are computed with it, since they have none.
+        clip: with noise, the largest norm of a row's gradient.
         delta: delta of the statement about differential privacy.
     """
 
@@ -57,6 +71,7 @@ class Smmd(Method):
     alpha: float = Field(default=1.0, ge=0)
     normalize: bool = True
     noise: float = Field(default=0.0, ge=0)
+    clip: float = Field(default=0.1, gt=0)
     delta: float = Field(default=1e-5, gt=0, lt=1)
 
     @field_validator("kernel", mode="before")
@@ -83,18 +98,31 @@ class Smmd(Method):
         return "each party learns moments of the other's batches; the target learns the labels of co-occurring rows"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
-        return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.noise)
+        return DiscrepancyTerm(role, self.kernel, self.alpha, batch, widths, self.unit, self.hides_rows)
 
-    def statement(self, widths: Sequence[int], batch: int, steps: int) -> str:
-        if self.noise == 0:
-            return super().statement(widths, batch, steps)
-        rho = steps * len(widths) / (2 * self.noise**2)
-        epsilon = rho + 2 * math.sqrt(rho * math.log(1 / self.delta))
+    @property
+    def hides_rows(self) -> bool:
+        return self.noise > 0
+
+    def row_noise(self, balanced: bool, secret: PartySecret, ledger: ToldLedger) -> RowNoise | None:
+        return RowNoise(self.noise, self.clip, self.kernel, balanced, secret, ledger) if self.hides_rows else None
+
+    def model_post_init(self, _: object) -> None:
+        if self.noise and not self.normalize:
+            raise SettingError(
+                "noise needs normalize = true: without it, how far a row can move the moments is unknown"
+            )
+
+    def statement(self, role: Role, releases: int) -> str:
+        if not self.hides_rows:
+            return super().statement(role, releases)
+        epsilon = gaussian_epsilon(self.noise / math.sqrt(releases), self.delta) if releases else 0.0
+        label = ", another label included" if role == "source" else ""
         return (
-            f"the moments of {steps} steps together are ({epsilon:.3g}, {self.delta:g})-differentially private for "
-            f"one row of a party's batch replaced (zero-concentrated with rho = {rho:.3g}; no gain from sampling "
-            "counted). This covers what is sent for MMD only: labels, translator, losses and what is sent for "
-            "co-occurring rows are not protected"
+            f"all that the {role} has told in this run is ({epsilon:.3g}, {self.delta:g})-differentially private for "
+            f"one of its own rows replaced{label}, by {releases} releases about one row that were counted when they "
+            "left. Not covered are co-occurring rows, how columns were prepared unless by given bounds and values, and "
+            "other runs on the same rows"
         )
 
 

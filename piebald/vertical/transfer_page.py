@@ -112,6 +112,8 @@ def _lead(run: Path, made: TransferResult) -> str:
 
 
 def _found(made: TransferResult) -> str:
+    if not made.last:
+        return "No losses were computed, since rows are hidden by noise"
     if "mmd2" not in made.last:
         return "Losses"
     first, last = made.first["mmd2"], made.last["mmd2"]
@@ -166,7 +168,7 @@ def _figure(plan: Callable[[Any], None], made: TransferResult) -> bytes:
 def _losses(axes: Any, run: Path) -> None:
     watched = [line for line in read_steps(run / "target") if line["losses"]]
     steps = [line["step"] + 1 for line in watched]
-    for place, name in enumerate(watched[0]["losses"]):
+    for place, name in enumerate(watched[0]["losses"] if watched else ()):
         ax: Axes = axes[place]
         values = [line["losses"][name] for line in watched]
         ax.plot(steps, values, color=LIGHT[place + 1], linewidth=1.8, marker="o", markersize=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from piebald.errors import RunFolderError
 from piebald.private_files import write_private
 from piebald.vertical.baselines import TransferScore, transfer_score
 from piebald.vertical.party import Party
-from piebald.vertical.party_store import read, read_settings, read_steps
-from piebald.vertical.protocol import Role
+from piebald.vertical.party_store import TOLD, read, read_partner, read_settings, read_steps
+from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.secrecy import is_simulated, secrecy
+from piebald.vertical.told_ledger import ToldLedger
 from piebald.vertical.transfer_settings import TransferSettings
 
 
@@ -33,7 +35,7 @@ class TransferResult:
         bytes_to_target: mean bytes per step from source to target.
         bytes_to_source: mean bytes per step from target to source.
         statement: the statement about differential privacy.
-        secrecy: keys in use and their security level, randomness, connection and method, in sentences.
+        secrecy: keys in use and their security level, randomness, connection, other party and method, in sentences.
         folder: the run folder, if there is one.
     """
 
@@ -64,7 +66,11 @@ def result(folder: PathLike) -> TransferResult:
     score = None
     if len(predictions["labels"]):
         score = transfer_score(predictions["scores"], predictions["labels"], float(predictions["rate"]))
-    made = make_result(settings, "target", read_steps(folder / "target"), score, folder)
+    ledgers: dict[Role, ToldLedger] = {
+        role: ToldLedger({}, folder / role / TOLD) for role in ROLES if (folder / role / TOLD).exists()
+    }
+    partner = None if "source" in ledgers else read_partner(folder / "target")
+    made = make_result(settings, ledgers, read_steps(folder / "target"), score, folder, partner)
     write_result(made)
     return made
 
@@ -83,16 +89,27 @@ def score_target(target: Party) -> TransferScore | None:
 
 def make_result(
     settings: TransferSettings,
-    role: Role,
+    ledgers: Mapping[Role, ToldLedger],
     lines: list[dict[str, Any]],
     score: TransferScore | None,
     folder: Path | None,
+    partner: str | None = None,
 ) -> TransferResult:
-    """The result of a run, from one party's records of its steps."""
+    """The result of a run, from one party's records of its steps.
+
+    Args:
+        settings: settings of the run.
+        ledgers: what the parties that are known here have told; the records are the target's if it is among them.
+        lines: records of the steps.
+        score: score of the target's predictions.
+        folder: the run folder.
+        partner: the name in the other party's certificate, if it has one.
+    """
     watched = [line["losses"] for line in lines if line["losses"]]
     count = max(len(lines), 1)
     mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
-    to_target, to_source = ("received", "sent") if role == "target" else ("sent", "received")
+    to_target, to_source = ("received", "sent") if "target" in ledgers else ("sent", "received")
+    releases = {role: told.uses("own", "gradient") + told.uses("whole") for role, told in ledgers.items()}
     return TransferResult(
         score=score,
         first=watched[0] if watched else {},
@@ -101,8 +118,8 @@ def make_result(
         seconds=mean["seconds"],
         bytes_to_target=mean[to_target],
         bytes_to_source=mean[to_source],
-        statement=settings.method.statement(settings.network.aligned, settings.batch, settings.steps),
-        secrecy=secrecy(settings, is_simulated(folder)),
+        statement="; ".join(dict.fromkeys(settings.method.statement(*told) for told in sorted(releases.items()))),
+        secrecy=secrecy(settings, is_simulated(folder), partner),
         folder=folder,
     )
 

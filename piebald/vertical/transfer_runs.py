@@ -31,9 +31,17 @@ from piebald.vertical.holdings import PartyHolding
 from piebald.vertical.party import Party
 from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.party_store import PartyStore, read_settings, read_steps, sample, write_settings
+from piebald.vertical.party_store import (
+    PartyStore,
+    read_partner,
+    read_settings,
+    read_steps,
+    sample,
+    write_settings,
+)
 from piebald.vertical.protocol import ROLES, PartySession, Role
-from piebald.vertical.secure_channel import open_channel
+from piebald.vertical.secure_channel import SecureChannel, open_channel
+from piebald.vertical.told_ledger import ToldLedger
 from piebald.vertical.transfer_results import (
     TransferResult,
     is_finished,
@@ -131,25 +139,35 @@ def run_party(
         simulated: whether the party's own secret follows from the seed, because one user runs both parties.
     """
     folder = Path(out)
-    open_own_channel = _channel_opener(role, settings.runtime)
+    open_own_channel = _channel_opener(role, settings.runtime, folder)
     shared, holding = _secret(), _one(settings, role)
     holding.check(role, settings)
     write_settings(folder, settings)
     if not simulated:
         _tell_exposure(settings, {role: holding}, tell)
     channel = open_own_channel()
+    if isinstance(channel, SecureChannel) and settings.runtime.partner is None and not simulated:
+        tell(
+            f"the other party is {channel.partner}, by its certificate: this run keeps to it (to name it before, give "
+            f"runtime.partner={channel.partner})"
+        )
     with one_thread():
         trained = train_party(role, settings, holding, channel, folder, watch, shared, simulated)
     lines = read_steps(folder / role)
     score = score_target(trained) if role == "target" else None
-    return make_result(settings, role, lines, score, folder)
+    return make_result(settings, {role: trained.ledger}, lines, score, folder, read_partner(folder / role))
 
 
-def _channel_opener(role: Role, where: TransferRuntime) -> Callable[[], Channel]:
+def _channel_opener(role: Role, where: TransferRuntime, folder: Path) -> Callable[[], Channel]:
     """A function that connects one party to the other; wrong settings are refused before data is loaded."""
     if where.credentials is not None:
         credentials = read_credentials(Path(where.credentials))
-        return lambda: open_channel(credentials, where.timeout)
+        noted = read_partner(folder / role)
+        if noted is not None and where.partner not in (None, noted):
+            raise SettingError(
+                f"the run in {folder} began with {noted}, got runtime.partner={where.partner}: start it in a new folder"
+            )
+        return lambda: open_channel(credentials, where.timeout, where.partner or noted)
     if where.address is None:
         raise SettingError(
             "a party alone needs an address: --set runtime.address=host:port, the same on both sides, "
@@ -178,13 +196,13 @@ def _tell_exposure(settings: TransferSettings, holdings: Mapping[Role, PartyHold
 def _one(settings: TransferSettings, role: Role) -> PartyHolding:
     """Load one party's data, without reading the other party's file."""
     if settings.files is not None:
-        return table_files.load(settings.files, role, settings.data.test, settings.seed)
+        return table_files.load(settings.files, role, settings.data.test, settings.seed, settings.method.hides_rows)
     return data_of_parties.load(settings.data, settings.seed)[role]
 
 
 def _both(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
     if settings.files is not None:
-        return table_files.both(settings.files, settings.data.test, settings.seed)
+        return table_files.both(settings.files, settings.data.test, settings.seed, settings.method.hides_rows)
     return data_of_parties.load(settings.data, settings.seed)
 
 
@@ -216,7 +234,9 @@ def train_party(
         try:
             known = PartySecret.simulated(settings.seed, role) if simulated else None
             secret = store.secret(known) if store else known or PartySecret.fresh()
-            made = Party(role, holding, settings, secret)
+            made = Party(role, holding, settings, secret, store.told if store else None)
+            if store and isinstance(channel, SecureChannel):
+                store.keep_to(channel.partner)
             keys = {"keys": holding.keys} if holding.keys else {}
             made.done = session.handshake(settings.agreed() | keys, store.last_steps() if store else (0, 0))
             if store:
@@ -254,12 +274,14 @@ def one_thread() -> Iterator[None]:
 
 
 def _checkpoint_writer(settings: TransferSettings, store: PartyStore | None) -> Callable[[Party], None] | None:
-    """A function that writes the checkpoints; also after the last step, as the handover may fail."""
+    """A function that writes the checkpoints and deletes passed ones; also after the last step, before the handover."""
 
     def write_checkpoint(party: Party) -> None:
         assert store is not None
         if party.done % settings.checkpoint_every == 0 or party.done == settings.steps:
             store.save(party)
+        else:
+            store.passed()
 
     return None if store is None else write_checkpoint
 
@@ -281,13 +303,15 @@ def _two_threads(
     import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     ends = dict(zip(ROLES, InMemoryChannel.pair(), strict=True))
+    ledgers: dict[Role, ToldLedger] = {}
     errors: list[BaseException] = []
     lines: list[dict[str, Any]] = []
 
-    def source() -> None:
+    def train_source() -> None:
         torch.set_num_threads(1)  # the setting is per thread
         try:
-            train_party("source", settings, holdings["source"], ends["source"], folder, simulated=True)
+            source = train_party("source", settings, holdings["source"], ends["source"], folder, simulated=True)
+            ledgers["source"] = source.ledger
         except BaseException as error:  # raised in the waiting thread
             errors.append(error)
 
@@ -296,7 +320,7 @@ def _two_threads(
         if watch:
             watch(line)
 
-    other = threading.Thread(target=source, name="transfer source", daemon=True)
+    other = threading.Thread(target=train_source, name="transfer source", daemon=True)
     other.start()
     try:
         with one_thread():
@@ -310,7 +334,8 @@ def _two_threads(
         raise errors[0]
     if folder is not None:
         lines = read_steps(folder / "target")
-    made = make_result(settings, "target", lines, score_target(target), folder)
+    ledgers["target"] = target.ledger
+    made = make_result(settings, ledgers, lines, score_target(target), folder)
     write_result(made)
     return made
 

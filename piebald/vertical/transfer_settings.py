@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -70,6 +71,9 @@ class PartyFile(TransferSection):
         columns: the features; by default all other columns.  Numbers become standard scores, text becomes 0/1 columns.
         label: the column to predict, with two values.  At the target it is optional and only scores the result.
         positive: the positive value of the label column; by default the last one in sorted order, like 1 or "yes".
+        bounds: the least and the largest value of columns of numbers, which become numbers from -1 to 1; what lies
+            beyond counts as the bound.  Without, a column's mean and deviation are taken from the rows.
+        values: the values of columns of text; any other one counts as none of them.  Without, the rows say them.
     """
 
     path: str
@@ -77,6 +81,16 @@ class PartyFile(TransferSection):
     columns: tuple[str, ...] | None = None
     label: str | None = None
     positive: str | int | None = None
+    bounds: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    values: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    @field_validator("bounds")
+    @classmethod
+    def _ordered(cls, value: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (least, largest) in value.items():
+            if not -math.inf < least < largest < math.inf:
+                raise ValueError(f"of {name!r} must be two numbers, the smaller first, got {[least, largest]}")
+        return value
 
     @field_validator("columns")
     @classmethod
@@ -121,6 +135,8 @@ class TransferRuntime(TransferSection):
         address: for "sockets", host:port at which the target listens; by default a free port of this machine.
         credentials: for "federation", the folder of a party's credentials, as `piebald provision` writes it; by default
             temporary credentials for two processes on this machine.
+        partner: with credentials, the name in the other party's certificate; by default the only one that is listed,
+            else the first that connects, to which the run then keeps.
         allow_unencrypted: whether "sockets" may leave this machine, where others can read what is not encrypted.
         timeout: seconds that a party waits for a message.
     """
@@ -128,6 +144,7 @@ class TransferRuntime(TransferSection):
     kind: Literal["memory", "sockets", "federation"] = "memory"
     address: str | None = None
     credentials: str | None = None
+    partner: str | None = None
     allow_unencrypted: bool = False
     timeout: float = Field(default=600.0, gt=0)
 
@@ -137,6 +154,8 @@ class TransferRuntime(TransferSection):
             raise ValueError('credentials are for kind = "federation" and contain the address')
         if self.address is not None and self.kind == "federation":
             raise ValueError('address is for kind = "sockets": with "federation" it comes from the credentials')
+        if self.partner is not None and self.credentials is None:
+            raise ValueError("partner is the name in the other party's certificate, so it needs credentials")
         return self
 
     @property
@@ -257,7 +276,9 @@ class TransferSettings(TransferSection):
         return {key: value for key, value in self.lasting().items() if key != "files"}
 
     def watches(self, step: int) -> bool:
-        """Whether a step computes the losses: every `watch_every`-th from the first, and the last."""
+        """Whether a step computes the losses: every `watch_every`-th from the first, and the last; none with noise."""
+        if self.method.hides_rows:
+            return False
         return step % self.watch_every == 0 or step == self.steps - 1
 
     def terms(self, role: Role) -> list[LossTerm]:
@@ -278,6 +299,10 @@ class TransferSettings(TransferSection):
                     f"{name} must be at least {least}, twice the units of the widest aligned layer, got {rows}: "
                     "gradients reveal the other party's moments, and moments of so few rows reveal single rows"
                 )
+        if self.method.hides_rows and not self.backend.masks:
+            raise SettingError(
+                f"method.noise needs a backend that masks products, got {self.backend.kind}: use fixed, bfv or paillier"
+            )
         if self.files is not None:
             if self.data != TransferData(test=self.data.test):
                 raise SettingError("files replace the data set: of [data], give only data.test with them")

@@ -6,11 +6,16 @@ all runs before parties had secrets of their own.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
-from piebald.vertical.chunks import common_chunks, exposures, own_chunks, warning
+from piebald.vertical.chunks import common_chunks, exposures, own_chunks, unknown_numbers, warning
 from piebald.vertical.ftl import Alignment
 from piebald.vertical.holdings import PartyHolding, load
 from piebald.vertical.kernels import LinearKernel
@@ -195,6 +200,57 @@ def test_within_the_bound_every_row_stays_open_even_to_one_who_knows_all_weights
     open_directions = np.linalg.svd(matrix)[2][np.linalg.matrix_rank(matrix, tol=1e-9) :].reshape(-1, 8, 4)
     fixed = [row for row in range(8) if not len(open_directions) or np.abs(open_directions[:, row]).max() < 1e-9]
     assert len(fixed) == determined
+
+
+def kinds_of_rows() -> np.ndarray:
+    """All 32 rows of five 0/1 columns."""
+    return (np.arange(32)[:, None] >> np.arange(5) & 1).astype(float)
+
+
+def test_one_use_of_a_chunk_of_0_1_columns_counts_all_kinds_of_row_and_the_bound_says_so():
+    """Before, 0/1 columns counted as unknown numbers, and the bound held."""
+    settings = small(
+        batch=80,
+        overlap_batch=80,
+        steps=1,
+        network={"hidden": [], "aligned": [40]},
+        method={"kind": "smmd", "kernel": "linear"},
+    )
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(kinds_of_rows()[rng.integers(0, 32, 180)])
+    held = PartyHolding(x, None, np.arange(80), tuple("abcde"), x[:0], x[:0, 0])
+    target = Party("target", held, settings, PartySecret.fresh())
+    told = DiscrepancyTerm("target", LinearKernel(), 1.0, 80, [40]).statistics(target.view())[0].matrix[0]
+    told = np.ldexp(np.rint(np.ldexp(told, 30)), -30)  # as fixed-point numbers
+    hidden = target.aligned(torch.from_numpy(kinds_of_rows())).numpy()
+    counts = 80 * np.linalg.lstsq(hidden.T, told, rcond=1e-12)[0]
+    truth = np.bincount((x[target.own[0]].numpy() @ (1 << np.arange(5))).astype(int), minlength=32)
+    assert np.array_equal(np.rint(counts).astype(int), truth)
+
+    own = exposures("target", held, settings)[0]
+    assert not own.holds
+    assert own.most_steps == 0
+    assert "from the first step on, only the secrecy of the weights" in warning("target", [own])
+
+
+@settings_of_hypothesis(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), rows=st.integers(0, 60), real=st.integers(0, 4), words=st.integers(0, 4))
+def test_columns_count_by_what_there_is_to_find_out(seed, rows, real, words):
+    """Numbers that never repeat count fully; others at most as collections of rows, and never below nothing."""
+    rng = np.random.default_rng(seed)
+    numbers = torch.from_numpy(rng.normal(size=(200, real)))
+    word = torch.from_numpy(np.eye(words)[rng.integers(0, words, 200)]) if words else torch.zeros(200, 0)
+    count = unknown_numbers(torch.cat([numbers, word.double()], 1), rows, 31)
+    kinds = max(len(np.unique(word.numpy(), axis=0)), 1) if words else 1
+    collections = math.log2(math.comb(rows + kinds - 1, rows))
+    assert count == pytest.approx(rows * real + collections / 31, abs=1e-6)
+    assert unknown_numbers(torch.cat([numbers, word.double()], 1), rows, 53) <= count
+
+
+def test_whole_numbers_and_constants_are_no_unknown_numbers():
+    whole = torch.arange(400).remainder(7).double()[:, None] / 3  # as standard scores of whole numbers are
+    assert 0 < unknown_numbers(whole, 100, 31) < 2
+    assert unknown_numbers(torch.full((400, 3), 0.25).double(), 100, 31) == 0
 
 
 def holding(rows: int, features: int, labels: bool) -> PartyHolding:

@@ -161,6 +161,7 @@ def test_no_folder_holds_a_key_or_what_the_other_party_sent(tmp_path, undisturbe
         assert names == {
             "run.lock",
             "steps.jsonl",
+            "told.jsonl",
             "before.safetensors",
             "after.safetensors",
             "checkpoint-00000035.safetensors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import ssl
@@ -19,6 +20,7 @@ import pytest
 from piebald.errors import RuntimeFault, SettingError
 from piebald.runtimes.federation.local_federation import free_port
 from piebald.runtimes.federation.provisioning import Credentials, Description, provision, read
+from piebald.runtimes.federation.revocation import write_revoked
 from piebald.runtimes.federation.tls import context
 from piebald.vertical.channel import GONE
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, pack_frame
@@ -178,6 +180,88 @@ def test_a_silent_stranger_holds_up_nobody(tmp_path) -> None:
             server.result().close()
 
 
+def several(folder: Path, sites: list[str]) -> dict[str, Credentials]:
+    provision(Description(name="two", host="127.0.0.1", port=free_port(), days=2, sites=sites), folder)
+    return {party: read(folder / party) for party in ("server", *sites)}
+
+
+def test_the_named_party_is_waited_for_although_another_listed_one_comes_first(tmp_path, caplog) -> None:
+    """Before, whichever listed site connected first was taken."""
+    found = several(tmp_path, ["bank", "rival"])
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
+        server = pool.submit(open_channel, found["server"], 30.0, "bank")
+        with pytest.raises(PartyEnded, match=GONE):
+            open_channel(found["rival"], 30.0).receive(100, 30.0)
+        bank = open_channel(found["bank"], 30.0)
+        assert server.result().partner == "bank"
+        assert bank.partner == "server"
+        bank.close()
+        server.result().close()
+    assert "refused a connection from rival: expected bank" in caplog.text
+    assert "the other party is bank, by its certificate" in caplog.text
+    with pytest.raises(SettingError, match="called 'bnak': did you mean 'bank'"):
+        open_channel(found["server"], 1.0, "bnak")
+
+
+@pytest.mark.parametrize("after", ["revoked", "listed"])
+def test_a_party_that_is_revoked_ends_the_transfer_with_a_sentence(tmp_path, caplog, after) -> None:
+    """Before, a connection was looked at once, when it was made."""
+    found = several(tmp_path, ["bank", "other"])
+    server, bank = met({party: found[party] for party in ("server", "bank")})
+    write_revoked(found["server"].folder, ["bank" if after == "revoked" else "other"])
+    with pytest.raises(PartyEnded) as ended:
+        server.receive(100, 30.0 if after == "revoked" else 2.5)
+    if after == "revoked":
+        assert re.fullmatch(
+            r"the other party, bank, is not admitted any more: its certificate was revoked on [\d-]+ at [\d:]+ UTC",
+            str(ended.value),
+        )
+        with pytest.raises(PartyEnded, match=GONE):
+            bank.receive(100, 30.0)
+    else:
+        assert "silent" in str(ended.value)
+    for end in (server, bank):
+        end.close()
+    with socket.create_server(("127.0.0.1", found["server"].port)):  # nobody listens there any more
+        pass
+
+
+@pytest.mark.full
+def test_in_processes_a_run_keeps_to_its_party_says_who_it_is_and_ends_when_that_one_is_revoked(tmp_path) -> None:
+    found = several(tmp_path / "credentials", ["bank", "rival"])
+    file = tmp_path / "transfer.toml"
+    file.write_text(settings().text())
+
+    def begin(role: str, party: str, out: str, how: tuple[str, str] = ("-m", "piebald.cli")) -> subprocess.Popen[str]:
+        words = [sys.executable, *how, "transfer", file, "--party", role, "--out", tmp_path / out]
+        return process(
+            [*words, "--set", "runtime.kind=federation", "--set", f"runtime.credentials={found[party].folder}"]
+        )
+
+    source, target = begin("source", "server", "shop"), begin("target", "bank", "bank", ("-c", HELD))
+    for line in target.stdout:
+        if line == "held\n":
+            break
+    write_revoked(found["server"].folder, ["bank"])
+    said = source.communicate(timeout=300)[1]
+    assert source.returncode == 1
+    assert "warning: the other party is bank, by its certificate: this run keeps to it" in said
+    assert said.strip().splitlines()[-1].startswith("the other party, bank, is not admitted any more: its certificate")
+    target.kill()
+    target.communicate(timeout=300)
+    assert (tmp_path / "shop" / "source" / "partner").read_text() == "bank"
+    # Another listed party is not taken in its place.
+    again, rival = (
+        process([sys.executable, "-m", "piebald.cli", "resume", tmp_path / "shop"]),
+        begin("target", "rival", "rival"),
+    )
+    said = [one.communicate(timeout=300)[1] for one in (rival,)]
+    assert rival.returncode == 1
+    assert GONE in said[0]
+    again.kill()
+    again.communicate(timeout=300)
+
+
 @pytest.mark.full
 def test_two_processes_with_credentials_end_with_the_weights_of_two_threads(tmp_path, undisturbed) -> None:
     made = run(settings(runtime={"kind": "federation"}), out=tmp_path / "run")
@@ -223,6 +307,7 @@ def process(words: list[object]) -> subprocess.Popen[str]:
     [
         ({"kind": "sockets", "credentials": "credentials/bank"}, 'credentials are for kind = "federation"'),
         ({"kind": "federation", "address": "127.0.0.1:7400"}, 'address is for kind = "sockets"'),
+        ({"kind": "federation", "partner": "bank"}, "partner is the name in the other party's certificate"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(runtime: dict[str, str], message: str) -> None:

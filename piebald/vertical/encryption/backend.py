@@ -74,6 +74,12 @@ def to_integers(values: Floats, digits: int) -> Ints:
     return scaled.astype(np.int64)
 
 
+def added_integers(constant: Floats, size: ProductSize) -> Ints:
+    """The owner's constant at the scale of the product, with no more digits than its statistics have."""
+    scale = FixedPointScale.of(size)
+    return to_integers(constant, scale.statistics) << scale.coefficients
+
+
 def to_floats(values: Ints, size: ProductSize) -> Floats:
     """The result of a product as floating-point numbers.
 
@@ -157,6 +163,8 @@ class Backend(Component):
 
     axis = "backend"
     hides: ClassVar[bool] = True  # whether anything is encrypted
+    masks: ClassVar[bool] = True  # whether the owner sees uniform numbers in place of the evaluator's products
+    digits: ClassVar[int] = 31  # most binary digits of a number that is told: those of `FixedPointScale`, and a sign
 
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         """An owner with a new key, for products of these sizes."""

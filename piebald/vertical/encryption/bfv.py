@@ -32,6 +32,7 @@ from piebald.vertical.encryption.backend import (
     InvalidMessage,
     KeyOwner,
     MessageLength,
+    added_integers,
     to_floats,
     to_integers,
     uniform,
@@ -191,7 +192,7 @@ class _BfvOwner(KeyOwner):
         plan = self.layout(size)
         with self.he.computing("masked result"):
             slots = np.stack([self._decrypt(blob) for blob in split(masked, plan.outputs, "masked result")])
-        added = modular(to_integers(constant, FixedPointScale.of(size).result), self.he.t)
+        added = modular(added_integers(constant, size), self.he.t)
         product = _collect(slots, plan, size, self.he.t)
         return ((product + added) % np.uint64(self.he.t)).astype("<u8").tobytes()
 

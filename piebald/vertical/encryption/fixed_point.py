@@ -11,6 +11,7 @@ from piebald.vertical.encryption.backend import (
     Ints,
     KeyOwner,
     UnencryptedBackend,
+    added_integers,
     exact_product,
     to_floats,
     to_integers,
@@ -37,7 +38,7 @@ class _FixedOwner(KeyOwner):
 
     def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         product = np.frombuffer(masked, "<u8").reshape(size.rows, size.width)
-        added = to_integers(constant, FixedPointScale.of(size).result).astype(np.uint64)  # arithmetic modulo 2^64
+        added = added_integers(constant, size).astype(np.uint64)  # arithmetic modulo 2^64
         return (product + added).astype("<u8").tobytes()
 
 

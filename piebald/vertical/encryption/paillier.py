@@ -23,6 +23,7 @@ from piebald.vertical.encryption.backend import (
     InvalidMessage,
     KeyOwner,
     MessageLength,
+    added_integers,
     to_floats,
     to_integers,
 )
@@ -164,7 +165,7 @@ class _PaillierOwner(KeyOwner):
         return write(self._key.encrypt([number % self._key.public.n for number in packed]), self.bytes)
 
     def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
-        values = to_integers(np.broadcast_to(constant, (size.rows, size.width)), FixedPointScale.of(size).result)
+        values = np.broadcast_to(added_integers(constant, size), (size.rows, size.width))
         added = [pack(tile) for tile in _tiles(values, self.backend.layout(size))]
         found = self._key.decrypt(read_ciphertexts(masked, self.bytes, self._key.public))
         n = self._key.public.n

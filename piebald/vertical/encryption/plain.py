@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from piebald.vertical.encryption.backend import Evaluator, InvalidMessage, KeyOwner, UnencryptedBackend
@@ -10,6 +12,9 @@ from piebald.vertical.kernels import Floats, ProductSize
 
 class PlainBackend(UnencryptedBackend):
     """No encryption: statistics are sent in float64, and the other party can read them."""
+
+    masks: ClassVar[bool] = False
+    digits: ClassVar[int] = 53
 
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _PlainOwner()
