@@ -16,6 +16,7 @@ import numpy as np
 from piebald.partition.client_tables import is_table, read_table
 from piebald.partition.data_source import DataSource
 from piebald.privacy.question_ledger import Records, as_records, records_of
+from piebald.reading.files import opened
 
 
 def place_of(source: DataSource, folder: Path) -> Path | None:
@@ -76,5 +77,5 @@ def _of_frame(frame: Any, client: str | None, site: str) -> Records:
 
 
 def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "blake2b").digest()
