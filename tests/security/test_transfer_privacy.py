@@ -204,7 +204,7 @@ def audit(noise: float, runs: int) -> float:
         """How far what was released is from what was exact by some rows, as of the logarithm of a density."""
         return sum(
             float(((out - exact) ** 2).sum()) / deviation**2
-            for outs, exacts, deviations in zip(found.released, by.exact, by.deviations, strict=True)
+            for outs, exacts, deviations in zip(found.released, by.exact, found.deviations, strict=True)
             for out, exact, deviation in zip(outs, exacts, deviations, strict=True)
         )
 
