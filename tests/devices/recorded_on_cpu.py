@@ -137,13 +137,14 @@ class StandIn:
         recordings: what was recorded, in order.
         replays: how many steps were replayed.
         refused: what could not be recorded.
+        closed: how often all of it was freed.
     """
 
     records: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
         self.recordings: list[Recording] = []
-        self.replays = 0
+        self.replays = self.closed = 0
         self.refused: list[str] = []
 
     def record(self, step: Step, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Step:
@@ -180,6 +181,10 @@ class StandIn:
 
     def lead(self) -> None:
         pass
+
+    def close(self) -> None:
+        self.closed += 1
+        self.recordings.clear()
 
 
 def _tensors(*trees: Any) -> list[Tensor]:

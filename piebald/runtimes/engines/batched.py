@@ -54,7 +54,7 @@ class BatchedEngine(VmappedEngine):
         if self.traits.random or not self.traits.each or run.config.privacy is not None:
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
-        if self.reads_tables(run) and self._side_by_side(plans) and (whole := self._module(())) is not None:
+        if self.reads_tables(run) and self.shares_passes(plans) and (whole := self._module(())) is not None:
             # without factors, of which each step adds another
             gradients_of, held = functools.partial(self._batched_gradients, whole), list(whole.module.buffers())
             return self._train_by_tables(run, gathered, plans, rng_keys, order, gradients_of, held)

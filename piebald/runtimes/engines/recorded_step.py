@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Step = Callable[[], None]
+BY_HAND = "carried out step by step"
 WARM_UP = 2  # steps of a form that are carried out before it is recorded: they let libraries choose and allocate
 WORTH = 8  # steps of a form that pay for recording it
 _MOST = 16  # forms of a lane
@@ -152,6 +153,7 @@ class CudaRecorder:
     def close(self) -> None:
         self._stream.synchronize()  # none may be under way
         self._graphs.clear()
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 MakesRecorder = Callable[[torch.device], Recorder]
@@ -175,6 +177,7 @@ class Lane:
     Args:
         make: makes its recorder.
         device: where it computes.
+        notes: to which it adds.
 
     Attributes:
         number: the row of the tables that the next step reads; each step adds 1.
@@ -182,8 +185,7 @@ class Lane:
     """
 
     def __init__(self, make: MakesRecorder, device: torch.device, notes: dict[str, str]) -> None:
-        self._make, self.device, self.notes = make, device, notes
-        self.recorder = make(device)
+        self.device, self.notes, self.recorder = device, notes, make(device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         self._replays: dict[StepForm, Step] = {}
         self._taken = Counter[StepForm]()
@@ -225,16 +227,26 @@ class Lane:
         try:
             replay = self.recorder.record(step, reads, writes)
             replay()
-            reason = "" if _same_bits(writes, after) else "its first replay had other bits than the step itself"
+            reason = "" if _same_bits(writes, after) else self._why_other(step, writes, before, after)
         except RuntimeError as error:  # of the device's rules, or of memory that ran out
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if reason:
             _write(writes, after)  # ends the run where the device is lost
             self._refused.add(form)
-            self.notes[str(form)] = f"carried out step by step: {reason}"
+            self.notes[str(form)] = f"{BY_HAND}: {reason}"
         else:
             self._replays[form] = replay
             self.notes.setdefault(str(form), "recorded")
+
+    def _why_other(
+        self, step: Step, writes: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor]
+    ) -> str:
+        """Why a replay had other bits than the step, which is carried out once more to see whether it repeats."""
+        _write(writes, before)
+        step()
+        if _same_bits(writes, after):
+            return "its first replay had other bits than the step itself"
+        return "the step has other bits each time, so that no replay could be compared with it"
 
     @property
     def settled(self) -> bool:
@@ -247,16 +259,18 @@ class Lane:
         self._replays.clear()
         self._taken.clear()
         self.recorder.close()
-        self.recorder = self._make(self.device)
 
 
 def side_by_side(turns: Sequence[tuple[Recorder, Iterator[bool]]]) -> None:
     """Carry out steps of several lanes in turn, after all that was asked of the device before, and before all that is
     asked of it afterwards.
+
+    Convolutions take algorithms that repeat their bits: else no step could be compared with its replay.
     """
     for recorder, _ in turns:
         recorder.follow()
-    waiting = list(turns)
+    waiting, repeats = list(turns), torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
     try:
         while waiting:
             for turn in list(waiting):
@@ -264,6 +278,7 @@ def side_by_side(turns: Sequence[tuple[Recorder, Iterator[bool]]]) -> None:
                     if next(turn[1], True):
                         waiting.remove(turn)
     finally:
+        torch.backends.cudnn.deterministic = repeats
         for recorder, _ in turns:
             recorder.lead()
 

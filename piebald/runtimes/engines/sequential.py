@@ -30,7 +30,7 @@ from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.loss_scale import LossScale
 from piebald.runtimes.engines.model_traits import Traits, passes_of, probe
 from piebald.runtimes.engines.recomputation import Checkpointing
-from piebald.runtimes.engines.recorded_step import Lane, StepForm, recorder_for, side_by_side
+from piebald.runtimes.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import (
     Gathered,
@@ -260,7 +260,7 @@ class SequentialEngine(ClippingEngine):
         if self.make_recorder is None:
             return False
         if reason := self._unrecorded(run):
-            self.notes[f"{self.name}, {reason}"] = "carried out step by step"
+            self.notes[f"{self.name}, {reason}"] = BY_HAND
         return not reason
 
     def _unrecorded(self, run: SgdRun) -> str:
@@ -345,7 +345,6 @@ class SequentialEngine(ClippingEngine):
         lane, most, clients = self.lane, max(steps.stepper.planned), list(clients)
         left = Counter(length for row in clients for length in steps.lengths[row])
         total = self.static.like("total", steps.loss[0])
-        self.module.train()
         for row in clients:
             resident = self.static.run(run, slice(row, row + 1), steps.stepper.state)
             stepper = TableStepper(steps.stepper, resident, functools.partial(steps.tables.of_step, lane.number))
@@ -372,6 +371,7 @@ class SequentialEngine(ClippingEngine):
 
     def _take_step(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor, length: int) -> None:
         """One step of the resident module on a batch of so many rows, all by the tables."""
+        self.module.train()
         tables, number, run = steps.tables, self.lane.number, stepper.run
         places, key = tables.row(tables.places, number), tables.row(tables.keys, number)
         assert places is not None
@@ -394,9 +394,12 @@ class SequentialEngine(ClippingEngine):
 
     def module_reads(self, run: SgdRun) -> list[Tensor]:
         """What a pass of the module reads that no step writes to, and the vectors of a run."""
-        frozen = [one for name, one in self.module.named_parameters() if not one.requires_grad]
         evaluated = [] if run.local_loss is None else self.evaluator(run.local_loss).tensors
-        return [*frozen, *evaluated, *vectors_of(run)]
+        return [*self._frozen, *evaluated, *vectors_of(run)]
+
+    @cached_property
+    def _frozen(self) -> list[Tensor]:
+        return [parameter for parameter in self.module.parameters() if not parameter.requires_grad]
 
     @cached_property
     def _integer_buffers(self) -> list[Tensor]:

@@ -45,7 +45,7 @@ class StaticBuffers:
         if key not in self._held or len(self._held[key]) < rows:
             room = max(_ROOM, 1 << (rows - 1).bit_length() if rows else 0)
             self._held[key] = torch.zeros(room, *values.shape[1:], dtype=values.dtype, device=self.device)
-        self._held[key][:rows].copy_(moved(values, self.device), non_blocking=True)
+        self._held[key][:rows].copy_(moved(values.contiguous(), self.device), non_blocking=True)
         return self._held[key]
 
     def rows(self, gathered: Gathered, lasting: bool) -> Gathered:

@@ -31,7 +31,7 @@ from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.compilation import compiled
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
-from piebald.runtimes.engines.recorded_step import Lane, side_by_side
+from piebald.runtimes.engines.recorded_step import BY_HAND, Lane, side_by_side
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
@@ -59,7 +59,7 @@ class VmappedEngine(SequentialEngine):
         if self.traits.random or self.padded or run.config.passes.alone or not self._fits_privacy(run):
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
-        if self.reads_tables(run) and self._side_by_side(plans):
+        if self.reads_tables(run) and self.shares_passes(plans):
             return self._train_by_tables(run, gathered, plans, rng_keys, order, self._gradients_of)
         ordered = rows_of(run, order)
         w = ordered.model.clone(memory_format=torch.contiguous_format)
@@ -108,11 +108,14 @@ class VmappedEngine(SequentialEngine):
 
     # -- training by steps that read tables, which can be recorded
 
-    def _side_by_side(self, plans: Sequence[Sequence[Places]]) -> bool:
+    def shares_passes(self, plans: Sequence[Sequence[Places]]) -> bool:
         """Whether all clients that have a step can take it in one pass."""
         steps = len(plans[0]) if plans else 0
         active = ([len(plan[step]) for plan in plans if len(plan) > step] for step in range(steps))
-        return steps > 0 and all(len(list(self.ranges(lengths))) == 1 for lengths in active)
+        shares = all(len(list(self.ranges(lengths))) == 1 for lengths in active)
+        if not shares:
+            self.notes[f"{self.name}, batches that cannot be filled up have unequal lengths"] = BY_HAND
+        return shares and steps > 0
 
     def _stack(self, count: int) -> _ResidentStack:
         """The resident models of so many clients; there are those of two sizes, as the last stack of a cohort may be
