@@ -19,7 +19,8 @@ Step = Callable[[], None]
 BY_HAND = "carried out step by step"
 WARM_UP = 2  # steps of a form that are carried out before it is recorded: they let libraries choose and allocate
 WORTH = 8  # steps of a form that pay for recording it
-_MOST = 16  # forms of a lane
+_MOST = 16  # recorded forms of a lane
+_MOST_COUNTED = 4 * _MOST  # forms of a lane that are counted
 
 
 class StepForm(NamedTuple):
@@ -30,7 +31,7 @@ class StepForm(NamedTuple):
         config: the settings of SGD, without what lies in tables.
         prox: the weight of the proximal term.
         loss: what evaluates a loss of the clients' own.
-        places: where the buffers are.
+        places: where the buffers are, and their shapes.
         masked: whether some rows do not count.
     """
 
@@ -38,7 +39,7 @@ class StepForm(NamedTuple):
     config: str
     prox: float
     loss: object
-    places: tuple[int, ...]
+    places: tuple[tuple[int, tuple[int, ...]], ...]
     masked: bool = False
 
     def __str__(self) -> str:
@@ -209,6 +210,8 @@ class Lane:
         if (replay := self._replays.get(form)) is not None:
             replay()
             return
+        if form not in self._taken and len(self._taken) == _MOST_COUNTED:
+            self.forget()  # a form holds what its steps need
         self._taken[form] += 1
         taken = self._taken[form]
         if not self.recorder.records or taken <= WARM_UP or taken + planned < WORTH or form in self._refused:

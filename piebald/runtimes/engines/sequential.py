@@ -308,7 +308,7 @@ class SequentialEngine(ClippingEngine):
         loss = torch.full((count,), torch.nan, device=self.device)
         rows = self.static.rows(gathered, self.row_loader.lasts(gathered))
         steps = _LaneSteps(rows, *self._step_tables(run, gathered, stepper), stepper, end, loss)
-        engines = self._lanes(count)
+        engines = self._lanes(1 if run.config.passes.checkpointing else count)  # of which memory is short
         side_by_side(
             [
                 (engine.lane.recorder, engine._train_in_turn(run, range(first, count, len(engines)), steps))
@@ -366,7 +366,7 @@ class SequentialEngine(ClippingEngine):
     def form(self, run: SgdRun, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> StepForm:
         """The form of the steps of a run whose vectors are buffers, but for the rows of a batch."""
         loss = None if run.local_loss is None else self.evaluator(run.local_loss)
-        places = tuple(buffer.data_ptr() for buffer in (*reads, *writes))
+        places = tuple((buffer.data_ptr(), tuple(buffer.shape)) for buffer in (*reads, *writes))
         return StepForm((), repr(run.config), run.prox, loss, places)
 
     def _take_step(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor, length: int) -> None:

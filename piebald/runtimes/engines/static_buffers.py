@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,10 +58,16 @@ class StaticBuffers:
         return Gathered(x, y, gathered.places)
 
     def _tree(self, name: str, tree: Any) -> Any:
-        named = dict(pytree.named_leaves(tree))
-        kept = {part: self.table(f"{name} {part}", leaf) for part, leaf in named.items()}
-        places = iter(kept.values())
-        return pytree.mapped(lambda leaf: next(places), tree)
+        """The tensors of a tree as tables; those of rows of another shape, which may never come again, are freed."""
+        names = itertools.count()
+
+        def kept(leaf: Tensor) -> Tensor:
+            own = f"{name} {next(names)}"
+            for key in [key for key in self._held if key[0] == own and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))]:
+                del self._held[key]
+            return self.table(own, leaf)
+
+        return pytree.mapped(kept, tree)
 
     def run(self, run: SgdRun, rows: slice, state: Mapping[str, Tensor]) -> SgdRun:
         """A run of some of the clients whose vectors are buffers, also those [c, p] of the optimizer's state; rates lie
