@@ -271,6 +271,47 @@ def test_a_replay_with_other_bits_is_never_used_again() -> None:
     assert notes == {"6 rows": "carried out step by step: its first replay had other bits than the step itself"}
 
 
+def by_algorithm(held: Tensor) -> Callable[[], None]:
+    """A step with a convolution, as it were, which has other bits by the algorithms that repeat theirs."""
+    return lambda: held.add_(1.0 if torch.backends.cudnn.deterministic else 1.001)
+
+
+def test_the_algorithms_of_the_run_are_recorded_once_more() -> None:
+    """After those that repeat their bits have shown that the step can be replayed."""
+    (lane, notes), held, expected = lane_of(StandIn), torch.zeros(3, dtype=torch.float64), torch.zeros(3)
+    for taken in range(9):
+        lane.step(form(), by_algorithm(held), 8 - taken, ([], [held]))
+    torch.testing.assert_close(held, (expected + 9 * 1.001).double())
+    assert notes == {"6 rows": "recorded"}
+    assert len(lane.recorder.recordings) == 2  # type: ignore[attr-defined]
+    assert not torch.backends.cudnn.deterministic
+
+
+def test_a_run_that_repeats_its_bits_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    (lane, _), held = lane_of(StandIn), torch.zeros(3)
+    for taken in range(9):
+        lane.step(form(), by_algorithm(held), 8 - taken, ([], [held]))
+    assert held.tolist() == [9.0] * 3
+    assert len(lane.recorder.recordings) == 1  # type: ignore[attr-defined]
+
+
+class Straying(StandIn):
+    """Whose second recording goes elsewhere."""
+
+    def record(self, step: Any, reads: Any, writes: Any) -> Any:
+        replay = super().record(step, reads, writes)
+        return replay if len(self.recordings) == 1 else lambda: writes[0].add_(1.5)
+
+
+def test_a_replay_that_is_far_from_its_step_is_never_used_again() -> None:
+    (lane, notes), held = lane_of(Straying), torch.zeros(3, dtype=torch.float64)
+    for taken in range(9):
+        lane.step(form(), by_algorithm(held), 8 - taken, ([], [held]))
+    torch.testing.assert_close(held, torch.full_like(held, 9 * 1.001))
+    assert notes == {"6 rows": f"{BY_HAND}: its first replay is far from the step"}
+
+
 @pytest.mark.parametrize(
     ("count", "planned", "recordings"),
     [(8, None, 1), (7, None, 0), (2, 100, 0), (3, 100, 1), (7, 0, 0), (8, 0, 1)],

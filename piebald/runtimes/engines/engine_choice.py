@@ -238,9 +238,10 @@ def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tu
         return found
 
     engine.run_sgd(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(config, steps=1)))  # warm up
-    for _ in range(WORTH):
-        if not all(lane.settled for lane in engine.lanes):
-            train()
+    for _ in range(WORTH if engine.records else 0):
+        train()
+        if all(lane.settled for lane in engine.lanes):
+            break
     now = clock(engine.device)
     while len(times) < _REPEATS and sum(times) < _SECONDS:
         began = now()

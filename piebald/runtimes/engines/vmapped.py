@@ -53,7 +53,7 @@ class VmappedEngine(SequentialEngine):
     def compile(self) -> None:
         """See `SequentialEngine.compile`; runs that are computed as that engine does are compiled as well."""
         super().compile()
-        self._compiled = compiled(vmap(self._one), self.traits, self.device)
+        self._compiled = compiled(vmap(self._one), self.traits, self.device, self.recorded)
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         if self.traits.random or self.padded or run.config.passes.alone or not self._fits_privacy(run):
