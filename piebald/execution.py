@@ -81,7 +81,7 @@ def execute(
         recorder.start(server.version)
         server.run()
         if notes := getattr(runtime, "step_notes", None):
-            store.set_meta(steps=dict(notes))
+            store.set_meta(recorded_steps=dict(notes))
         version, models = _kept(store, server)
         chosen: dict[int, Tensor] = {}
         if plan.work.choice is not None and plan.runtime.simulates:  # else each site does it

@@ -57,7 +57,7 @@ class Both:
 
     @property
     def notes(self) -> dict[str, str]:
-        return self.recorded.meta.get("steps", {})  # type: ignore[no-any-return]
+        return self.recorded.meta.get("recorded_steps", {})  # type: ignore[no-any-return]
 
     def assert_equal_bits(self) -> None:
         assert torch.equal(vector(self.recorded), vector(self.by_hand))
@@ -155,7 +155,7 @@ def test_what_the_host_decides_is_carried_out_and_the_record_says_so(
 ) -> None:
     with recording(monkeypatch, StandIn):
         run = carry_out(method("fedavg", **settings), model=group_norm_net, engine="sequential")
-    assert run.meta["steps"] == {f"sequential, {reason}": BY_HAND}
+    assert run.meta["recorded_steps"] == {f"sequential, {reason}": BY_HAND}
 
 
 def test_networks_of_every_kind_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_a_gpu_replays_with_the_bits_of_its_steps(engine: str) -> None:
             for recorded in ("auto", False)
         ]
     assert torch.equal(*(vector(run) for run in runs))
-    assert ("recorded" in runs[0].meta.get("steps", {}).values()) is (device.type == "cuda")
+    assert ("recorded" in runs[0].meta.get("recorded_steps", {}).values()) is (device.type == "cuda")
 
 
 def test_the_setting_is_for_gpus() -> None:
