@@ -14,7 +14,7 @@ import piebald
 from piebald.finished_run import Run
 from piebald.partition import LazyClients
 from piebald.recipe import Recipe
-from piebald.runtimes.engines import recorded_step, sequential
+from piebald.runtimes.engines import engine_choice, recorded_step, sequential
 from piebald.runtimes.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesRecorder, StepByStep, StepForm
 from piebald.testing.federation import mixing_network, narrowable_network, plain_network
 from tests.contract.conftest import DISTINCT, TABLE, VARIANTS, method, vector
@@ -435,6 +435,30 @@ def test_a_run_captures_replays_and_copies_in_this_order(cuda: list[str], monkey
         if asked == "replay":
             last = max(i for i, one in enumerate(cuda[:place]) if "waits" in one)
             assert cuda[last] == "lane waits for main"
+
+
+@pytest.mark.full
+def test_engines_are_measured_once_their_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks beside lanes, all of them settled."""
+    seen: list[tuple[str, int]] = []
+    measure = engine_choice._measure
+
+    def measured(engine: Any, clients: Any, stack: int) -> Any:
+        found = measure(engine, clients, stack)
+        assert all(lane.settled for lane in engine.lanes)
+        assert set(engine.notes.values()) == {"recorded"}
+        seen.append((engine.name, stack))
+        return found
+
+    monkeypatch.setenv("PIEBALD_ENGINE_CACHE", "off")
+    monkeypatch.setattr(engine_choice, "_measure", measured)
+    with monkeypatch.context() as patched:
+        by_setting = lambda device, recorded: StandIn if recorded else lambda device: StepByStep()  # noqa: E731
+        patched.setattr(sequential, "recorder_for", by_setting)
+        carry_out(method("fedavg"), clients=equal_clients(8, rows=45), engine="auto", stack=None)
+    lanes = [stack for name, stack in seen if name == "sequential"]
+    assert lanes == [1, *engine_choice.LANES]
+    assert ("vmapped", 5) in seen
 
 
 @pytest.mark.parametrize("engine", ENGINES)
