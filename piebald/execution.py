@@ -96,6 +96,8 @@ def execute(
             hand_out(started.taken, runtime)
         recorder.start(server.version)
         server.run()
+        if notes := getattr(runtime, "step_notes", None):
+            store.set_meta(recorded_steps=dict(notes))
         version, models = _kept(store, server)
         chosen: dict[int, Tensor] = {}
         if plan.work.choice is not None and plan.runtime.simulates:  # else each site does it

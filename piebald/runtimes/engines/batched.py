@@ -8,6 +8,7 @@ as in `vmapped`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald import pytree
-from piebald.contracts import Rows, SgdConfig, SgdOutcome
+from piebald.contracts import PassSettings, Rows, SgdConfig, SgdOutcome
 from piebald.machine import moved
 from piebald.parameters import Layout, Slot
 from piebald.runtimes.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
@@ -53,6 +54,10 @@ class BatchedEngine(VmappedEngine):
         if self.traits.random or not self.traits.each or run.config.privacy is not None:
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
+        if self.reads_tables(run) and self.shares_passes(plans) and (whole := self._module(())) is not None:
+            # without factors, of which each step adds another
+            gradients_of, held = functools.partial(self._batched_gradients, whole), list(whole.module.buffers())
+            return self._train_by_tables(run, gathered, plans, rng_keys, order, gradients_of, held)
         start, shifts = FactoredVectors.of(run.model), _shifts(run)
         factored = self._worth_factoring(run, start, [shift.vectors for shift in shifts], plans)
         module = self._module(factored)
@@ -66,6 +71,39 @@ class BatchedEngine(VmappedEngine):
         for step, passes in enumerate(self.passes(plans, rng_keys, run.config)):
             batched.step(step, gathered, passes)
         return batched.end([len(plan) for plan in plans])
+
+    def _batched_gradients(
+        self,
+        whole: _BatchedModule,
+        run: SgdRun,
+        clients: slice,
+        tensors: dict[str, Tensor],
+        parameters: Sequence[Tensor],
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """As `_gradients_of`, through the module in its batched form."""
+        flat, passes = Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), run.config.passes
+        whole.batched_pass.in_one_piece = run.direct and not self.bfloat16 and passes.precision == "float32"
+        losses = self.stack_losses(whole, tensors, clients.stop, flat, keys, mask, passes)
+        return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+
+    def stack_losses(
+        self,
+        module: _BatchedModule,
+        tensors: dict[str, Tensor],
+        count: int,
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+        passes: PassSettings,
+    ) -> Tensor:
+        """The mean loss [c] of each client's rows [c * b, ...]."""
+        module.batched_pass.count, module.batched_pass.tensors = count, tensors
+        with self.precision(passes), self.dropping(keys):
+            losses = self.loss(pytree.run(module.module, self.shaped(rows.x)), rows.y).view(count, -1)
+        return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
     @cached_property
     def _modules(self) -> dict[tuple[str, ...], _BatchedModule | None]:
@@ -286,8 +324,8 @@ class _BatchedRun:
         for one in passes:
             lo, hi = one.lo, one.hi
             rows, mask = self._rows(step, gathered, one, active)
-            losses = self._losses(lo, hi, rows, one.keys, mask)
-            parameters = self.leaves(lo, hi)[1]
+            tensors, parameters = self.leaves(lo, hi)
+            losses = engine.stack_losses(self.module, tensors, hi - lo, rows, one.keys, mask, self.run.config.passes)
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(
                 losses.sum(), [*parameters, self.module.batched_pass.hook], allow_unused=True, materialize_grads=True
@@ -297,15 +335,6 @@ class _BatchedRun:
                 if parameters:
                     engine.step(self.stepper, self.leaves, self.w, self.g, gradients, slice(lo, hi), step)
         self._advance(self.run.config)
-
-    def _losses(self, lo: int, hi: int, rows: Rows, keys: Tensor | None, mask: Tensor | None) -> Tensor:
-        """The mean loss [c] of each client's rows [c * b, ...]."""
-        batched_pass = self.module.batched_pass
-        batched_pass.count, batched_pass.tensors = hi - lo, self.leaves(lo, hi)[0]
-        with self.engine.precision(self.run.config.passes), self.engine.dropping(keys):
-            outputs = pytree.run(self.module.module, self.engine.shaped(rows.x))
-            losses = self.engine.loss(outputs, rows.y).view(hi - lo, -1)
-        return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
     def _shares(self) -> list[float]:
         """Coefficients of the terms that factored layers start from."""

@@ -28,6 +28,7 @@ class Engine(Protocol):
         device: where the engine computes.
         copies: copies on the device of what a cohort shares.
         traits: what the model is like.
+        notes: which steps on a GPU are recorded, and why others are not.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Engine(Protocol):
     device: torch.device
     copies: CohortCopies
     traits: Traits
+    notes: dict[str, str]
 
     @property
     def packer(self) -> StatePacker: ...

@@ -15,9 +15,10 @@ from piebald.contracts import Clients, SgdConfig
 from piebald.machine import count_cores, free_cached, free_memory, raise_if_lost
 from piebald.runtimes.engines.batched import BatchedEngine
 from piebald.runtimes.engines.model_traits import passes_of, probe
+from piebald.runtimes.engines.recorded_step import WORTH
 from piebald.runtimes.engines.reference import ReferenceEngine
 from piebald.runtimes.engines.row_loader import RowLoader
-from piebald.runtimes.engines.sequential import SequentialEngine
+from piebald.runtimes.engines.sequential import MOST_LANES, SequentialEngine
 from piebald.runtimes.engines.sgd_step import SgdRun
 from piebald.runtimes.engines.vmapped import VmappedEngine
 from piebald.runtimes.factored.vectors import FactoredVectors
@@ -31,6 +32,8 @@ _LARGE_STACK = 250  # of tiny models, where the clients of a round are so many t
 _TINY = 20_000  # parameters: the stack of them takes 20 MB
 _SHARE = 4  # stacks for each core, so that those with few rows do not wait for those with many
 _STACKS_ON_GPU = (1, 8, 32, 128, 512)  # larger ones: a GPU has no use for one small client after another
+LANES = (2, 4, MOST_LANES)  # clients that the sequential engine trains side by side where steps are recorded
+DEFAULT_LANES = 4
 _VECTORS = 12  # numbers on a GPU for each parameter of a stack: models, starts, gradients, state, copies, activations
 _STACK_NUMBERS = 64_000_000  # a measured stack has at most this many parameters, so that measuring takes little memory
 _STEPS = 4
@@ -46,11 +49,27 @@ _log = logging.getLogger(__name__)
 
 
 def make_engine(
-    name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, compiles: bool = False
+    name: str,
+    work: ClientWork,
+    clients: Clients,
+    device: torch.device,
+    bfloat16: bool,
+    compiles: bool = False,
+    recorded: bool = True,
 ) -> SequentialEngine:
-    """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients."""
+    """An engine by name ("sequential", "vmapped", "batched" or "reference"), ready for these clients.
+
+    Args:
+        name: the engine's name.
+        work: what clients do.
+        clients: who holds what.
+        device: that computes.
+        bfloat16: whether passes are under autocast.
+        compiles: whether passes are compiled.
+        recorded: whether steps are recorded, where the device can.
+    """
     row_loader = RowLoader(clients, device)
-    made = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16)
+    made = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16, recorded)
     if compiles:
         made.compile()
     if (refusal := _refusal(made)) is not None:
@@ -94,29 +113,36 @@ def fastest(
     sample: Sequence[int],
     stacks: Sequence[int],
     share: float = 1.0,
+    recorded: bool = True,
 ) -> tuple[str, int, float]:
     """Try the engines on some clients' own rows.
 
     An engine whose losses differ from those of the sequential one is left out, so that a model that it does not run
     correctly runs slowly rather than wrongly.  The sizes `stacks` are in increasing order, and one for which memory
-    runs out ends them; `share` is as in `stack_limit`.
+    runs out ends them; `share` is as in `stack_limit`, `recorded` as in `make_engine`.  All are measured once the steps
+    are recorded that will be.
 
     Returns:
         The name and the stack size of the fastest, and its seconds for one client and step.
     """
     sample = [client for client in sample if clients.size(client, "train") != 0] or list(sample)
-    sequential = make_engine("sequential", work, clients, device, bfloat16)
+    sequential = make_engine("sequential", work, clients, device, bfloat16, recorded=recorded)
     expected, seconds = _measure(sequential, sample[:2], 1)
     best = ("sequential", 1, seconds)
-    if sequential.traits.random or passes_of(work).alone:
+    if sequential.traits.random:
         return best
-    for kind in (BatchedEngine, VmappedEngine):
-        engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16)
+    kinds: list[type[SequentialEngine]] = [] if passes_of(work).alone else [BatchedEngine, VmappedEngine]
+    if sequential.records:
+        plain = make_engine("sequential", work, clients, device, bfloat16, recorded=False)
+        expected = _losses(plain, sample[:2])
+        kinds.insert(0, SequentialEngine)
+    for kind in kinds:
+        engine = kind(work, sequential.row_loader, sequential.traits, device, bfloat16, recorded)
         if isinstance(engine, BatchedEngine) and (not engine.can_batch or work.row_privacy is not None):
             continue
-        if _refusal(engine) is not None:
+        if kind is not SequentialEngine and _refusal(engine) is not None:
             continue
-        for stack in stacks:
+        for stack in LANES if kind is SequentialEngine else stacks:
             if stack > min(len(sample), stack_limit(work, device, share)):
                 break
             try:
@@ -216,18 +242,28 @@ def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tu
     start = engine.work.initial.to(engine.device)
     times: list[float] = []
     losses: list[torch.Tensor] = []
-    engine.run_sgd(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(config, steps=1)))  # warm up
-    now = clock(engine.device)
-    while len(times) < _REPEATS and sum(times) < _SECONDS:
-        began, losses = now(), []
+
+    def train() -> list[torch.Tensor]:
+        found = []
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
             end = engine.run_sgd(SgdRun(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), config))
             if isinstance(end.model, FactoredVectors):  # what is not formed in training must be summed afterwards
                 change = FactoredVectors.of(end.model - start.expand(len(chosen), -1))
                 change.total(start.new_ones(len(chosen)))
-            losses.append(end.loss)
+            found.append(end.loss)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
+        return found
+
+    engine.run_sgd(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(config, steps=1)))  # warm up
+    for _ in range(WORTH if engine.records else 0):
+        train()
+        if all(lane.settled for lane in engine.lanes):
+            break
+    now = clock(engine.device)
+    while len(times) < _REPEATS and sum(times) < _SECONDS:
+        began = now()
+        losses = train()
         times.append(now() - began)
     return torch.cat(losses), min(times) / (len(clients) * _STEPS)

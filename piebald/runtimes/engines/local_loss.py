@@ -41,6 +41,11 @@ class LossEvaluator:
         if self._frozen is not None:
             fit_to_device(self._frozen, device)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it reads besides its arguments."""
+        return [] if self._frozen is None else [*self._frozen.parameters(), *self._frozen.buffers()]
+
     def __call__(self, forward: Callable[[Any], Any], rows: Rows, own: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """The loss of each row [b], or one value for all of them; the arguments are as in `contracts.LossBatch`."""
         features: dict[str, Tensor] = {}

@@ -48,7 +48,7 @@ class ReferenceEngine(SequentialEngine):
                 key = torch.tensor(step_key(rng_key, first + taken))
                 rows = augmented(gathered.take(batch), config, taken, rng_key)
                 if config.privacy is None:
-                    draw = functools.partial(self._start, dropout, key.unsqueeze(0), 0)
+                    draw = functools.partial(self._start, dropout, key)
                     losses.append(self._set_gradients(client, rows, draw))
                     if config.sam_radius:
                         self._set_gradients_at_the_top(client, rows, draw)

@@ -63,7 +63,14 @@ def is_on() -> bool:
     return given == "on"
 
 
-def key_of(work: ClientWork, trial: SgdConfig, rows: Sequence[int | None], device: torch.device, bfloat16: bool) -> str:
+def key_of(
+    work: ClientWork,
+    trial: SgdConfig,
+    rows: Sequence[int | None],
+    device: torch.device,
+    bfloat16: bool,
+    recorded: bool = True,
+) -> str:
     """A digest of what decides which engine is fast.
 
     Args:
@@ -72,13 +79,14 @@ def key_of(work: ClientWork, trial: SgdConfig, rows: Sequence[int | None], devic
         rows: how many training rows the clients have on which it is measured; None where that is not known.
         device: where engines compute.
         bfloat16: whether passes are under autocast.
+        recorded: whether steps are recorded, where the device can.
     """
     known = [count for count in rows if count is not None]
     decides = {
         "versions": [__version__, torch.__version__],
         "machine": [machine(), count_cores()],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "bfloat16": bfloat16,
+        "passes": [bfloat16, recorded],
         "model": [[type(module).__module__, type(module).__qualname__] for module in work.model.modules()],
         "structure": repr(work.model),
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],

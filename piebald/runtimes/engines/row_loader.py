@@ -125,6 +125,10 @@ class RowLoader:
             self._public = Gathered(x, y, [places])
         return self._public._replace(places=self._public.places * count)
 
+    def lasts(self, gathered: Gathered) -> bool:
+        """Whether rows stay where they are from one run to the next, since they are in a pool."""
+        return any(pool is not None and gathered.x is pool.x for pool in (self._pool, self._public))
+
     def public_targets(self) -> pytree.Tree:
         """The targets of the public rows, on the device."""
         rows = public_rows_of(self.clients)

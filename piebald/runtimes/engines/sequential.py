@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +30,7 @@ from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
 from piebald.runtimes.engines.loss_scale import LossScale
 from piebald.runtimes.engines.model_traits import Traits, passes_of, probe
 from piebald.runtimes.engines.recomputation import Checkpointing
+from piebald.runtimes.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import (
     Gathered,
@@ -39,8 +43,25 @@ from piebald.runtimes.engines.row_loader import (
 )
 from piebald.runtimes.engines.scoring import bind
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
-from piebald.runtimes.engines.stepper import GroupSpan, Stepper, joined, tensor_spans
+from piebald.runtimes.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
+from piebald.runtimes.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans
 from piebald.runtimes.factored.client_state import StatePacker
+
+MOST_LANES = 8  # clients that one engine trains side by side, one after another's step
+_NOWHERE = np.zeros(0, dtype=np.int64)
+
+
+class _LaneSteps(NamedTuple):
+    """What the lanes of a run share: rows, tables, how many rows each client's batches have, the run's optimizer, and
+    where models [c, p] and losses [c] go.
+    """
+
+    rows: Gathered
+    tables: StepTables
+    lengths: list[list[int]]
+    stepper: Stepper
+    end: Tensor
+    loss: Tensor
 
 
 class SequentialEngine(ClippingEngine):
@@ -50,7 +71,13 @@ class SequentialEngine(ClippingEngine):
     takes_factored = False
 
     def __init__(
-        self, work: ClientWork, row_loader: RowLoader, traits: Traits, device: torch.device, bfloat16: bool = False
+        self,
+        work: ClientWork,
+        row_loader: RowLoader,
+        traits: Traits,
+        device: torch.device,
+        bfloat16: bool = False,
+        recorded: bool = True,
     ) -> None:
         if traits.mixes and work.row_privacy is not None:
             raise SettingError(
@@ -63,6 +90,8 @@ class SequentialEngine(ClippingEngine):
                 "bfloat16 out"
             )
         self.work, self.row_loader, self.traits, self.device, self.bfloat16 = work, row_loader, traits, device, bfloat16
+        self.recorded, self.make_recorder = recorded, recorder_for(device, recorded)
+        self.notes: dict[str, str] = {}  # which steps are recorded, and why others are not
         self.copies = CohortCopies(device)
         self.module = copied(work.model, device)
         self.loss = for_training(work.objective.loss)
@@ -78,6 +107,7 @@ class SequentialEngine(ClippingEngine):
             object, tuple[GroupSpan, ...]
         ] = {}  # by what they depend on: patterns are slow to match
         self._own_engines: dict[int, SequentialEngine] = {}
+        self._beside: list[SequentialEngine] = []  # what trains on further lanes
         self._trained: nn.Module = self.module  # in training: the module, or what it was compiled to
         self._conv2d = any(isinstance(layer, nn.Conv2d) for layer in self.module.modules())
 
@@ -104,15 +134,20 @@ class SequentialEngine(ClippingEngine):
             work = self.work.numbered(number)
             # a part of this model behaves like it; with few channels, a trial might not show how
             traits = self.traits if self.work.held(number) is not None else probe(work, self.row_loader.trial_rows())
-            made = type(self)(work, self.row_loader, traits, self.device, self.bfloat16)
-            if self._trained is not self.module:
-                made.compile()
-            self._own_engines[number] = made
+            self._own_engines[number] = self._sibling(type(self), work, traits)
         return self._own_engines[number]
+
+    def _sibling(self, kind: type[SequentialEngine], work: ClientWork, traits: Traits) -> SequentialEngine:
+        """Another engine with the settings of this one."""
+        made = kind(work, self.row_loader, traits, self.device, self.bfloat16, self.recorded)
+        made.notes = self.notes
+        if self._trained is not self.module:
+            made.compile()
+        return made
 
     def compile(self) -> None:
         """Compile the passes of training, see `compilation.compiled`."""
-        made = compiled(self.module, self.traits, self.device)
+        made = compiled(self.module, self.traits, self.device, self.recorded)
         assert isinstance(made, nn.Module)  # as what it was made of
         self._trained = made
 
@@ -125,6 +160,8 @@ class SequentialEngine(ClippingEngine):
         gathered = self.row_loader.for_training(run.clients, run.config)
         planned = [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
         stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
+        if self.reads_tables(run):
+            return self._train_on_lanes(run, gathered, stepper, end)
         rows, losses, skipped = self._batches(run, gathered), list[Tensor](), [0] * count
         for row, steps in enumerate(planned):
             scale = LossScale.of(run.config.passes, self.device)
@@ -182,8 +219,7 @@ class SequentialEngine(ClippingEngine):
         """Train one client in the resident module on these batches of rows; returns its mean loss."""
         self._load(run.model[row])
         self.module.train()
-        plain, total, taken = run.plain, torch.zeros((), device=self.device), 0
-        parameters = self._of_part(self.parameters, run.config.part)
+        total, taken = torch.zeros((), device=self.device), 0
         for batch in positions:
             rows = gathered.take(batch)
             if run.config.augmentation:
@@ -193,22 +229,181 @@ class SequentialEngine(ClippingEngine):
                 held = len(gathered.places[row])
                 loss, gradients = self._private_gradients(rows, run, row, held, taken, keys[taken], dropout)
             else:
-                draw = functools.partial(self._start, dropout, keys, taken)
-                loss, gradients = self._step_gradients(run, row, rows, parameters, draw, scale)
+                draw = functools.partial(self._start, dropout, None if keys is None else keys[taken])
+                loss, gradients = self._step_gradients(run, row, rows, draw, scale)
             with torch.no_grad():
-                if scale is not None and not scale.takes_step():
-                    pass  # `scale` counts it
-                elif plain:
-                    plain_step(parameters, gradients, self.vector, run, stepper.spans, row)
-                elif stepper.direct:
-                    stepper.step_along(self.vector, gradients, row, taken, 0 if scale is None else scale.skipped)
-                else:
-                    torch._foreach_copy_(self._of_part(self._gradient_views, run.config.part), gradients)
-                    stepper.step(self.vector, self._gradient, row, taken, 0 if scale is None else scale.skipped)
+                if scale is None or scale.takes_step():
+                    self._descend(gradients, stepper, row, taken, 0 if scale is None else scale.skipped)
                 total += loss
             del gradients  # or they would lie beside those of the next step
             taken += 1
         return total / taken if taken else torch.full_like(total, torch.nan)
+
+    def _descend(
+        self, gradients: Sequence[Tensor], stepper: Stepper, row: int, taken: int = 0, skipped: int = 0
+    ) -> None:
+        """The optimizer's step of a client in the resident module; the arguments are those of `Stepper.step`."""
+        run, part = stepper.run, stepper.run.config.part
+        if run.plain:
+            parameters = self._of_part(self.parameters, part)
+            plain_step(parameters, gradients, self.vector, run, stepper.spans, row, stepper.rate(row))
+        elif stepper.direct:
+            stepper.step_along(self.vector, gradients, row, taken, skipped)
+        else:
+            torch._foreach_copy_(self._of_part(self._gradient_views, part), list(gradients))
+            stepper.step(self.vector, self._gradient, row, taken, skipped)
+
+    # -- training by steps that read tables, which can be recorded
+
+    def reads_tables(self, run: SgdRun) -> bool:
+        """Whether the steps of a run read what differs between them from tables, and so may be recorded."""
+        if self.make_recorder is None:
+            return False
+        if reason := self._unrecorded(run):
+            self.notes[f"{self.name}, {reason}"] = BY_HAND
+        return not reason
+
+    def _unrecorded(self, run: SgdRun) -> str:
+        """Why steps of a run could not be recorded, whatever the model is; "" where they may be."""
+        if self.traits.random:
+            return "the model draws numbers from torch's own generators"
+        if run.config.privacy is not None:
+            return "rows and noise of DP-SGD are drawn on the host"
+        if run.config.augmentation:
+            return "augmentation draws from a generator of the host"
+        if run.config.passes.precision == "float16":
+            return "the host asks whether a float16 step was made"
+        return ""
+
+    @cached_property
+    def lane(self) -> Lane:
+        """The recorded steps of the resident module."""
+        assert self.make_recorder is not None
+        return Lane(self.make_recorder, self.device, self.notes)
+
+    @cached_property
+    def static(self) -> StaticBuffers:
+        """Buffers of the resident module's steps; those of rows and tables serve all lanes."""
+        return StaticBuffers(self.device)
+
+    @property
+    def records(self) -> bool:
+        """Whether steps are recorded where that can be."""
+        return self.make_recorder is not None and self.recorded
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """All lanes on which this engine trains."""
+        return [engine.lane for engine in (self, *self._beside) if "lane" in engine.__dict__]
+
+    def _lanes(self, count: int) -> list[SequentialEngine]:
+        """So many engines that train side by side, each on its own lane; this one is the first."""
+        while len(self._beside) < min(count, MOST_LANES) - 1:
+            self._beside.append(self._sibling(SequentialEngine, self.work, self.traits))
+        return [self, *self._beside[: count - 1]]
+
+    def _train_on_lanes(self, run: SgdRun, gathered: Gathered, stepper: Stepper, end: Tensor) -> SgdOutcome:
+        """Train the clients of a stack side by side: the host starts a step of each lane in turn."""
+        count, planned = len(run.clients), stepper.planned
+        loss = torch.full((count,), torch.nan, device=self.device)
+        rows = self.static.rows(gathered, self.row_loader.lasts(gathered))
+        steps = _LaneSteps(rows, *self._step_tables(run, gathered, stepper), stepper, end, loss)
+        engines = self._lanes(1 if run.config.passes.checkpointing else count)  # of which memory is short
+        side_by_side(
+            [
+                (engine.lane.recorder, engine._train_in_turn(run, range(first, count, len(engines)), steps))
+                for first, engine in enumerate(engines)
+            ]
+        )
+        taken = torch.tensor(planned, dtype=torch.float32)
+        return SgdOutcome(end, moved(taken, self.device), loss, stepper.ended(taken))
+
+    def _step_tables(self, run: SgdRun, gathered: Gathered, stepper: Stepper) -> tuple[StepTables, list[list[int]]]:
+        """The tables of a run, client by client, and how many rows each client's batches have."""
+        plans = [
+            list(batches(places, run.config, self.traits.mixes, *self.rng_key(run, row)))
+            for row, places in enumerate(gathered.places)
+        ]
+        lengths, most = [[len(batch) for batch in plan] for plan in plans], max(stepper.planned)
+        longest = max((length for own in lengths for length in own), default=0)
+        width = max(longest, min(run.config.step_rows, 2 * longest))  # most often the same for all runs
+        places = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
+        keys, first = None, run.config.only_step or 0
+        if self.traits.dropout:
+            drawn = [
+                step_key(self.rng_key(run, row), first + step) for row in range(len(plans)) for step in range(most)
+            ]
+            keys = self.static.table("keys", torch.tensor(drawn, dtype=torch.int64))
+        rates, numbers = (
+            self.static.table(name, part.reshape(-1))
+            for name, part in zip(("rates", "numbers"), stepper.tables(), strict=True)
+        )
+        return StepTables(self.static.table("places", places), None, keys, rates, numbers), lengths
+
+    def _train_in_turn(self, run: SgdRun, clients: Iterable[int], steps: _LaneSteps) -> Iterator[bool]:
+        """Train some clients of a stack one after another on this engine's lane; yields False after each step."""
+        lane, most, clients = self.lane, max(steps.stepper.planned), list(clients)
+        left = Counter(length for row in clients for length in steps.lengths[row])
+        total = self.static.like("total", steps.loss[0])
+        for row in clients:
+            resident = self.static.run(run, slice(row, row + 1), steps.stepper.state)
+            stepper = TableStepper(steps.stepper, resident, functools.partial(steps.tables.of_step, lane.number))
+            self._load(run.model[row])
+            lane.number.fill_(row * most)
+            total.zero_()
+            buffers = self._buffers(steps, stepper, total)
+            form = self.form(resident, *buffers)
+            step = functools.partial(self._take_step, steps, stepper, total)
+            for length in steps.lengths[row]:
+                left[length] -= 1
+                lane.step(form._replace(rows=(length,)), functools.partial(step, length), left[length], buffers)
+                yield False
+            steps.end[row].copy_(self.vector)
+            steps.loss[row].copy_(total / len(steps.lengths[row]))  # NaN without steps
+            for name, vectors in steps.stepper.state.items():
+                vectors[row].copy_(resident.state[name][0])
+
+    def form(self, run: SgdRun, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> StepForm:
+        """The form of the steps of a run whose vectors are buffers, but for the rows of a batch."""
+        loss = None if run.local_loss is None else self.evaluator(run.local_loss)
+        places = tuple((buffer.data_ptr(), tuple(buffer.shape)) for buffer in (*reads, *writes))
+        return StepForm((), repr(run.config), run.prox, loss, places)
+
+    def _take_step(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor, length: int) -> None:
+        """One step of the resident module on a batch of so many rows, all by the tables."""
+        self.module.train()
+        tables, number, run = steps.tables, self.lane.number, stepper.run
+        places, key = tables.row(tables.places, number), tables.row(tables.keys, number)
+        assert places is not None
+        with self._randomness(run, 0) as dropout, self._saving_memory(run, 1, dropout):
+            draw = functools.partial(self._start, dropout, key)
+            loss, gradients = self._step_gradients(run, 0, steps.rows.take(places[:length]), draw, None)
+        with torch.no_grad():
+            self._descend(gradients, stepper, 0)
+            total += loss
+            number += 1
+
+    def _buffers(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """What a step reads, and what it writes to."""
+        run = stepper.run
+        gathers = run.config.passes.accumulate > 1 or not (run.plain or stepper.direct)
+        return (
+            [*self.module_reads(run), *steps.tables.held, *pytree.leaves(steps.rows.x), *pytree.leaves(steps.rows.y)],
+            [self.vector, total, *self._integer_buffers, *run.state.values(), *([self._gradient] if gathers else [])],
+        )
+
+    def module_reads(self, run: SgdRun) -> list[Tensor]:
+        """What a pass of the module reads that no step writes to, and the vectors of a run."""
+        evaluated = [] if run.local_loss is None else self.evaluator(run.local_loss).tensors
+        return [*self._frozen, *evaluated, *vectors_of(run)]
+
+    @cached_property
+    def _frozen(self) -> list[Tensor]:
+        return [parameter for parameter in self.module.parameters() if not parameter.requires_grad]
+
+    @cached_property
+    def _integer_buffers(self) -> list[Tensor]:
+        return [buffer for name, buffer in self.module.named_buffers() if name in self._integers]
 
     def rng_key(self, run: SgdRun, row: int) -> RngKey:
         """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
@@ -226,13 +421,13 @@ class SequentialEngine(ClippingEngine):
         run: SgdRun,
         row: int,
         rows: Rows,
-        parameters: list[Tensor],
         draw: Callable[[int], None],
         scale: LossScale | None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a step's rows and the gradients that it takes; `draw` starts the dropout masks of each of
         its passes.
         """
+        parameters = self._of_part(self.parameters, run.config.part)
         loss, gradients = self._summed(run, row, rows, parameters, draw, scale)
         if radius := run.config.sam_radius:
             again = functools.partial(self._summed, run, row, rows, parameters, draw, scale)  # with the same masks
@@ -271,9 +466,9 @@ class SequentialEngine(ClippingEngine):
         return total, summed
 
     @staticmethod
-    def _start(dropout: KeyedDropout | None, keys: Tensor | None, step: int, part: int) -> None:
-        if dropout is not None and keys is not None:
-            dropout.start(part_key(keys[step], part))
+    def _start(dropout: KeyedDropout | None, key: Tensor | None, part: int) -> None:
+        if dropout is not None and key is not None:
+            dropout.start(part_key(key, part))
 
     def _gradients(
         self,

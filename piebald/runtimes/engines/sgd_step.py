@@ -50,6 +50,12 @@ class SgdRun:
         return self.config.rule is None and ("velocity" in self.state or self.config.momentum > 0)
 
     @property
+    def direct(self) -> bool:
+        """Whether a step goes along nothing but the gradients, by a rule."""
+        config = self.config
+        return config.rule is not None and not self.prox and self.correction is None and config.clip is None
+
+    @property
     def plain(self) -> bool:
         """Whether a step has one learning rate, nothing to remember, and at most one pull on w (`plain_step`)."""
         config = self.config
@@ -65,9 +71,10 @@ def plain_step(
     run: SgdRun,
     spans: Sequence[slice],
     rows: slice | int,
+    lr: float | Tensor,
 ) -> None:
     """One plain step, in place on the parameters, views of w [..., p]: `sgd_step` without copying gradients."""
-    lr, decay, center = run.rate, run.config.weight_decay, run.prox_center if run.prox else None
+    decay, center = run.config.weight_decay, run.prox_center if run.prox else None
     for span in spans:
         here = w[..., span]
         if center is not None:
@@ -75,11 +82,30 @@ def plain_step(
         elif decay:
             here.mul_(1 - lr * decay)
         if run.correction is not None:
-            here.add_(run.correction[rows][..., span], alpha=-lr)
-    torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
+            descend(here, run.correction[rows][..., span], lr)
+    if isinstance(lr, Tensor):  # not in place: gradients may share their numbers with one another
+        torch._foreach_sub_(list(parameters), torch._foreach_mul(list(gradients), lr))
+    else:
+        torch._foreach_add_(list(parameters), list(gradients), alpha=-lr)
 
 
-def sgd_step(w: Tensor, g: Tensor, u: Tensor | None, run: SgdRun, spans: Sequence[slice], rows: slice | int) -> None:
+def descend(w: Tensor, along: Tensor, lr: float | Tensor) -> None:
+    """W <- w - lr * along, by a rate of the host or of the device."""
+    if isinstance(lr, Tensor):
+        w.sub_(along * lr)
+    else:
+        w.add_(along, alpha=-lr)
+
+
+def sgd_step(
+    w: Tensor,
+    g: Tensor,
+    u: Tensor | None,
+    run: SgdRun,
+    spans: Sequence[slice],
+    rows: slice | int,
+    lr: float | Tensor,
+) -> None:
     """One step, in place on w and u [..., p]; g [..., p] is overwritten.
 
     Args:
@@ -87,10 +113,10 @@ def sgd_step(w: Tensor, g: Tensor, u: Tensor | None, run: SgdRun, spans: Sequenc
         run: the run with its settings and vectors [c, ...].
         spans: where the parameters are; buffers are not touched.
         rows: which rows of the run's vectors w, g and u belong to.
+        lr: learning rate, one number or [..., 1].
     """
     config = run.config
     add_prox_and_clip(w, g, run, spans, rows)
-    lr = config.lr[rows] if isinstance(config.lr, Tensor) else config.lr
     for span in spans:
         here = g[..., span]
         if run.correction is not None:

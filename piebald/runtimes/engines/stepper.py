@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,11 +83,7 @@ class Stepper:
     ) -> None:
         self.run, self.spans, self.groups, self.tensors, self.planned = run, spans, groups, tensors, planned
         self.behind: Tensor | None = None  # steps behind the state that the run goes on from, [c, 1]
-        rule = run.config.rule
-        vectors = () if rule is None else rule.state_vectors(run.config.momentum)
-        if run.keeps_velocity:
-            vectors = (StateVector("velocity"),)
-        self.state = {one.name: _started(one, like, run.state) for one in vectors}
+        self.state = {one.name: _started(one, like, run.state) for one in state_vectors(run)}
         if "step" in run.state:
             self.behind = to_dense(run.state["step"])
 
@@ -107,7 +104,8 @@ class Stepper:
         run = self.run
         rule = run.config.rule
         if rule is None:
-            sgd_step(w, g, None if self.velocity is None else self.velocity[rows], run, self.spans, rows)
+            velocity = None if self.velocity is None else self.velocity[rows]
+            sgd_step(w, g, velocity, run, self.spans, rows, self.rate(rows))
             return
         add_prox_and_clip(w, g, run, self.spans, rows)
         if run.correction is not None:
@@ -126,8 +124,7 @@ class Stepper:
     @property
     def direct(self) -> bool:
         """Whether a step goes along nothing but the gradients, by the run's rule."""
-        run = self.run
-        return run.config.rule is not None and not run.prox and run.correction is None and run.config.clip is None
+        return self.run.direct
 
     def _update(
         self, w: Tensor, parts: Sequence[tuple[GroupSpan, Tensor]], rows: slice | int, taken: int, skipped: int
@@ -135,14 +132,22 @@ class Stepper:
         """Let the rule update parts of w [..., p] along their gradients [..., n]."""
         rule, momentum = self.run.config.rule, self.run.config.momentum
         assert rule is not None
-        lr = self._rate(rows, taken)
-        made = taken - skipped + 1
-        step = float(made) if self.behind is None else self._behind(rows) + made
+        lr, step = self.settings(rows, taken, skipped)
         own = {name: vector[rows] for name, vector in self.state.items()}
         for (span, share, decay), g in parts:
             state = {name: vector[..., span] for name, vector in own.items()}
             mine = lr if share == 1.0 else lr * share
             rule.update(w[..., span], g, state, StepSettings(mine, decay, momentum, step))
+
+    def rate(self, rows: slice | int) -> float | Tensor:
+        """The learning rate of a step without a rule: one number, or [..., 1] where it differs between clients."""
+        lr = self.run.config.lr
+        return lr[rows] if isinstance(lr, Tensor) else lr
+
+    def settings(self, rows: slice | int, taken: int, skipped: int) -> tuple[float | Tensor, float | Tensor]:
+        """The learning rate of a step of the rule, and its number since the state began."""
+        made = taken - skipped + 1
+        return self._rate(rows, taken), float(made) if self.behind is None else self._behind(rows) + made
 
     def _behind(self, rows: slice | int) -> float | Tensor:
         """Steps behind the state; one number for one client."""
@@ -175,12 +180,58 @@ class Stepper:
         factors = torch.tensor([[known[steps]] for steps in planned], dtype=self.run.model.dtype)
         return lr * moved(factors, self.run.model.device)
 
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """The learning rate of each step of each client, and its number since the state began: [c, s] both."""
+        config, most = self.run.config, max(self.planned, default=0)
+        factors, numbers = np.ones((len(self.planned), most)), torch.arange(1, most + 1, dtype=torch.float32)
+        if (schedule := config.schedule) is not None and config.rule is not None:
+            known = {steps: [schedule.factor(taken, steps) for taken in range(steps)] for steps in set(self.planned)}
+            for row, steps in zip(factors, self.planned, strict=True):
+                row[:steps] = known[steps]
+        rates = factors if isinstance(config.lr, Tensor) else config.lr * factors
+        given = torch.from_numpy(rates).float()
+        numbers = numbers.expand(given.shape)
+        return (
+            moved(given, config.lr.device) * config.lr if isinstance(config.lr, Tensor) else given,
+            numbers if self.behind is None else self.behind + moved(numbers.contiguous(), self.behind.device),
+        )
+
     def ended(self, steps: Tensor) -> dict[str, Tensor]:
         """The state after so many steps [c] of each client, as in `SgdOutcome`."""
         if self.run.config.rule is None or not self.state:
             return dict(self.state)
         before = 0.0 if self.behind is None else self.behind
         return self.state | {"step": before + steps.to(next(iter(self.state.values())).device).unsqueeze(1)}
+
+
+class TableStepper(Stepper):
+    """The optimizer of steps that can be recorded: its state lies in buffers that stay where they are, and it reads
+    learning rates and numbers of steps from tables.
+
+    Args:
+        whole: the optimizer of the whole run.
+        run: the run of some of its clients, whose vectors and state are buffers.
+        of_step: the learning rate of the step that is being taken, and its number since the state began: one number,
+            or [c, 1].
+    """
+
+    def __init__(self, whole: Stepper, run: SgdRun, of_step: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        self.run, self.spans, self.groups, self.tensors = run, whole.spans, whole.groups, whole.tensors
+        self.planned, self.behind, self.state, self._of_step = whole.planned, None, dict(run.state), of_step
+
+    def rate(self, rows: slice | int) -> Tensor:
+        return self.settings(rows, 0, 0)[0]
+
+    def settings(self, rows: slice | int, taken: int, skipped: int) -> tuple[Tensor, Tensor]:
+        rate, number = (one[rows] if one.dim() else one for one in self._of_step())
+        return rate, number
+
+
+def state_vectors(run: SgdRun) -> tuple[StateVector, ...]:
+    """The vectors that the optimizer of a run keeps."""
+    if run.keeps_velocity:
+        return (StateVector("velocity"),)
+    return () if run.config.rule is None else tuple(run.config.rule.state_vectors(run.config.momentum))
 
 
 def _started(one: StateVector, like: Tensor, given: Mapping[str, Tensor]) -> Tensor:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -29,12 +31,17 @@ from piebald.parameters import Layout, Part
 from piebald.runtimes.engines.compilation import compiled
 from piebald.runtimes.engines.keyed_dropout import KeyedDropout
 from piebald.runtimes.engines.local_loss import LossEvaluator, at_the_top
+from piebald.runtimes.engines.recorded_step import BY_HAND, Lane, side_by_side
 from piebald.runtimes.engines.row_gradients import MAX_NUMBERS, noised, row_keys
 from piebald.runtimes.engines.row_loader import Gathered, Places, RngKey, augmented, batches
 from piebald.runtimes.engines.sequential import SequentialEngine, step_key
 from piebald.runtimes.engines.sgd_step import SgdRun, plain_step
-from piebald.runtimes.engines.step_rows import PassRows, pad_rows, passes
-from piebald.runtimes.engines.stepper import Stepper
+from piebald.runtimes.engines.static_buffers import StaticBuffers, StepTables, rows_at
+from piebald.runtimes.engines.step_rows import PassRows, lay_out_rows, pad_rows, passes
+from piebald.runtimes.engines.stepper import Stepper, TableStepper
+from piebald.runtimes.factored.vectors import to_dense
+
+_STACK_SIZES = 2  # of which there are resident models
 
 
 class VmappedEngine(SequentialEngine):
@@ -46,13 +53,15 @@ class VmappedEngine(SequentialEngine):
     def compile(self) -> None:
         """See `SequentialEngine.compile`; runs that are computed as that engine does are compiled as well."""
         super().compile()
-        self._compiled = compiled(vmap(self._one), self.traits, self.device)
+        self._compiled = compiled(vmap(self._one), self.traits, self.device, self.recorded)
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         alone = self.traits.random or self.padded or run.config.passes.alone or self.refusal is not None
         if alone or not self._fits_privacy(run):
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
+        if self.reads_tables(run) and self.shares_passes(plans):
+            return self._train_by_tables(run, gathered, plans, rng_keys, order, self._gradients_of)
         ordered = rows_of(run, order)
         w = ordered.model.clone(memory_format=torch.contiguous_format)
         stepper = self.stepper(ordered, w, [len(plan) for plan in plans])
@@ -67,11 +76,8 @@ class VmappedEngine(SequentialEngine):
                 tensors, parameters = leaves(lo, hi)
                 if (privacy := run.config.privacy) is None:
                     batch = (parameters, rows, keys, mask)
-                    losses, gradients = self._gradients_of(ordered, slice(lo, hi), tensors, *batch)
-                    if radius := run.config.sam_radius:
-                        copied = tensors | {name: tensors[name].clone() for name in leaves.buffers}
-                        again = functools.partial(self._gradients_of, ordered, slice(lo, hi), copied, *batch)
-                        gradients = at_the_top(w[lo:hi], parameters, gradients, radius, again)[1]
+                    gradients_of = functools.partial(self._gradients_of, ordered, slice(lo, hi))
+                    losses, gradients = self._at_the_top(run.config, leaves, w[lo:hi], gradients_of, tensors, batch)
                 else:
                     losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip, run.config.passes)
                     gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
@@ -98,6 +104,180 @@ class VmappedEngine(SequentialEngine):
             raise_if_lost(error, self.device)
             return str(error).strip().split("\n")[0] or type(error).__name__
         return None
+
+    @staticmethod
+    def _at_the_top(
+        config: SgdConfig,
+        leaves: Leaves,
+        w: Tensor,
+        gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        tensors: dict[str, Tensor],
+        batch: tuple[Any, ...],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The mean losses [c] and the gradients that a step of the models w [c, p] takes, uphill where the run has SAM;
+        `batch` begins with their parameters.
+        """
+        losses, gradients = gradients_of(tensors, *batch)
+        if radius := config.sam_radius:
+            copied = tensors | {name: tensors[name].clone() for name in leaves.buffers}
+            again = functools.partial(gradients_of, copied, *batch)
+            gradients = at_the_top(w, batch[0], gradients, radius, again)[1]
+        return losses, gradients
+
+    # -- training by steps that read tables, which can be recorded
+
+    def shares_passes(self, plans: Sequence[Sequence[Places]]) -> bool:
+        """Whether all clients that have a step can take it in one pass."""
+        steps = len(plans[0]) if plans else 0
+        active = ([len(plan[step]) for plan in plans if len(plan) > step] for step in range(steps))
+        shares = all(len(list(self.ranges(lengths))) == 1 for lengths in active)
+        if not shares:
+            self.notes[f"{self.name}, batches that cannot be filled up have unequal lengths"] = BY_HAND
+        return shares and steps > 0
+
+    def _stack(self, count: int) -> _ResidentStack:
+        """The resident models of so many clients; there are those of two sizes, as the last stack of a cohort may be
+        smaller.
+        """
+        stacks = self._stacks
+        if count not in stacks:
+            if len(stacks) == _STACK_SIZES:
+                stacks.pop(next(iter(stacks))).lane.forget()
+            assert self.make_recorder is not None
+            stacks[count] = _ResidentStack(self.work.layout, count, Lane(self.make_recorder, self.device, self.notes))
+        return stacks[count]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return [*super().lanes, *(stack.lane for stack in self._stacks.values())]
+
+    @cached_property
+    def _stacks(self) -> dict[int, _ResidentStack]:
+        return {}
+
+    def _train_by_tables(
+        self,
+        run: SgdRun,
+        gathered: Gathered,
+        plans: Sequence[Sequence[Places]],
+        rng_keys: Sequence[RngKey],
+        order: list[int],
+        gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        reads: Sequence[Tensor] = (),
+    ) -> SgdOutcome:
+        """Train the clients of a stack by steps that can be recorded.
+
+        A step is the same for all clients, for half of them, a quarter and so on: those that have finished are copied
+        out, and go on unread.
+
+        Args:
+            run: the run.
+            gathered, plans, rng_keys, order: from `planned`.
+            gradients_of: losses and gradients, as of `_gradients_of`.
+            reads: what that reads besides its arguments and the module.
+        """
+        ordered, count = rows_of(run, order), len(plans)
+        end = to_dense(ordered.model).clone(memory_format=torch.contiguous_format)
+        planned = [len(plan) for plan in plans]
+        stepper, loss = self.stepper(ordered, end, planned), torch.full((count,), torch.nan, device=self.device)
+        tables, forms = self._stack_tables(run, plans, rng_keys, stepper)
+        rows, stack = self.static.rows(gathered, self.row_loader.lasts(gathered)), self._stack(count)
+
+        def steps() -> Iterator[bool]:
+            resident = stack.static.run(ordered, slice(0, count), stepper.state)
+            own = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
+            leaves, total = stack.begin(end, run.config.part)
+            stack.lane.number.zero_()
+            writes = [stack.w, total, *leaves.buffers.values(), *resident.state.values(), *stack.gradient(own)]
+            buffers = [
+                [*self.module_reads(resident), *reads, *tables.held, *pytree.leaves(rows.x), *pytree.leaves(rows.y)],
+                [*writes, *self._integer_buffers],
+            ]
+            form, left = self.form(resident, *buffers), Counter(forms)
+            step = functools.partial(self._take_stack_step, stack, own, leaves, total, tables, rows, gradients_of)
+            for taken, (width, active, masked) in enumerate(forms):
+                left[width, active, masked] -= 1
+                stack.lane.step(
+                    form._replace(rows=(active, width), masked=masked),
+                    functools.partial(step, active, width, masked),
+                    left[width, active, masked],
+                    (buffers[0], buffers[1]),
+                )
+                ended = slice(sum(steps > taken + 1 for steps in planned), sum(steps > taken for steps in planned))
+                if ended.start < ended.stop:
+                    leaves.finish(ended)
+                    end[ended], loss[ended] = stack.w[ended], total[ended] / (taken + 1)
+                    for name, vectors in stepper.state.items():
+                        vectors[ended] = resident.state[name][ended]
+                yield False
+
+        side_by_side([(stack.lane.recorder, steps())])
+        made = moved(torch.tensor(planned, dtype=torch.float32), self.device)
+        return restored_order(end, made, loss, stepper.ended(made), order)
+
+    def _stack_tables(
+        self, run: SgdRun, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], stepper: Stepper
+    ) -> tuple[StepTables, list[tuple[int, int, bool]]]:
+        """The tables of a stack's steps, and of each step the rows of a batch, how many clients take it, and whether
+        some rows only fill batches up.
+        """
+        table, first, count, most = self.static.table, run.config.only_step or 0, len(plans), len(plans[0])
+        index, ends = lay_out_rows(plans)
+        width = max(end - start for start, end in itertools.pairwise(ends))
+        places, mask = np.zeros((most, count, width), dtype=np.int64), np.ones((most, count, width), dtype=np.float32)
+        forms = []
+        for step, (start, end) in enumerate(itertools.pairwise(ends)):
+            places[step, :, : end - start] = index[:, start:end]
+            lengths = [len(plan[step]) for plan in plans if len(plan) > step]
+            for row, length in enumerate(lengths):
+                mask[step, row, length:] = 0
+            forms.append((end - start, _halved(count, len(lengths)), min(lengths) < end - start))
+        masked = any(form[2] for form in forms)
+        keys = None
+        if self.traits.dropout:
+            drawn = [[step_key(rng_key, first + step) for rng_key in rng_keys] for step in range(most)]
+            keys = table("keys", torch.tensor(drawn, dtype=torch.int64))
+        rates, numbers = stepper.tables()  # [c, s]
+        one_rate = not isinstance(run.config.lr, Tensor) and run.config.schedule is None
+        tables = StepTables(
+            table("places", torch.from_numpy(places)),
+            table("mask", torch.from_numpy(mask)) if masked else None,
+            keys,
+            table("rates", rates[0] if one_rate else rates.T.unsqueeze(2)),
+            table("numbers", numbers[0] if stepper.behind is None else numbers.T.unsqueeze(2)),
+        )
+        return tables, forms
+
+    def _take_stack_step(
+        self,
+        stack: _ResidentStack,
+        stepper: TableStepper,
+        leaves: Leaves,
+        total: Tensor,
+        tables: StepTables,
+        gathered: Gathered,
+        gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        active: int,
+        width: int,
+        masked: bool,
+    ) -> None:
+        """One step of the first clients of a resident stack, all by the tables."""
+        number, here = stack.lane.number, slice(0, active)
+        places, mask, keys = (tables.row(table, number) for table in (tables.places, tables.mask, tables.keys))
+        assert places is not None
+        tensors, parameters = leaves(0, active)
+        rows = rows_at(gathered, places[here, :width])
+        shown = mask[here, :width] if masked and mask is not None else None
+        batch = (parameters, rows, None if keys is None else keys[here], shown)
+        gradients_here = functools.partial(gradients_of, stepper.run, here)
+        losses, gradients = self._at_the_top(stepper.run.config, leaves, stack.w[here], gradients_here, tensors, batch)
+        with torch.no_grad():
+            total[here] += losses.detach()
+            g = next(iter(stack.gradient(stepper)), None)
+            self.step(stepper, leaves, stack.w, g, gradients, here, 0)
+            number += 1
+
+    # -- training with DP-SGD
 
     def _fits_privacy(self, run: SgdRun) -> bool:
         """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
@@ -266,7 +446,7 @@ class VmappedEngine(SequentialEngine):
             return
         if g is None:
             parameters = leaves(rows.start, rows.stop)[1]
-            plain_step(parameters, gradients, w[rows], stepper.run, stepper.spans, rows)
+            plain_step(parameters, gradients, w[rows], stepper.run, stepper.spans, rows, stepper.rate(rows))
             return
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
             g[rows, slot.start : slot.stop] = gradient.flatten(1)
@@ -305,11 +485,51 @@ class Leaves:
             self._made[lo, hi] = tensors, parameters
         return self._made[lo, hi]
 
-    def finish(self) -> None:
+    def begin(self) -> None:
+        """Read the buffers out of the stack again."""
+        views = self.layout.views(self.w)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(views[name])
+
+    def finish(self, clients: slice = slice(None)) -> None:
         """Write the buffers back into the stack."""
         views = self.layout.views(self.w)
         for name, buffer in self.buffers.items():
-            views[name].copy_(buffer)
+            views[name][clients].copy_(buffer[clients])
+
+
+class _ResidentStack:
+    """The models of a stack, which stay where they are while one stack of so many clients after another is trained.
+
+    Attributes:
+        w: models [c, p].
+        lane: their recorded steps.
+        static: what else these steps need.
+    """
+
+    def __init__(self, layout: Layout, count: int, lane: Lane) -> None:
+        self.layout, self.lane, self.static = layout, lane, StaticBuffers(lane.device)
+        self.w = torch.zeros(count, layout.size, device=lane.device)
+        self._leaves: dict[Part, Leaves] = {}
+
+    def begin(self, models: Tensor, part: Part) -> tuple[Leaves, Tensor]:
+        """The tensors of these models, of which a part is trained, and sums of losses [c], which are 0."""
+        self.w.copy_(models)
+        if part not in self._leaves:
+            self._leaves[part] = Leaves(self.layout, self.w, part)
+        self._leaves[part].begin()
+        return self._leaves[part], self.static.like("total", models[:, 0]).zero_()
+
+    def gradient(self, stepper: Stepper) -> list[Tensor]:
+        """The gradients [c, p] where the optimizer of a run needs them in one piece."""
+        return [] if stepper.run.plain or stepper.direct else [self.static.like("gradient", self.w)]
+
+
+def _halved(count: int, active: int) -> int:
+    """The least of a stack, half of it, a quarter and so on, that holds so many clients."""
+    while active <= count // 2:
+        count -= count // 2
+    return count
 
 
 def rows_of(run: SgdRun, order: list[int]) -> SgdRun:

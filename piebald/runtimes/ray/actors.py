@@ -77,7 +77,7 @@ class RayWorker:
         set_onednn(bool(settings.onednn))
         if settings.device == "cuda":
             set_up_gpu(settings.tf32, settings.deterministic)
-        how = (settings.bfloat16, settings.compiled)
+        how = (settings.bfloat16, settings.compiled, bool(settings.recorded))
         self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), *how)
 
     def measure(self, work: ClientWork, clients: Clients, settings: Simulated, expected: int) -> Simulated:

@@ -36,7 +36,7 @@ from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSig
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
-from piebald.runtimes.workers.pool import MIN_ARENA, WorkerPool
+from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool
 from piebald.runtimes.workers.serialization import PARTS
 from piebald.runtimes.workers.state_store import ClientStateStore, under
 
@@ -178,6 +178,11 @@ class Simulation:
     def take_client_state(self, tensors: Mapping[str, Tensor]) -> None:
         """See `contracts.TakesClientState`."""
         self.state_store.adopt(tensors)
+
+    @property
+    def step_notes(self) -> Mapping[str, str]:
+        """Which steps on a GPU are recorded, and why others are not, as far as this process trains."""
+        return self._worker_pool.engine.notes if isinstance(self._worker_pool, InProcess) else {}
 
     def close(self) -> None:
         if self._worker_pool is not None:

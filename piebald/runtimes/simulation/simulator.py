@@ -16,6 +16,8 @@ from piebald.randomness import generator
 from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.engines.compilation import ENGINES as COMPILED
 from piebald.runtimes.engines.engine_choice import (
+    DEFAULT_LANES,
+    LANES,
     agrees,
     counted,
     fastest,
@@ -57,7 +59,8 @@ class Simulated(RuntimeSettings):
     Attributes:
         engine: "sequential" (one client after another), "batched" (many at once through one module), "vmapped" (many at
             once through vmap), "reference" (slow and plain), or "auto", which measures and takes the fastest.
-        stack: clients trained at once by the batched and the vmapped engine; None measures or chooses the number.
+        stack: clients trained at once by the batched and the vmapped engine, and side by side by the sequential one
+            where steps are recorded; None measures or chooses the number.
         workers: processes or actors that train, at most one for each client; None decides by the number of cores and
             the work there is.
         device: where engines compute, as torch calls it.
@@ -71,6 +74,9 @@ class Simulated(RuntimeSettings):
             differs from the CPU in the third digit; off by default.
         compiled: passes through `torch.compile`, on NVIDIA's GPUs with CUDA graphs, for the engines "sequential" and
             "vmapped" and models without dropout; the first passes take minutes, and numbers differ in the last digits.
+        recorded: start each training step as one CUDA graph, recorded once for each shape of batch, instead of its
+            hundreds of kernels: "auto" and true where steps can be recorded (the run's record says which were not, and
+            why), false nowhere.  Numbers are the same.
         memory: bytes of client state kept in RAM; more goes to a temporary file.
         fleet: devices of the clients, instant by default.
     """
@@ -86,6 +92,7 @@ class Simulated(RuntimeSettings):
     bfloat16: bool = False
     tf32: bool = False
     compiled: bool = False
+    recorded: Literal["auto"] | bool = "auto"
     memory: int = Field(default=4 << 30, ge=0)
     fleet: AnyFleet = None
 
@@ -95,6 +102,8 @@ class Simulated(RuntimeSettings):
             raise ValueError(f"engine 'reference' is for the CPU: name another one with device = {self.device!r}")
         if self.tf32 and not self.device.startswith("cuda"):
             raise ValueError(f"tf32 is for NVIDIA's GPUs: leave it out with device = {self.device!r}")
+        if self.recorded is True and not self.device.startswith("cuda"):
+            raise ValueError(f"recorded = true is for NVIDIA's GPUs: leave it out with device = {self.device!r}")
         if self.compiled and self.engine not in COMPILED:
             raise ValueError(f"compiled is for the engines {' and '.join(map(repr, COMPILED))}, got {self.engine!r}")
         return self
@@ -143,7 +152,7 @@ class Simulated(RuntimeSettings):
                 onednn = self._faster_product(device)
         set_onednn(onednn)
         if stack is None:
-            stack = 8 if engine in ("vmapped", "batched") else 1
+            stack = self._default_stack(engine)
         if workers is None:
             rows = clients.size(sample[0], "train") if self.engine == "auto" else None
             batch = work.trainer.batch if isinstance(work.trainer, Sgd) else 20
@@ -159,22 +168,29 @@ class Simulated(RuntimeSettings):
         stack = min(stack, stack_limit(work, device, self.share_of_gpu()), -(-expected // max(workers, 1)))
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
+    def _default_stack(self, engine: str) -> int:
+        """How many clients train at once where an engine is named and nothing else."""
+        lanes = DEFAULT_LANES if self.recorded and self.device.startswith("cuda") else 1
+        return 8 if engine in ("vmapped", "batched") else lanes
+
     def _fastest(
         self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
     ) -> EngineChoice:
         """What was fastest in an earlier run like this one, if it computes what it should, or else is measured now."""
         holding = [client for client in sample if clients.size(client, "train") != 0] or sample
         sizes = [clients.size(client, "train") for client in holding]
-        key = key_of(work, trial(work), sizes, device, self.bfloat16)
+        key = key_of(work, trial(work), sizes, device, self.bfloat16, bool(self.recorded))
         most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
-        known = recall(key, ("sequential", "vmapped", "batched"), [one for one in stacks if one <= most])
+        measured = {*stacks, *(LANES if device.type == "cuda" else ())}
+        known = recall(key, ("sequential", "vmapped", "batched"), [size for size in measured if size <= most])
         if known is not None and self.onednn in (None, known.onednn):
             set_onednn(known.onednn)
             if agrees(known.engine, work, clients, device, self.bfloat16, holding):
                 return known
         onednn = self._faster_product(device)
         set_onednn(onednn)
-        found = fastest(work, clients, device, self.bfloat16, sample, stacks, self.share_of_gpu())
+        share, recorded = self.share_of_gpu(), bool(self.recorded)
+        found = fastest(work, clients, device, self.bfloat16, sample, stacks, share, recorded)
         made = EngineChoice(*found, onednn)
         remember(key, made)
         return made
@@ -192,7 +208,7 @@ class Simulated(RuntimeSettings):
                 engine, found = counted(work, clients, device, self.bfloat16, expected)  # type: ignore[assignment]
             stack = stack or found
         if stack is None:
-            stack = 8 if engine in ("vmapped", "batched") else 1
+            stack = self._default_stack(engine)
         stack = min(stack, stack_limit(work), expected)
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
@@ -241,12 +257,13 @@ class Simulator(Simulated):
         if self.device.startswith("cuda"):
             set_up_gpu(self.tf32, self.deterministic)
         device = torch.device(self.device)
+        how = (device, self.bfloat16, self.compiled, bool(self.recorded))
         if self.workers and device.type != "cpu":
             check_forkable(self.device)
-            make = lambda: make_engine(self.engine, work, clients, device, self.bfloat16, self.compiled)  # noqa: E731
+            make = lambda: make_engine(self.engine, work, clients, *how)  # noqa: E731
             return ForkedWorkers(make, work.layout.size, self.workers, *room)
         with one_thread(device.type == "cpu" and can_fork()):  # as it will compute
-            engine = make_engine(self.engine, work, clients, device, self.bfloat16, self.compiled)
+            engine = make_engine(self.engine, work, clients, *how)
         return (
             ForkedWorkers(lambda: engine, work.layout.size, self.workers, *room) if self.workers else InProcess(engine)
         )
