@@ -28,10 +28,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import WrapValidator
 
+from piebald.arguments import DEEPEST
 from piebald.errors import SettingError, shown, unknown
 
 GROUP = "piebald.components"  # of entry points
-DEEPEST = 64  # levels of tables and lists
+
 _WORDS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _folders: list[Path] = []  # where modules are searched besides Python's path
 

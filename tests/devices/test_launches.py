@@ -166,5 +166,6 @@ def test_what_cannot_count_is_left_out_as_on_the_cpu(weight: Linear, engine: str
             np.testing.assert_allclose(one.metrics["loss"], other.metrics["loss"], rtol=1e-5)
         assert total.weight == pytest.approx(sums.weight)
         for name, part in sums.vectors.items():
-            torch.testing.assert_close(total.vectors[name], part, rtol=1e-6, atol=1e-7)
+            near = 1e-7 if NAME == "pretended" else 1e-6  # a GPU adds in another order
+            torch.testing.assert_close(total.vectors[name], part, rtol=10 * near, atol=near)
         assert all(bool(part.isfinite().all()) for part in total.vectors.values())

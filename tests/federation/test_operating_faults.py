@@ -225,11 +225,11 @@ def test_a_queue_ends_at_a_full_disk_and_keeps_the_experiment(tmp_path: Path, mo
     lacks = Check("disk", False, "1 MB are free in /srv, 105 MB may be needed")
     monkeypatch.setattr("piebald.deploy.machine_checks.check_space", lambda _: lacks)
     with pytest.raises(SettingError, match=r"step 3 could not be .*1 MB are free in /srv.* piebald server"):
-        queueing._serve(own, waiting, first, queueing.Printing(False, True), None)
+        queueing._serve(own, waiting, first, queueing.Serving(False, True, ()), None)
     assert waiting.entry(1).state == "running"  # which the next start goes on with
     monkeypatch.undo()
     monkeypatch.setattr(queueing, "_part", part)
-    queueing._serve(own, waiting, first, queueing.Printing(False, True), None)
+    queueing._serve(own, waiting, first, queueing.Serving(False, True, ()), None)
     assert waiting.entry(1).state == "failed"  # where there is room, it was something else
 
 

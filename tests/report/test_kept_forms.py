@@ -105,7 +105,7 @@ def test_credentials_and_queues_of_the_version_before_are_read(tmp_path: Path) -
     described = provisioning.Description.model_validate({"host": "localhost", "sites": ["north"]})
     provisioning.provision(described, tmp_path)
     queue = ExperimentQueue(tmp_path / "server")
-    entry = queue.change(queue.add("fedavg", "", tmp_path / "run", tmp_path, None), state="stopped")
+    entry = queue.change(queue.add("fedavg", "", tmp_path / "run"), state="stopped")
 
     def rename_host(about: dict[str, Any]) -> None:
         about["host"] = about["host"] + ".example"
