@@ -742,6 +742,7 @@ def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "secret").write_bytes(bytes(range(64)))
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["rows"] = np.arange(4.0)
+    monkeypatch.setattr(extractors, "is_prepared", lambda *_: False)  # on a machine that has the weights already
     monkeypatch.setattr(extractors, "official", lambda *_: tmp_path / "weights.h5")
     layout = h5py.VirtualLayout((4,), "f8")
     layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "rows", (4,))
