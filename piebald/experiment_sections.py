@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from piebald.arguments import SeedList
 from piebald.contracts import Split
 from piebald.errors import SettingError, shown
-from piebald.reading.files import read_text
+from piebald.reading.files import settings_text
 from piebald.references import Text, is_reference
 from piebald.toml_document import Document, Key
 
@@ -170,12 +170,7 @@ def file_text(path: str | Path | None) -> str:
     """The text of an experiment file, or of the built-in experiment."""
     if path is None:
         return resources.files("piebald").joinpath("experiment_default.toml").read_text(encoding="utf-8")
-    try:
-        return read_text(path, encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise SettingError(f"{path} is not a text file in UTF-8") from None
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    return settings_text(path)
 
 
 def leaves(

@@ -129,7 +129,7 @@ class Resolver(ABC):
                     raise KeyError(word)
                 found = self.attribute(found, word)
             except KeyError:
-                public = sorted(one for one in dir(found) if not one.startswith("_"))
+                public = sorted(one for one in dir(found) if not one.startswith("_") and one != word)
                 raise unknown(f"{what} in {module} called", word, public) from None
         return found
 

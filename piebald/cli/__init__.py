@@ -17,6 +17,7 @@ from piebald.cli.app import app
 from piebald.errors import PiebaldError
 from piebald.plain_text import printable
 from piebald.progress import line_clock
+from piebald.reading.files import UnfitFile
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(plain(error.format_message()), 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
+    except UnfitFile as error:
+        return _fail(": ".join(filter(None, (error.filename, str(error)))), 2)
     except OSError as error:
         if error.errno not in _DISK and not (isinstance(error, PermissionError) and error.filename):
             return _unexpected(error)

@@ -30,7 +30,7 @@ from piebald.objective import Objective
 from piebald.parameters import Layout
 from piebald.partition.standardise import StandardisedClients
 from piebald.public_rows import public_rows_of, rows_digest
-from piebald.reading.files import read_text
+from piebald.reading.files import settings_text
 from piebald.recipe import Recipe
 from piebald.recipes.named import lookup
 from piebald.references import USERS, Outside, Resolver
@@ -73,12 +73,9 @@ class SiteSettings(BaseModel):
     @classmethod
     def load(cls, path: Path) -> SiteSettings:
         """Load the settings from a file; the defaults where it does not exist."""
-        try:
-            document = Document(read_text(path), str(path))
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             return cls()
-        except UnicodeDecodeError:
-            raise SettingError(f"{path} is not a text file in UTF-8") from None
+        document = Document(settings_text(path), str(path))
         try:
             settings = cls.model_validate(document.values)
         except ValidationError as error:

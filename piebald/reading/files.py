@@ -10,6 +10,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from piebald.errors import SettingError
+
 RATIO = 500  # of honest data; text of zeros compresses 1000 times
 SMALL = 256 << 20  # bytes that may always be read
 MOST_TEXT = 16 << 20  # bytes of settings, credentials and records
@@ -29,8 +31,8 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 class UnfitFile(OSError):
     """A file that is not read: no regular file, a link where none may be, or one that would fill the memory."""
 
-    def __init__(self, why: str, code: int = errno.EINVAL) -> None:
-        super().__init__(code, why)
+    def __init__(self, why: str, code: int = errno.EINVAL, path: Path | str | None = None) -> None:
+        super().__init__(code, why, None if path is None else str(path))
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -54,7 +56,8 @@ def regular(path: Path | str, links: bool = True) -> int:
 
 def _size(path: Path | str, about: os.stat_result) -> int:
     if not stat.S_ISREG(about.st_mode):
-        raise UnfitFile(f"it is {_KINDS.get(stat.S_IFMT(about.st_mode), 'no file')}, and only files are read")
+        kind = _KINDS.get(stat.S_IFMT(about.st_mode), "no file")
+        raise UnfitFile(f"it is {kind}, and only files are read", path=path)
     stored = getattr(about, "st_blocks", 0) * 512
     if about.st_size > max(SMALL, stored):  # holes are read as zeros
         stored = _with_data(path, about.st_size) if stored == 0 else stored
@@ -140,7 +143,7 @@ def read_bytes(path: Path | str, most: int | None = MOST_TEXT, links: bool = Tru
             check_size(path, size, size)
         content = file.read(-1 if most is None else most + 1)
     if most is not None and len(content) > most:
-        raise UnfitFile(f"it is longer than the {most:,} bytes that are read of such a file", errno.EFBIG)
+        raise UnfitFile(f"it is longer than the {most:,} bytes that are read of such a file", errno.EFBIG, path)
     return content
 
 
@@ -152,6 +155,20 @@ def read_text(path: Path | str, most: int = MOST_TEXT, encoding: str = "utf-8") 
         UnicodeDecodeError: it is no text in this encoding.
     """
     return read_bytes(path, most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def settings_text(path: Path | str) -> str:
+    """Return the text of a file of settings, which is in UTF-8.
+
+    Raises:
+        SettingError: it cannot be read.
+    """
+    try:
+        return read_text(path, encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise SettingError(f"{path} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def read_json(path: Path | str, most: int = MOST_TEXT) -> Any:

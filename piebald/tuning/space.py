@@ -196,10 +196,11 @@ def with_settings(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
             known = recipes.settings_of(recipe.name) if recipe.name in recipes.names() else ()
             raise unknown(f"setting of recipe {recipe.name!r} called", name, known)
     made = _remade(recipe, own) if own else recipe
-    for axis in dict.fromkeys(name.partition(".")[0] for name in inner):
-        fields = {name.partition(".")[2]: value for name, value in inner.items() if name.startswith(f"{axis}.")}
-        made = made.with_(**{axis: _changed(getattr(made, axis), fields)})
-    return made
+    fields: dict[str, dict[str, Value]] = {}
+    for name, value in inner.items():
+        axis, _, field = name.partition(".")
+        fields.setdefault(axis, {})[field] = value
+    return made.with_(**{axis: _changed(getattr(made, axis), values) for axis, values in fields.items()})
 
 
 def _remade(recipe: Recipe, own: Point) -> Recipe:
@@ -213,18 +214,15 @@ def _remade(recipe: Recipe, own: Point) -> Recipe:
             parts[axis] = {**parts[axis], field: value}
         return recipe.with_(**{axis: _changed(getattr(recipe, axis), fields) for axis, fields in parts.items()})
     base = recipes.make(recipe.name, **recipe.fields)
-    made = recipes.make(recipe.name, **{**recipe.fields, **own})
+    replaced: dict[str, Any] = {}  # all at once: some components are only valid beside others
     for axis in Recipe.axes:
-        mine = getattr(recipe, axis)
-        if mine == getattr(base, axis):
-            continue
-        if axis == "transforms":
-            made = made.with_(transforms=list(mine))
+        component = getattr(recipe, axis)
+        if component == getattr(base, axis):
             continue
         homes = {name: home(recipe, name) for name in own}
-        fields = {found[1]: own[name] for name, found in homes.items() if found and found[0] is type(mine)}
-        made = made.with_(**{axis: _changed(mine, fields)})
-    return made
+        fields = {found[1]: own[name] for name, found in homes.items() if found and found[0] is type(component)}
+        replaced[axis] = list(component) if axis == "transforms" else _changed(component, fields)
+    return recipes.make(recipe.name, **{**recipe.fields, **own}).with_(**replaced)
 
 
 def _changed(component: Component, fields: Point) -> Component:

@@ -21,7 +21,7 @@ from pydantic import (
 from piebald.arguments import STRICT, settled
 from piebald.component import build, sentence
 from piebald.errors import SettingError, unknown
-from piebald.reading.files import read_text
+from piebald.reading.files import settings_text
 from piebald.toml_document import Document, Key, dotted, dumps
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
@@ -234,12 +234,7 @@ class TransferSettings(TransferSection):
     @classmethod
     def load(cls, path: str | Path, flags: Sequence[str] = (), out: str | None = None) -> Self:
         """Read settings from a file, overridden by the command line's flags."""
-        try:
-            document = Document(read_text(path, encoding="utf-8-sig"), str(path))
-        except UnicodeDecodeError:
-            raise SettingError(f"{path} is not a text file in UTF-8") from None
-        except OSError as error:
-            raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        document = Document(settings_text(path), str(path))
         for flag in flags:
             document.set(flag)
         if out is not None:

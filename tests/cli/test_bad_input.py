@@ -84,7 +84,7 @@ LINES = {
     "no file": ("compare", "Missing argument"),
     "too many": ("run a.toml b.toml", "Got unexpected extra argument"),
     "file missing": ("run nowhere.toml", "nowhere.toml cannot be read: no such file or directory"),
-    "file is a folder": ("run .", ". cannot be read: it is a directory"),
+    "file is a folder": ("run .", ". cannot be read: it is a directory, and only files are read"),
     "set no value": ("run experiment.toml --set rounds", "--set needs key=value, like --set recipe.lr=0.1, got 'rounds'"),
     "set empty": ("run experiment.toml --set rounds=", "--set rounds needs a value after the = sign"),
     "set wrong": ("run experiment.toml --set recipe.lr=-1", "--set recipe.lr: recipe.lr must be above 0, got -1"),

@@ -172,8 +172,24 @@ def test_what_is_no_file_is_nowhere_read(kind: str, tmp_path: Path) -> None:
         refused(call)
     assert main(["run", str(tmp_path / "e.toml")]) == 2
     assert main(["provision", str(tmp_path / "e.toml"), "--out", str(tmp_path / "out")]) == 2
-    with pytest.raises((OSError, SettingError), match="only files are read"):
-        SiteSettings.load(tmp_path / "site.toml")
+    refused(lambda: SiteSettings.load(tmp_path / "site.toml"), "site.toml cannot be read: it is", SettingError)
+
+
+def test_what_is_no_file_is_one_sentence_wherever_it_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that has no words of its own for it names it all the same."""
+    put("pipe", tmp_path / "odd")
+    monkeypatch.setattr("piebald.cli.train.check_run", lambda _: files.read_bytes(tmp_path / "odd"))
+    assert main(["resume", "run"]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'odd'}: it is a pipe, and only files are read\n"
+
+
+def test_a_policy_that_cannot_be_read_is_not_the_default_one(tmp_path: Path) -> None:
+    for target in ("site.toml", "nowhere"):
+        (tmp_path / "site.toml").unlink(missing_ok=True)
+        (tmp_path / "site.toml").symlink_to(target)
+        refused(lambda: SiteSettings.load(tmp_path / "site.toml"), "site.toml cannot be read", SettingError)
 
 
 @pytest.mark.parametrize("name", ["credentials.json", "certificate.pem", "key.pem"])
@@ -726,6 +742,7 @@ def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "secret").write_bytes(bytes(range(64)))
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["rows"] = np.arange(4.0)
+    monkeypatch.setattr(extractors, "is_prepared", lambda *_: False)  # on a machine that has the weights already
     monkeypatch.setattr(extractors, "official", lambda *_: tmp_path / "weights.h5")
     layout = h5py.VirtualLayout((4,), "f8")
     layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "rows", (4,))

@@ -155,6 +155,14 @@ def test_settings_reach_the_components_that_hold_them() -> None:
     assert "lr = 0.3" in recipes.toml(changed)
 
 
+def test_settings_reach_a_recipe_whose_components_are_valid_beside_one_another_alone() -> None:
+    noise = {"kind": "gaussian", "clip": 1.0, "noise": 1.0, "delta": 1e-5}
+    made = recipes.fedavg(lr=0.1).with_(aggregation="equal_weighted", transforms=[noise])
+    changed = with_settings(made, {"lr": 0.3, "training.epochs": 2})
+    assert (changed.training.lr, changed.training.epochs) == (0.3, 2)  # type: ignore[attr-defined]
+    assert (changed.aggregation, changed.transforms) == (made.aggregation, made.transforms)
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "ends the wrong way": ({"lr": {"low": 1, "high": 0.1}}, "space of lr: low must be below high, got 1 and 0.1"),
     "log of zero": ({"lr": {"low": 0, "high": 1, "log": True}}, "space of lr: low must be above 0 where log is true"),

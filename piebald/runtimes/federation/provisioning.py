@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from piebald.errors import SettingError, shown, unknown
 from piebald.kept_form import KeptForm
 from piebald.private_files import write_private
-from piebald.reading.files import read_bytes, read_json, read_text
+from piebald.reading.files import read_bytes, read_json, settings_text
 from piebald.runtimes.federation.flare_link import INSTALL, SERVER
 from piebald.runtimes.federation.revocation import read_revoked, write_revoked
 from piebald.toml_document import Document
@@ -90,11 +90,7 @@ def describe(path: Path) -> Description:
         SettingError: it cannot be read, or a value in it is not allowed.
     """
     try:
-        made = Description.model_validate(Document(read_text(path), str(path)).values)
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except UnicodeDecodeError:
-        raise SettingError(f"{path} is not a text file in UTF-8") from None
+        made = Description.model_validate(Document(settings_text(path), str(path)).values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(name) for name in first["loc"])
