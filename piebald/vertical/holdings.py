@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald import data as data_sets
 from piebald.arguments import checked_class
-from piebald.data import DataSet
+from piebald.data import DataSet, data_sets
 from piebald.errors import SettingError, unknown
 from piebald.partition.vertical_split import Vertical, feature_names
 from piebald.randomness import generator
