@@ -35,7 +35,7 @@ class OverLimit(SettingError):
     """A question that would be one more than is allowed about its rows."""
 
 
-class Asked(NamedTuple):
+class CountedQuestion(NamedTuple):
     """A question that was counted.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     secret: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    asked: list[Asked]
+    asked: list[CountedQuestion]
 
 
 def records_of(columns: Sequence[NDArray[np.generic]]) -> Records:
@@ -95,7 +95,7 @@ class QuestionLedger:
     def __init__(self, records: Records, folders: Sequence[Path] = (), site: str = "") -> None:
         self._records, self._folders, self._site = records[:MOST_RECORDS], list(folders), site
         self._shared: dict[str, float] = {}  # the share of rows in common with other sets, of the smaller one
-        self._secret, self._asked = secrets.token_hex(32), list[Asked]()
+        self._secret, self._asked = secrets.token_hex(32), list[CountedQuestion]()
         self._read()
 
     @cached_property
@@ -125,7 +125,7 @@ class QuestionLedger:
         """Count a question, before it is answered; returns whether it is a new one.
 
         Args:
-            kind, question, model, updates: see `Asked`.
+            kind, question, model, updates: see `CountedQuestion`.
             most: questions of this kind.
             most_models: models that are told of between two updates of the client, None for any number.
 
@@ -147,7 +147,7 @@ class QuestionLedger:
                 raise OverLimit(
                     f"this site examines {most_models:,} models between two updates of its own, and no more"
                 )
-            asked = [*self._asked, Asked(kind, question, self.rows, most, model, updates, self._site)]
+            asked = [*self._asked, CountedQuestion(kind, question, self.rows, most, model, updates, self._site)]
             self._write(asked)
             self._asked = asked
         return True
@@ -157,7 +157,7 @@ class QuestionLedger:
         key = hashlib.blake2b(question.encode(), key=bytes.fromhex(self._secret), digest_size=32)
         return NoiseSource(key.digest())
 
-    def _about(self) -> list[Asked]:
+    def _about(self) -> list[CountedQuestion]:
         """What was asked about these rows, or some of them."""
         return [
             one
@@ -204,7 +204,7 @@ class QuestionLedger:
             self._secret = found[0].secret
             self._asked = list(dict.fromkeys(asked for record in found for asked in record.asked))
 
-    def _write(self, asked: Sequence[Asked]) -> None:
+    def _write(self, asked: Sequence[CountedQuestion]) -> None:
         text = json.dumps({"secret": self._secret, "asked": asked})
         for folder in list(self._folders):
             try:
