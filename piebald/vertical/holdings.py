@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.arguments import checked_class
-from piebald.data import DataSet
-from piebald.data.data_sets import named
+from piebald.data import DataSet, data_sets
 from piebald.errors import SettingError, unknown
 from piebald.partition.vertical_split import Vertical, feature_names
 from piebald.randomness import generator
@@ -88,7 +87,7 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Load a data set and divide it between both parties, for experiments and demonstrations."""
-    data = named(settings.name)
+    data = data_sets.named(settings.name)
     if data.inputs.dim() != 2 or data.classes is None or len(data.classes) != 2:
         raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
     return divide(data, settings, seed)
