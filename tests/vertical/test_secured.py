@@ -32,6 +32,8 @@ from tests import processes
 
 from .test_processes import HELD, KILLED_AFTER, assert_as_undisturbed, inject_secrets, settings
 
+pytestmark = pytest.mark.filterwarnings("ignore:40 steps tell the:RuntimeWarning")  # see there
+
 
 def credentials(folder: Path, port: int | None = None) -> dict[str, Credentials]:
     described = Description(name="two", host="127.0.0.1", port=port or free_port(), days=2, sites=["bank"])
