@@ -20,7 +20,7 @@ from tests import processes
 
 from .conftest import small
 
-# 40 steps on chunks of 20 rows tell more than the bound on single rows allows, and say so: it is not what is tested here
+# 40 steps on chunks of 20 rows tell more than the bound on single rows allows, and say so; it is not tested here
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:40 steps tell the:RuntimeWarning")]
 
 STEPS, KILLED_AFTER = 40, 12
