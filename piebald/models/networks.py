@@ -54,6 +54,7 @@ def names() -> list[str]:
     return sorted(_MODELS)
 
 
+@checked
 def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int, **settings: Any) -> int:
     """How many parameters a network has, without memory for them.
 
