@@ -65,7 +65,7 @@ def held_alone(path: Path) -> Iterator[None]:
     import fcntl  # which Windows does not have
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
         yield

@@ -50,7 +50,7 @@ class CountedQuestion(NamedTuple):
 
     kind: str
     question: str
-    rows: str
+    rows: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # a part of the name of a file
     most: int
     model: str = ""
     updates: int = 0
@@ -171,7 +171,8 @@ class QuestionLedger:
             return float(rows == self.rows)
         if rows not in self._shared:
             path = next(filter(Path.exists, (folder / f"rows-{rows}" for folder in self._folders)), None)
-            others = self._records if path is None else np.fromfile(path, dtype="<u8")
+            data = b"" if path is None else read_bytes(path, 8 * MOST_RECORDS)
+            others = self._records if path is None else np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
             common = np.isin(self._records, others, assume_unique=True).sum()
             self._shared[rows] = float(common / max(min(len(others), len(self._records)), 1))
         return self._shared[rows]

@@ -24,6 +24,7 @@ import numpy as np
 from piebald.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.plain_text import printable
 from piebald.randomness import generator
+from piebald.reading.files import UnfitFile, regular
 from piebald.recipe import Recipe
 from piebald.recipe_settings import plain
 from piebald.report.lock import RunLock
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 Sampler = Literal["tpe", "random", "grid"]
 FIRST = 5  # trials before TPE learns from them
+_PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"
 
 
 @dataclass(frozen=True)
@@ -299,8 +301,14 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     lock, file = RunLock(folder), (folder / "study.db").resolve()
 
     def connect() -> sqlite3.Connection:
+        if file.exists():
+            regular(file)  # a pipe would wait for its writer
         # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
         connection = sqlite3.connect(file, check_same_thread=False)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        if connection.execute(_PROGRAMS).fetchone() is not None:
+            connection.close()
+            raise RunFolderError(f"{file} has a view, a trigger or a virtual table, which no study has: remove it")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
@@ -314,7 +322,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
         finally:
             storage.remove_session()
             storage.engine.dispose()
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+    except (SQLAlchemyError, UnfitFile, optuna.exceptions.StorageInternalError) as error:
         what = printable(str(error).splitlines()[0], 150)
         raise RunFolderError(f"{file} cannot be used ({what}): remove it, or choose another folder") from None
     finally:

@@ -20,6 +20,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from piebald.errors import RunFolderError
+from piebald.reading.files import read_bytes
 
 LEDGER = "told.jsonl"
 What = Literal["own", "common", "gradient", "whole"]
@@ -96,7 +97,7 @@ class ToldLedger:
         if self._path is None or not self._path.exists():
             return []
         try:
-            data = self._path.read_bytes()
+            data = read_bytes(self._path, None, links=False)
             # A line that a killed process left incomplete was not followed by what it counts: the next one replaces it.
             self._size = data.rfind(b"\n") + 1
             return [_Line.model_validate_json(line) for line in data[: self._size].splitlines()]

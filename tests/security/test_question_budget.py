@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,30 @@ def test_a_count_that_cannot_be_read_or_written_answers_nothing(tmp_path: Path) 
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).mkdir()
     assert ask(where, Evaluate(), MODEL + 1)[1] == reason
+
+
+@pytest.mark.parametrize("rows", ["../../elsewhere", "x/../../elsewhere", "0" * 31, "A" * 32, ""])
+def test_a_count_that_came_with_rows_names_no_file_elsewhere(rows: str, tmp_path: Path) -> None:
+    """The copy of the count lies beside the rows, where somebody else may have put it."""
+    question = ["evaluate", "q", rows, 10, "", 0, "site"]
+    (tmp_path / FILE).write_text(json.dumps({"secret": "0" * 64, "asked": [question]}))
+    with pytest.raises(SettingError, match="no ledger of questions that can be read"):
+        QuestionLedger(records(1), [tmp_path])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "short", "long"])
+def test_rows_of_a_count_that_cannot_be_read_answer_nothing_more(kind: str, tmp_path: Path) -> None:
+    ledger = QuestionLedger(records(1, 2), [tmp_path], "site")
+    assert ledger.spend("evaluate", "q", 1)
+    path = tmp_path / f"rows-{ledger.rows}"
+    path.unlink()
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "short": lambda: path.write_bytes(records(2).astype("<u8").tobytes() + b"123"),
+        "long": lambda: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 30),
+    }[kind]()
+    with pytest.raises((OSError, OverLimit)):
+        QuestionLedger(records(2, 3), [tmp_path], "site").spend("evaluate", "other", 1)
 
 
 def test_a_question_is_counted_before_it_is_answered(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def test_nothing_leaves_that_is_not_on_disk(tmp_path, monkeypatch):
         (lambda path: path.unlink(), "is missing, so nobody knows what this run has told"),
         (lambda path: path.write_text("nonsense\n"), "is damaged, so nobody knows what this run has told"),
         (lambda path: path.write_bytes(b"\xff\xfe\n"), "is damaged"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "is damaged"),  # which would wait for its writer
         (lambda path: path.write_text('{"what":"own","chunk":"0","step":0,"digest":""}\n'), "is damaged"),
     ],
 )
