@@ -45,7 +45,7 @@ def main() -> None:
     from matplotlib.figure import Figure
 
     from piebald import data, partition
-    from piebald.partition import pictures
+    from piebald.data.measures import pictures
 
     stored = data.digits()
     # The digits name no writers; four made-up people of different habits stand in for them.
@@ -78,7 +78,7 @@ def made(example: str) -> Any:
 def sizes(figure: Figure, digits: DataSet) -> Figure:
     """Rows of each of 12 clients, for each kind of sizes."""
     from piebald import partition
-    from piebald.partition import pictures
+    from piebald.data.measures import pictures
 
     for ax, example in zip(figure.subplots(1, len(SIZES), sharey=True), SIZES, strict=True):
         pictures.sizes(ax, partition.Iid(clients=12, sizes=made(example), test=0.0).split(digits))
@@ -123,7 +123,7 @@ def flips(figure: Figure, digits: DataSet) -> Figure:
 
 def fleets(figure: Figure, digits: DataSet) -> Figure:
     """Seconds of a step on each of 12 devices, for each kind of fleet."""
-    from piebald.partition import pictures
+    from piebald.data.measures import pictures
 
     for ax, example in zip(figure.subplots(1, len(FLEETS), sharey=True), FLEETS, strict=True):
         pictures.devices(ax, made(example), 12)

@@ -19,12 +19,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import piebald.partition
-import piebald.recipes
+import piebald.data.partition
+import piebald.methods.recipes
 import piebald.runtimes
 from piebald import data, models
-from piebald.component import Component
-from piebald.recipes.recipe_help import allowed, documented
+from piebald.contracts.component import Component
+from piebald.methods.recipes.recipe_help import allowed, documented
 
 sys.path.insert(0, str(Path(__file__).parent))
 import method_checks
@@ -142,11 +142,13 @@ def linked(text: str) -> str:
 
 def recipe_page() -> str:
     """docs/reference/recipes.md."""
-    from piebald.training import Sgd
+    from piebald.methods.training import Sgd
 
-    listing = {entry["name"]: entry for entry in piebald.recipes.listing()}
+    listing = {entry["name"]: entry for entry in piebald.methods.recipes.listing()}
     text = [NOTICE, "# Recipes", ""]
-    text += ["Each recipe is made by the function of its name in `piebald.recipes`, or by `name` in the section"]
+    text += [
+        "Each recipe is made by the function of its name in `piebald.methods.recipes`, or by `name` in the section"
+    ]
     text += ["`[recipe]` of a TOML file.  `piebald recipes` prints this list, and `piebald recipes NAME` prints the"]
     text += ["settings of one recipe as TOML.  A recipe is made of [components](components.md).", ""]
     text += ["| recipe | what it does | paper |", "|---|---|---|"]
@@ -161,7 +163,7 @@ def recipe_page() -> str:
     text += [rows([cohort]) + "\n" + settings_of(Sgd).split("\n", 2)[2]]
     general = {"cohort", *Sgd.model_fields}
     for name, entry in listing.items():
-        text += ["", f"## {name}", "", summary(getattr(piebald.recipes, name)), "", f"*{entry['paper']}*", ""]
+        text += ["", f"## {name}", "", summary(getattr(piebald.methods.recipes, name)), "", f"*{entry['paper']}*", ""]
         own = {field: about for field, about in entry["fields"].items() if field not in general}
         lines = [own_row(field, about) for field, about in own.items()]
         text += [rows(lines)] if lines else ["It has the settings of all recipes and no others."]
@@ -211,7 +213,7 @@ def axis_table() -> list[str]:
 
 def component_lines(axis: str, name: str, component: type[Component]) -> list[str]:
     """A section about one component."""
-    from piebald.training import Sgd
+    from piebald.methods.training import Sgd
 
     text = ["", f"### {axis} = {name}", "", summary(component), ""]
     if not issubclass(component, Sgd) or component is Sgd:
@@ -281,8 +283,8 @@ def asked_by(name: str) -> list[str]:
 
 def partition_page() -> str:
     """docs/reference/partitions.md."""
-    from piebald.partition.data_change import DataChange
-    from piebald.partition.partition import Partition
+    from piebald.data.partition.data_change import DataChange
+    from piebald.data.partition.partition import Partition
 
     shared = frozenset(Partition.model_fields)
     text = [
@@ -292,7 +294,7 @@ def partition_page() -> str:
         "## Partitions: which client holds which rows",
         "",
     ]
-    text += [first_paragraph(sys.modules["piebald.partition.partition"]), ""]
+    text += [first_paragraph(sys.modules["piebald.data.partition.partition"]), ""]
     text += ["In a TOML file: `[partition]` with a `kind`.  In Python: `partition.Iid(clients=10).split(dataset)`."]
     text += ["Your own data needs none of them: see [bring your own data](../howto/your-data.md).", ""]
     text += ["All partitions but `sites` have these settings:", "", settings_of(Partition)]
@@ -317,9 +319,9 @@ def partition_page() -> str:
     change = frozenset(DataChange.model_fields)
     for name, component in kinds("change"):
         text += ["", f"### change = {name}", "", summary(component), "", settings_of(component, change)]
-    text += ["", "## Vertical: which party holds which features", "", summary(piebald.partition.Vertical), ""]
+    text += ["", "## Vertical: which party holds which features", "", summary(piebald.data.partition.Vertical), ""]
     text += ["![vertical](../images/partitions/vertical.png)", "", f"*`{VERTICAL}`*", ""]
-    text += [settings_of(piebald.partition.Vertical)]
+    text += [settings_of(piebald.data.partition.Vertical)]
     text += ["", "## Devices: how fast clients are", ""]
     text += ["In a TOML file: `[fleet]` with a `kind`.  In Python: `Simulator(fleet=partition.FastSlow())`."]
     text += ["", "![devices](../images/partitions/fleets.png)"]
@@ -402,7 +404,7 @@ def section_rows(section: Any) -> str:
 def recipe_table() -> str:
     """The recipes, for README.md."""
     text = ["| recipe | what it does | paper |", "|---|---|---|"]
-    for entry in piebald.recipes.listing():
+    for entry in piebald.methods.recipes.listing():
         authors, _, _ = re.sub(r"(\d{4}), .*?(?=;|$)", r"\1", entry["paper"]).partition("\n")
         text += [f"| `{entry['name']}` | {cell(entry['summary'])} | {cell(authors)} |"]
     return "\n".join(text)

@@ -12,8 +12,8 @@ from pathlib import Path
 import method_sizes
 import method_tests
 
-import piebald.recipes
-from piebald.recipes import fedavg
+import piebald.methods.recipes
+from piebald.methods.recipes import fedavg
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "crosscheck" / "RESULTS.md"
@@ -33,7 +33,7 @@ def checks() -> list[str]:
     Raises:
         LookupError: there is no such recipe, or no such test.
     """
-    names, sizes = piebald.recipes.names(), method_sizes.own_files()
+    names, sizes = piebald.methods.recipes.names(), method_sizes.own_files()
     for table in (method_tests.CLAIMS, method_tests.WITHOUT_EFFECT):
         if odd := set(table) - set(names):
             raise LookupError(f"docs/method_tests.py has recipes that are gone: {', '.join(sorted(odd))}")
@@ -93,8 +93,8 @@ def functions(path: Path) -> list[str]:
 def place_of(recipe: str) -> str:
     """Where in its paper a method is: what docstrings of its recipe, and of components that FedAvg has not, name."""
     own, usual = set(method_sizes.own_files()[recipe]), set(map(type, method_sizes.components(fedavg())))
-    texts = [inspect.getdoc(inspect.unwrap(getattr(piebald.recipes, recipe))) or ""]
-    for one in method_sizes.components(piebald.recipes.make(recipe)):
+    texts = [inspect.getdoc(inspect.unwrap(getattr(piebald.methods.recipes, recipe))) or ""]
+    for one in method_sizes.components(piebald.methods.recipes.make(recipe)):
         if type(one) not in usual:
             texts.append(inspect.getdoc(type(one)) or "")
     texts += [ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for path in sorted(own)]
@@ -124,7 +124,7 @@ def on_ray(recipe: str, tested: list[str]) -> str:
 
 def at_clients(recipe: str) -> tuple[type, ...]:
     """What decides what is computed at the clients, and when."""
-    made = piebald.recipes.make(recipe)
+    made = piebald.methods.recipes.make(recipe)
     return type(made.training), type(made.sharing), type(made.clustering), type(made.scheduling)
 
 
@@ -135,9 +135,9 @@ def section() -> list[str]:
     text += ["same model: the largest difference of a parameter, from `benchmarks/crosscheck/RESULTS.md`, where the"]
     text += ["programs' versions are.", ""]
     text += ["| recipe | beside | what | largest difference | verdict |", "|---|---|---|---|---|"]
-    for name in piebald.recipes.names():
+    for name in piebald.methods.recipes.names():
         text += [f"| `{name}` | {' | '.join(row)} |" for row in rows_of(name)]
-    absent = [f"`{name}`" for name in piebald.recipes.names() if not rows_of(name)]
+    absent = [f"`{name}`" for name in piebald.methods.recipes.names() if not rows_of(name)]
     return [*text, "", f"Not compared with another program: {', '.join(absent)}."]
 
 

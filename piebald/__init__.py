@@ -10,28 +10,32 @@ runtime, and a report shows the results.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from piebald.discovery import imported, module_of
+from piebald.core.discovery import NamedLikeModules, imported, module_of
 from piebald.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from piebald import advice, data, models, partition, recipes, tuning, vertical
+    from piebald import advice, data, models, vertical
+    from piebald.advice import tuning
     from piebald.advice.adviser import advise
-    from piebald.comparisons import compare
-    from piebald.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
-    from piebald.experiment import adapt, resume, run
-    from piebald.export import load_weights
-    from piebald.federated_statistics import FederatedStatistics, Glm, Ledger, glm, statistics
-    from piebald.federated_trees import BoostedTrees, trees
-    from piebald.finished_run import Run
-    from piebald.parameters import Layout
-    from piebald.partition import LazyClients, clients_from
-    from piebald.recipe import Recipe
+    from piebald.advice.tuning.search import tune
+    from piebald.core.errors import ParameterError, PiebaldError, RunFolderError, RuntimeFault, SettingError
+    from piebald.core.parameters import Layout
+    from piebald.data import partition
+    from piebald.data.partition import LazyClients, clients_from
+    from piebald.methods import recipes
+    from piebald.methods.recipe import Recipe
     from piebald.report import write_report
     from piebald.report.comparison import Comparison
+    from piebald.report.export import load_weights
+    from piebald.runs.compare import compare
+    from piebald.runs.finished_run import Run
+    from piebald.runs.run import adapt, resume, run
     from piebald.runtimes import Ray, Simulator
-    from piebald.tuning.search import tune
+    from piebald.statistics import FederatedStatistics, Glm, Ledger, glm, statistics
+    from piebald.statistics.trees import BoostedTrees, trees
 
 __all__ = [
     "BoostedTrees",
@@ -72,29 +76,35 @@ __all__ = [
 ]
 
 _HOMES = {
-    "recipe": ("Recipe",),
-    "errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
-    "comparisons": ("compare",),
-    "experiment": ("adapt", "resume", "run"),
-    "export": ("load_weights",),
-    "federated_statistics": ("FederatedStatistics", "Glm", "Ledger", "glm", "statistics"),
-    "federated_trees": ("BoostedTrees", "trees"),
-    "finished_run": ("Run",),
-    "parameters": ("Layout",),
-    "partition": ("LazyClients", "clients_from"),
+    "advice.adviser": ("advise",),
+    "advice.tuning.search": ("tune",),
+    "core.errors": ("ParameterError", "PiebaldError", "RunFolderError", "RuntimeFault", "SettingError"),
+    "core.parameters": ("Layout",),
+    "data.partition": ("LazyClients", "clients_from"),
+    "methods.recipe": ("Recipe",),
     "report": ("write_report",),
     "report.comparison": ("Comparison",),
+    "report.export": ("load_weights",),
+    "runs.compare": ("compare",),
+    "runs.finished_run": ("Run",),
+    "runs.run": ("adapt", "resume", "run"),
     "runtimes": ("Ray", "Simulator"),
-    "advice.adviser": ("advise",),
-    "tuning.search": ("tune",),
+    "statistics": ("FederatedStatistics", "Glm", "Ledger", "glm", "statistics"),
+    "statistics.trees": ("BoostedTrees", "trees"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {"partition": "data", "recipes": "methods", "tuning": "advice"}  # public ones that lie inside a room
+
+# `piebald.statistics` is the function, also once the room of that name has been imported
+sys.modules[__name__].__class__ = NamedLikeModules
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `import piebald` and `piebald --help` are quick."""
     if name in _HOME_OF:
         return getattr(imported(f"piebald.{_HOME_OF[name]}"), name)
+    if name in _MODULES:
+        return imported(f"piebald.{_MODULES[name]}.{name}")
     return module_of(__name__, name)
 
 

@@ -73,7 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for each absent accelerator
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
-    if products := sys.modules.get("piebald.runtimes.engines.matrix_products"):
+    if products := sys.modules.get("piebald.engines.matrix_products"):
         products.set_onednn(False)
 
 

@@ -46,10 +46,13 @@ def follow(tree: Path) -> set[str]:
     made = re.findall(r"^Create `([^`]+)`", text, re.MULTILINE)
     for path in made:
         (tree / path).write_text(block(f"Create `{path}`", text), encoding="utf-8")
-    listed = tree / "piebald/recipes/__init__.py"
-    lines, line = listed.read_text("utf-8").splitlines(), block("In `piebald/recipes/__init__.py`", text).rstrip()
+    listed = tree / "piebald/methods/recipes/__init__.py"
+    lines, line = (
+        listed.read_text("utf-8").splitlines(),
+        block("In `piebald/methods/recipes/__init__.py`", text).rstrip(),
+    )
     place = next(
-        row for row, other in enumerate(lines) if other.startswith("    from piebald.recipes.") and other > line
+        row for row, other in enumerate(lines) if other.startswith("    from piebald.methods.recipes.") and other > line
     )
     listed.write_text("\n".join([*lines[:place], line, *lines[place:]]) + "\n", encoding="utf-8")
     table = tree / "tests/contract/conftest.py"
@@ -97,9 +100,9 @@ def test_a_method_touches_what_contributing_says_and_inherits_the_contract_tests
     after = hashes(tree)
     touched = {path for path in after if after[path] != before.get(path)}
     by_hand = {path for path in touched if not GENERATED.fullmatch(path)}
-    assert by_hand == made | {"piebald/recipes/__init__.py", "tests/contract/conftest.py", "CHANGELOG.md"}
+    assert by_hand == made | {"piebald/methods/recipes/__init__.py", "tests/contract/conftest.py", "CHANGELOG.md"}
     assert {"README.md", "docs/reference/recipes.md", "docs/reference/components.md"} <= touched
-    name = next(Path(path).stem for path in made if path.startswith("piebald/recipes/"))
+    name = next(Path(path).stem for path in made if path.startswith("piebald/methods/recipes/"))
     listing = json.loads(run(tree, "-m", "piebald.cli", "recipes", "--json"))
     assert name in {entry["name"] for entry in listing}
     own = next(path for path in made if path.startswith("tests/"))
@@ -131,6 +134,6 @@ def test_its_examples_are_in_the_projects_style(tree: Path, tool: str) -> None:
     follow(tree)
     words = {
         "ruff": ["check", "piebald", "tests/core"],
-        "mypy": ["--cache-dir", str(tree / ".mypy"), "piebald/recipes"],
+        "mypy": ["--cache-dir", str(tree / ".mypy"), "piebald/methods/recipes"],
     }
     run(tree, "-m", tool, *words[tool])

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from piebald.deploy.page_server import token_of
-from piebald.experiment_file import ExperimentSettings
-from piebald.runtimes.federation.provisioning import describe, provision, read
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials.provisioning import describe, provision, read
+from piebald.federation.operate.page_server import token_of
 from tests.deployment_files import DEPLOY, LAST, parse
 
 UNITS = sorted(DEPLOY.glob("systemd/*.service"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import piebald
-from piebald.component import Component
+from piebald.contracts.component import Component
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {

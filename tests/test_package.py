@@ -36,7 +36,7 @@ LAB = {
         from torch import nn
         from pydantic import Field
         from piebald import data
-        from piebald.training import Sgd
+        from piebald.methods.training import Sgd
 
         class Careful(Sgd):
             """SGD near the global model.
@@ -138,8 +138,8 @@ def runs_on_ray(piebald: Path, file: Path, whole: dict[str, Any], folder: Path) 
 def is_for_sites_that_allow_it(piebald: Path, file: Path, folder: Path) -> None:
     """Of two sites that have the package, the one that does not allow it takes no part, and both ends say so."""
     pytest.importorskip("nvflare")
-    from piebald.runtimes.federation.local_federation import free_port
-    from piebald.runtimes.federation.provisioning import Description, provision
+    from piebald.federation.credentials.provisioning import Description, provision
+    from piebald.federation.hub.local_federation import free_port
 
     credentials, sites = folder / "credentials", ["east", "west"]
     provision(Description(name="two", host="127.0.0.1", port=free_port(), days=2, sites=sites), credentials)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from piebald.private_files import clear_parts, replaced, write_private
+from piebald.core.private_files import clear_parts, replaced, write_private
 
 
 def test_two_processes_may_write_one_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

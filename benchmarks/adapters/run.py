@@ -84,7 +84,8 @@ class Bare:
 def ours(folder: Path, rows: Held, rounds: int) -> list[float]:
     """Processor seconds of each round but the first."""
     import piebald
-    from piebald import callbacks, models, recipes
+    from piebald import models, recipes
+    from piebald.report import callbacks
     from piebald.runtimes import Simulator
 
     class Noted(callbacks.Callback):
@@ -140,7 +141,7 @@ def child(program: str, folder: Path, clients: int) -> None:
 def megabytes(folder: Path, **settings: Any) -> tuple[float, float]:
     """Megabytes of an update, and of all weights."""
     from piebald import models
-    from piebald.parameters import Layout
+    from piebald.core.parameters import Layout
 
     model = models.pretrained(folder, outputs=2, **settings)
     return 4 * Layout.of(model).size / 1e6, 4 * sum(one.numel() for one in model.parameters()) / 1e6

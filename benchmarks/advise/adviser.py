@@ -25,11 +25,11 @@ from piebald.advice.evidence import Evidence, whether_it_pays
 from piebald.advice.families import RATES as ORDER, Entrant, entrants
 from piebald.advice.more_data import SHARE
 from piebald.advice.race import Race, Runner
-from piebald.tuning.budget import Budget
-from piebald.tuning.space import with_settings
-from piebald.tuning.trial_runs import TrialRuns
+from piebald.advice.tuning.budget import Budget
+from piebald.advice.tuning.space import with_settings
+from piebald.advice.tuning.trial_runs import TrialRuns
 
-from piebald.recipe import Recipe
+from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
 
 

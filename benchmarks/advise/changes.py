@@ -27,8 +27,8 @@ from piebald.advice.adviser import recommended
 from piebald.advice.families import RATES as ORDER
 from piebald.advice.families import Entrant
 from piebald.advice.race import TUNED, Race, Runner
+from piebald.advice.tuning.budget import Cost
 from piebald.report.paired import Scores
-from piebald.tuning.budget import Cost
 
 
 class TwoLooks(KnownRuns):

@@ -19,11 +19,11 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from piebald import data
-from piebald.component import build
 from piebald.contracts import Clients
+from piebald.contracts.component import build
 from piebald.data import DataSet, Owners
+from piebald.data.partition import FastSlow
 from piebald.models import build_model
-from piebald.partition import FastSlow
 
 SEED = 7  # of rows and partitions; runs have seeds of their own
 HELD_OUT = {"validation": 0.2, "test": 0.4}
@@ -79,7 +79,7 @@ class Federation:
 
 def swapped(rows: DataSet, federation: Federation) -> Clients:
     """Clients of which some call class k what the others call k + 5, in all their rows."""
-    from piebald.partition import clients_from
+    from piebald.data.partition import clients_from
 
     table = {"seed": SEED, "test": 0.0, **federation.partition}
     if len(rows) > federation.limit:

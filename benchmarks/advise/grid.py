@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from piebald import recipes
-from piebald.recipe import Recipe
+from piebald.methods.recipe import Recipe
 
 RATES = (0.1, 0.02, 0.5)  # of local steps, the middle one first: an early end leaves the most useful part
 ROUNDS = 16

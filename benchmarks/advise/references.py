@@ -11,7 +11,7 @@ from federations import BY_NAME, FEDERATIONS, Federation
 
 from piebald.advice.unlikeness import KINDS, unlikeness
 from piebald.contracts import Fleet
-from piebald.partition import FastSlow, LogNormal
+from piebald.data.partition import FastSlow, LogNormal
 
 COMMAND = "python benchmarks/advise/run.py references"
 FLEETS: dict[str, Fleet] = {  # of ten clients that are alike

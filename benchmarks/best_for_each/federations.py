@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from piebald import adaptation, data, models, partition
-from piebald.data.prepared_files import prepared
+from piebald import data, models, partition
+from piebald.data.sets.prepared_files import prepared
+from piebald.runs import adaptation
 
 WRITERS = 100  # of 539, by the seed
 ROUNDS = {"digits": 20, "mnist_writers": 15, "har": 10, "heart": 30}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from piebald.choice import judge
+from piebald.methods.choice import judge
 
 COMMANDS = """\
     python benchmarks/best_for_each/run.py --out runs/best_for_each

@@ -20,10 +20,10 @@ from federations import RATES, ROUNDS, clients_of, folder_of, model_of, recordin
 
 import piebald
 from piebald import recipes
-from piebald.choice import best_for_each
-from piebald.choice.candidates import Candidates
-from piebald.losses import cross_entropy
-from piebald.metrics import accuracy
+from piebald.core.losses import cross_entropy
+from piebald.core.metrics import accuracy
+from piebald.methods.choice import best_for_each
+from piebald.methods.choice.candidates import Candidates
 
 RECIPES = ("fedavg", "hdafl")
 
@@ -79,7 +79,7 @@ def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
     made, net = recipes.make(recipe, lr=RATES[name], batch=20), model_of(name)
     Study.seen, Study.rows, Study.net, Study.choosing, Study.scoring = {}, clients, net(seed), 0.0, 0.0
     Study.groups = recordings_of(name)
-    Study.layout = piebald.parameters.Layout.of(Study.net, made.sharing.private(Study.net))
+    Study.layout = piebald.core.parameters.Layout.of(Study.net, made.sharing.private(Study.net))
     here = piebald.Simulator(engine="sequential", stack=1, workers=0)
     options: dict[str, Any] = {"rounds": ROUNDS[name], "seed": seed, "runtime": here, "measure": "none"}
     began = time.perf_counter()

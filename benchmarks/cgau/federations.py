@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from piebald import data
 from piebald.data import DataSet
-from piebald.data.prepared_files import is_prepared
+from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.partition import ByEmbedding, ByOwner, collect, measure
+from piebald.data.sets.prepared_files import is_prepared
 from piebald.models import LogMel, embed, squeezenet
-from piebald.partition import ByEmbedding, ByOwner, collect, measure
-from piebald.partition.pooled_clients import PooledClients
 
 Floats = NDArray[np.float32]
 POSITIVE, KEPT = "sitting", 0.35  # the rare activity, and the share of its windows that is kept

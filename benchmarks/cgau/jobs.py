@@ -17,7 +17,7 @@ import torch
 from settings import METHODS, SWITCHES, TaskSettings
 
 import piebald
-from piebald.partition.pooled_clients import PooledClients
+from piebald.data.clients.pooled_clients import PooledClients
 from piebald.runtimes import Simulator
 
 

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from summaries import by_method, interval
 
-from piebald.partition import Statistics
-from piebald.partition.heterogeneity import frechet
-from piebald.partition.pooled_clients import PooledClients
+from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.measures.heterogeneity import frechet
+from piebald.data.partition import Statistics
 
 WHERE = {"shuffle 0.0": "images, clusters in classes", "label-free": "images, clusters", "by subject": "HAR, people"}
 COLOURS = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from piebald import recipes
+from piebald.methods.recipe import Recipe
 from piebald.models import build_model
-from piebald.recipe import Recipe
 
 PARTS = (
     "xor",

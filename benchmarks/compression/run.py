@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 import piebald
-from piebald import data, experiment, models, partition, recipes
+from piebald import data, models, partition, recipes
 from piebald.contracts import Update
-from piebald.experiment_file import ExperimentSettings
-from piebald.runtimes.federation.wire_format import pack_update
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.link.wire_format import pack_update
+from piebald.runs import run as experiment
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HERE = piebald.Simulator(engine="batched", stack=10, workers=0)

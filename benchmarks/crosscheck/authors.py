@@ -112,7 +112,7 @@ def _cut(given: Arrays, usual: dict[str, Any]) -> Arrays:
     import torch
 
     from piebald import recipes
-    from piebald.cohort_matrix import gram
+    from piebald.core.cohort_matrix import gram
 
     found = {}
     rule = {"kind": "cfl", "relative": False, "least": 1, **CFL}
@@ -181,9 +181,9 @@ def _products(given: Arrays) -> Arrays:
     import torch
     from torch import nn
 
-    from piebald.aggregation import ProductAverage
     from piebald.contracts import Cohort, Update
-    from piebald.parameters import Layout
+    from piebald.core.parameters import Layout
+    from piebald.methods.aggregation import ProductAverage
 
     class Adapter(nn.Module):
         def __init__(self) -> None:

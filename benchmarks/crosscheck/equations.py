@@ -95,7 +95,7 @@ def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
 
     clients = ours.federation(given)
     public = Rows(torch.from_numpy(given["x"][-1, :10]), torch.from_numpy(given["y"][-1, :10]))
-    sharing = piebald.partition.PooledClients(
+    sharing = piebald.data.partition.PooledClients(
         clients.x, clients.y, {"train": clients.lists("train")}, classes=clients.classes, common=clients.common,
         public_rows=public,
     )  # fmt: skip
@@ -125,9 +125,9 @@ def _packed(given: Arrays, usual: dict[str, Any]) -> Arrays:
     import personal
 
     from piebald import recipes
-    from piebald.transforms.compression import WireContext
-    from piebald.transforms.low_rank import BASIS, LowRank
-    from piebald.transforms.random_k import RandomK
+    from piebald.methods.transforms.compression import WireContext
+    from piebald.methods.transforms.low_rank import BASIS, LowRank
+    from piebald.methods.transforms.random_k import RandomK
 
     found, rounds = {}, int(TRAINING["rounds"])
     for name, transform in PACKED.items():
@@ -148,8 +148,8 @@ def normalized(given: Arrays, examples: list[int], momentum: float) -> np.ndarra
     """FedNova's average of changes that took unequal numbers of steps."""
     import torch
 
-    from piebald.aggregation import Normalized
     from piebald.contracts import Cohort, Update
+    from piebald.methods.aggregation import Normalized
 
     nothing: Any = None  # it asks the server nothing
     matrix = torch.from_numpy(given["updates"])
@@ -181,8 +181,8 @@ def _rounded(given: Arrays) -> np.ndarray[Any, Any]:
     import ours
 
     from piebald import recipes
-    from piebald.transforms.compression import WireContext
-    from piebald.transforms.qsgd import Qsgd
+    from piebald.methods.transforms.compression import WireContext
+    from piebald.methods.transforms.qsgd import Qsgd
 
     layout = ours.trained(recipes.fedavg(steps=1, batch=ROWS), given, 1).work.layout
     packing = Qsgd(bits=int(QSGD["bits"]), bucket=int(QSGD["bucket"]))

@@ -33,16 +33,17 @@ from inputs import (
 from torch import Tensor, nn
 
 import piebald
-from piebald import aggregation, recipes
-from piebald.clustering import Attentive
+from piebald import recipes
 from piebald.contracts import Cohort, Rows, StepContext, Update
 from piebald.data import DataSet
-from piebald.partition import Dirichlet, Lists, PooledClients
-from piebald.partition.devices import Devices, Homogeneous, LogNormal
-from piebald.partition.heterogeneity import frechet
+from piebald.data.measures.heterogeneity import frechet
+from piebald.data.partition import Dirichlet, Lists, PooledClients
+from piebald.data.partition.devices import Devices, Homogeneous, LogNormal
+from piebald.methods import aggregation
+from piebald.methods.clustering import Attentive
+from piebald.methods.recipe import Recipe
+from piebald.methods.server_optimizer import Adam, Momentum, Yogi
 from piebald.privacy import accounting
-from piebald.recipe import Recipe
-from piebald.server_optimizer import Adam, Momentum, Yogi
 from piebald.vertical.baselines import interval
 from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel
 

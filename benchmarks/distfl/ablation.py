@@ -20,10 +20,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
-from piebald.clustering import Distfl
-from piebald.clustering.distribution_knowledge import batch_norm_targets, synthesise
-from piebald.clustering.partitioning import by_silhouette, renumbered, silhouette
-from piebald.clustering.response_divergence import divergences, responses, unlikeness
+from piebald.methods.clustering import Distfl
+from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, synthesise
+from piebald.methods.clustering.partitioning import by_silhouette, renumbered, silhouette
+from piebald.methods.clustering.response_divergence import divergences, responses, unlikeness
 
 PROBES = (2, 10, 50, 100, 200, 500)
 CHANNELS = (0.2, 0.5, 0.8, 1.0)

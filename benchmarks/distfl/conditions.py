@@ -9,7 +9,7 @@ import federations as fed
 from settings import CLIP, EPSILONS, LOCAL, PAPER, PAPER_PROBES, PAPER_ROUNDS, TUNED, Training, noise_of
 
 from piebald import recipes
-from piebald.recipe import Recipe
+from piebald.methods.recipe import Recipe
 
 CONDITIONS = (  # part, what, the paper's, small, full
     ("category, vgg, resnet (Table 2, Fig. 4)", "clients, images", "100 clients, 4,000 images, 5 types",

@@ -20,11 +20,11 @@ import torch
 from torch.nn import functional
 
 import piebald
-from piebald.clustering.distribution_knowledge import batch_norm_targets, distance
-from piebald.clustering.partitioning import by_silhouette
-from piebald.clustering.response_divergence import divergences, unlikeness
+from piebald.data.partition import Lists, PooledClients
+from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, distance
+from piebald.methods.clustering.partitioning import by_silhouette
+from piebald.methods.clustering.response_divergence import divergences, unlikeness
 from piebald.models import build_model
-from piebald.partition import Lists, PooledClients
 
 PROBES, BATCH = 200, 20
 CLIENTS, ROUNDS = 30, 6  # of the run whose rule is timed
@@ -85,7 +85,7 @@ def rule(name: str, step: dict[str, float]) -> dict[str, float]:
     x, y = torch.randn(len(rows), 3, 32, 32, generator=rng), torch.randint(0, 10, (len(rows),), generator=rng)
     train = Lists(rows, np.arange(CLIENTS + 1) * BATCH)
     run = piebald.run(
-        piebald.recipes.distfl(probes=PROBES, lr=0.01, batch=BATCH),
+        piebald.methods.recipes.distfl(probes=PROBES, lr=0.01, batch=BATCH),
         PooledClients(x, y, {"train": train}, classes=[str(label) for label in range(10)]),
         build_model(name, (3, 32, 32), 10),
         rounds=ROUNDS,

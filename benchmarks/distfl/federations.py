@@ -12,8 +12,8 @@ import torch
 
 from piebald.contracts import Rows
 from piebald.data import DataSet, load
-from piebald.partition import FlipPairs, Lists, PooledClients
-from piebald.partition.changed_clients import changed
+from piebald.data.partition import FlipPairs, Lists, PooledClients
+from piebald.data.partition.changed_clients import changed
 
 Truth = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -143,7 +143,7 @@ def writers(seed: int = 0, count: int = 10, each: int = 3000) -> tuple[PooledCli
 
 def people(seed: int = 0, count: int = 20) -> tuple[PooledClients, Truth]:
     """Return human activity of the first people, with whole segments for testing, so that no windows overlap."""
-    from piebald.partition import ByOwner
+    from piebald.data.partition import ByOwner
 
     clients = ByOwner(owner="subject", seed=seed, test=0.3).split(data("har"))
     keep = range(min(count, len(clients)))

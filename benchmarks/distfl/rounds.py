@@ -23,10 +23,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
-from piebald.clustering import Distfl
-from piebald.clustering.distribution_knowledge import batch_norm_targets, synthesise
-from piebald.clustering.partitioning import ClusterSearch, by_gap, by_silhouette
-from piebald.clustering.response_divergence import divergences, responses, unlikeness
+from piebald.methods.clustering import Distfl
+from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, synthesise
+from piebald.methods.clustering.partitioning import ClusterSearch, by_gap, by_silhouette
+from piebald.methods.clustering.response_divergence import divergences, responses, unlikeness
 
 CASES = {
     "40 % attack": lambda seed: fed.attacked("cifar10", 50, 20, seed=seed),

@@ -38,9 +38,9 @@ from sklearn.metrics import adjusted_rand_score
 
 import piebald
 from piebald import recipes
-from piebald.attacks.success import AttackSuccess
-from piebald.metrics import accuracy
-from piebald.recipe import Recipe
+from piebald.core.metrics import accuracy
+from piebald.methods.attacks.success import AttackSuccess
+from piebald.methods.recipe import Recipe
 from piebald.server.result_checks import LONGEST_STEP
 
 

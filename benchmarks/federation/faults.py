@@ -11,8 +11,8 @@ from typing import Any
 
 import parties
 
-from piebald import experiment
-from piebald.report.store import RunStore
+from piebald.runs import run as experiment
+from piebald.storage.store import RunStore
 
 PATIENCE = 300  # seconds for a run to go on after a fault
 

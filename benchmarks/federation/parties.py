@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from piebald.experiment_file import ExperimentSettings
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.local_federation import free_port
+from piebald.storage.store import RunStore
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

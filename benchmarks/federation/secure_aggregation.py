@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from piebald.aggregation import EqualWeighted
 from piebald.contracts import ClientSecrets, QueryRequest, Task, Update
+from piebald.methods.aggregation import EqualWeighted
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 

@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Task
-from piebald.experiment_file import ExperimentSettings
-from piebald.prepare import Options, prepare
-from piebald.runtimes.federation import Federation
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation import Federation
+from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.client_work import ClientWork
+from piebald.runs.prepare import Options, prepare
 
 SIZES = {"tiny": [16], "4 MB": [970, 970], "200 MB": [7000, 7000]}  # widths of the hidden layers
 REPEATS = {"tiny": 50, "4 MB": 30, "200 MB": 5}

@@ -19,9 +19,9 @@ import torch
 
 import piebald
 from piebald import recipes
+from piebald.data.partition import Dirichlet
+from piebald.methods.recipe import Recipe
 from piebald.models import build_model
-from piebald.partition import Dirichlet
-from piebald.recipe import Recipe
 
 HERE = Path(__file__).parent
 
@@ -76,8 +76,8 @@ def distfl(part: str, method: str, seed: int) -> Case:
     import federations
     import settings
 
-    from piebald.attacks.success import AttackSuccess
-    from piebald.objective import accuracy
+    from piebald.core.objective import accuracy
+    from piebald.methods.attacks.success import AttackSuccess
 
     _, _, recipe, federation, rounds = next(job for job in conditions.full_jobs(part, seed) if job[1] == method)
     clients, _ = federation()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rows import STUDIES, Row, expected_seconds, rows
 
-from piebald.machine import device_named, machine
+from piebald.core.machine import device_named, machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 

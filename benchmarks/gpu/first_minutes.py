@@ -66,7 +66,7 @@ def _cell(value: object) -> str:
 
 def host_server() -> Any:
     """The server on the host."""
-    from piebald.machine import HOST
+    from piebald.core.machine import HOST
     from piebald.runtimes.simulation.simulator import Simulator
 
     return mock.patch.object(Simulator, "server_device", return_value=HOST)
@@ -74,14 +74,14 @@ def host_server() -> Any:
 
 def small_blocks() -> Any:
     """Sums in blocks of a processor's cache."""
-    from piebald import cohort_matrix
+    from piebald.core import cohort_matrix
 
     return mock.patch.object(cohort_matrix, "_AT_ONCE", cohort_matrix._CACHED)
 
 
 def numbers_at_once() -> Any:
     """Numbers read for each stack, not for each cohort."""
-    from piebald.runtimes.engines.later_numbers import LaterNumbers
+    from piebald.engines.deferred_reads import LaterNumbers
 
     add = LaterNumbers.add
 
@@ -94,8 +94,8 @@ def numbers_at_once() -> Any:
 
 def channels_last() -> Any:
     """Images in channels-last order, as on the CPU."""
-    from piebald import pytree
-    from piebald.runtimes.engines import scoring
+    from piebald.core import pytree
+    from piebald.engines import scoring
 
     turned = lambda self, x: pytree.mapped(scoring._channels_last, x) if self._conv2d else x  # noqa: E731
     return mock.patch.object(scoring.ScoringEngine, "shaped", turned)

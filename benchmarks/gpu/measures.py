@@ -18,12 +18,12 @@ import torch
 from works import TARGETS, Workload, bare_loop
 
 import piebald
-import piebald.machine
+import piebald.core.machine
 from piebald import data, partition, recipes
-from piebald.callbacks import Callback
-from piebald.errors import DeviceLost
+from piebald.core.errors import DeviceLost
+from piebald.data.partition import Lists, PooledClients
 from piebald.models import build_model
-from piebald.partition import Lists, PooledClients
+from piebald.report.callbacks import Callback
 
 Row = dict[str, Any]
 RECIPES: dict[str, dict[str, Any]] = {
@@ -115,7 +115,7 @@ def bare(work: Workload, device: str) -> Row:
     """Seconds a round of the loop that one would write by hand, on the same device and in float32 as well."""
     _forget_peak(device)
     if device.startswith("cuda"):
-        piebald.machine.set_up_gpu(tf32=False, repeats=False)
+        piebald.core.machine.set_up_gpu(tf32=False, repeats=False)
     return {"seconds a round": bare_loop(work, work.data(), device=device), "engine": "bare loop", **_peak(device)}
 
 
@@ -196,7 +196,7 @@ def stop_if_lost(error: Exception, device: str) -> None:
     """Raise `DeviceLost` where an error has lost the device, so that nothing else is measured on it."""
     if isinstance(error, DeviceLost):
         raise error
-    piebald.machine.raise_if_lost(error, torch.device(device))
+    piebald.core.machine.raise_if_lost(error, torch.device(device))
 
 
 def machine(device: str) -> Row:
@@ -216,7 +216,7 @@ def device_name(device: str) -> str:
     """The name of a device, for tables."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return str(piebald.machine.machine()["processor"])
+    return str(piebald.core.machine.machine()["processor"])
 
 
 def _forget_peak(device: str) -> None:

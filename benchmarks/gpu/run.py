@@ -25,8 +25,8 @@ from ledger import SPEED, Ledger
 from measures import ENGINES, RECIPES, Measurement
 from works import COHORTS, NAMES, REGISTERED, SCALES, SHARING, STACKS, Workload
 
-from piebald.errors import DeviceLost
-from piebald.machine import device_named, free_cached
+from piebald.core.errors import DeviceLost
+from piebald.core.machine import device_named, free_cached
 
 Plan = tuple[str, str, Measurement]
 PARTS = (

@@ -13,9 +13,9 @@ import torch
 
 from piebald import data
 from piebald.contracts import Clients
+from piebald.core.randomness import generator
 from piebald.data import DataSet
-from piebald.data.dataset import Owners
-from piebald.randomness import generator
+from piebald.data.sets.dataset import Owners
 
 
 def letters_here() -> bool:

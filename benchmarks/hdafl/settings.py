@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from piebald import recipes
-from piebald.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
-from piebald.recipe import Recipe
+from piebald.data.partition import ByOwner, Dirichlet, Disjoint, Iid, Partition
+from piebald.methods.recipe import Recipe
 
 PARTS = ("tuning", "digits", "traffic", "why", "leaf")
 PAPER_PARTS = ("paper", "traffic")  # tables 3 to 5 and Fig. 3 in the paper's own settings

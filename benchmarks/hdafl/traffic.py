@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from piebald import data
+from piebald.core.randomness import generator
 from piebald.data import DataSet
-from piebald.data.dataset import Owners
-from piebald.data.traffic import FULL_PACKET
-from piebald.partition import ByOwner, Lists, PooledClients
-from piebald.randomness import generator
+from piebald.data.partition import ByOwner, Lists, PooledClients
+from piebald.data.sets.dataset import Owners
+from piebald.data.sets.traffic import FULL_PACKET
 
 CENTRAL = "centralised"
 LENGTH = settings.PACKETS

@@ -112,7 +112,7 @@ def piebalds(
 ) -> list[float]:
     """The same with the package; an update's time is that of its round, shared among its clients."""
     import piebald
-    from piebald.callbacks import Callback
+    from piebald.report.callbacks import Callback
 
     marks: list[float] = []
 
@@ -123,7 +123,7 @@ def piebalds(
 
     began = time.process_time()
     piebald.run(
-        piebald.recipes.fedavg(**{"lr": LR, "batch": BATCH} | training),
+        piebald.methods.recipes.fedavg(**{"lr": LR, "batch": BATCH} | training),
         piebald.clients_from(held, test=0, validation=0),
         model,
         rounds=rounds,
@@ -148,8 +148,8 @@ def one(case: str, parameters: float) -> dict[str, Any]:
         above = {"map_above": 0} if kind == "mapped" else {}
         work = lambda: bare(wide(parameters), held) if kind == "bare" else piebalds(wide(parameters), held, **above)  # noqa: E731
     if kind in ("piebald", "mapped"):
-        import piebald
-        import piebald.experiment  # noqa: F401
+        pass
+
     before, anonymous = peak_bytes(), Anonymous()
     with anonymous:
         times = work()

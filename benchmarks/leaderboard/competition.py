@@ -25,8 +25,8 @@ from federations import BY_NAME, HELD_OUT, SEED, Federation, by_owner
 from grid import Entry
 
 from piebald import partition
-from piebald.data.prepared_files import prepared
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.data.sets.prepared_files import prepared
 from piebald.models import build_model
 
 RESULTS = Path(__file__).with_name("results")

@@ -19,9 +19,9 @@ from grid import ROUNDS, RUNGS, TRAINING, Entry
 
 import piebald
 from piebald import partition, recipes
-from piebald.errors import RuntimeFault
-from piebald.metrics import Concordance
-from piebald.partition.three_way_split import SPLITS
+from piebald.core.errors import RuntimeFault
+from piebald.core.metrics import Concordance
+from piebald.data.partition.three_way_split import SPLITS
 from piebald.runtimes import Simulator
 
 PUBLIC_ROWS = 100

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 from bad_link import BadLink
 from threads import provisioned
 
-from piebald.errors import PiebaldError
-from piebald.experiment_file import ExperimentSettings
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import audit, provisioning
-from piebald.runtimes.federation.frame_queue import THREADS
+from piebald.core.errors import PiebaldError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import audit, provisioning
+from piebald.federation.link.frame_queue import THREADS
+from piebald.storage.store import RunStore
 
 FOLDER = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from piebald import recipes
-from piebald.aggregation import EqualWeighted
+from piebald.core.randomness import generator
 from piebald.data import DataSet, cifar10
-from piebald.partition import (
+from piebald.data.partition import (
     FastSlow,
     FlipRandom,
     Homogeneous,
@@ -26,11 +26,11 @@ from piebald.partition import (
     Skewed,
     Uniform,
 )
-from piebald.partition.devices import Devices
-from piebald.randomness import generator
-from piebald.recipe import Recipe
-from piebald.scheduling import Asynchronous
-from piebald.server_optimizer import CachedAverage
+from piebald.data.partition.devices import Devices
+from piebald.methods.aggregation import EqualWeighted
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling import Asynchronous
+from piebald.methods.server_optimizer import CachedAverage
 
 CLIENTS = 10
 TEST = 10_000  # images of the test set

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from piebald import recipes
-from piebald.client_work import ClientWork
 from piebald.contracts import Checkpoint, Result, SumRequest, Task, Update
-from piebald.objective import OBJECTIVES
-from piebald.parameters import Layout
-from piebald.queries import Evaluate
-from piebald.report.store import RunStore
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.core.tensor_store import TensorStore
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries import Evaluate
 from piebald.server import EvaluationPlan, ServerLoop
 from piebald.server.model_cache import ModelCache
-from piebald.tensor_store import TensorStore
+from piebald.storage.store import RunStore
 
 
 class Trivial:

@@ -20,8 +20,8 @@ import matplotlib
 import numpy as np
 import torch
 
+from piebald.core.tensor_store import TensorStore
 from piebald.server.model_cache import ModelCache
-from piebald.tensor_store import TensorStore
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

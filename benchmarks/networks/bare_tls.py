@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from piebald.runtimes.federation.tls import context
+from piebald.federation.link.tls import context
 
 
 def seconds(folder: Path, listening: socket.socket, port: int, size: int) -> float:

@@ -15,10 +15,10 @@ from links import WIDTHS, Link, parameters
 from threads import Site, Tasks, provisioned
 from watched import Watched
 
-from piebald import experiment
-from piebald.callbacks import Callback
-from piebald.experiment_file import ExperimentSettings
-from piebald.runtimes.federation import provisioning
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.report.callbacks import Callback
+from piebald.runs import run as experiment
 
 MASKED_SITES = 3
 
@@ -132,8 +132,8 @@ def parties(link: Link, size: str) -> dict[str, Any]:
     import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     from piebald.vertical.channel import SocketChannel
-    from piebald.vertical.holdings import load
     from piebald.vertical.party import Party
+    from piebald.vertical.party_data import load
     from piebald.vertical.party_secret import PartySecret
     from piebald.vertical.protocol import ROLES, PartySession
     from piebald.vertical.transfer_settings import TransferSettings

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from piebald.contracts import Checkpoint, Result, Task
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.deploy.site_rows import SiteSource
-from piebald.experiment_file import ExperimentSettings
-from piebald.prepare import Options, PreparedRun, prepare
-from piebald.runtimes.federation import Federation, provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.local_federation import free_port
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation import Federation
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.site_rows import SiteSource
+from piebald.federation.site.task_runner import SiteClient
+from piebald.runs.prepare import Options, PreparedRun, prepare
 
 _PREPARING = threading.Lock()  # PyTorch makes one model of a process at a time where parameters are counted
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from piebald.data import DataSet, cifar10
-from piebald.data.prepared_files import is_prepared
-from piebald.partition import Dirichlet, LazyClients, NonIid, Partition
+from piebald.data.partition import Dirichlet, LazyClients, NonIid, Partition
+from piebald.data.sets.prepared_files import is_prepared
 
 
 def labels(rows: int, classes: int = 10) -> np.ndarray:

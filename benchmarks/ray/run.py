@@ -70,7 +70,7 @@ def feed(name: str, method: str, engine: str, actors: int) -> dict[str, float]:
     from workloads import WORKLOADS
 
     import piebald
-    from piebald.callbacks import Callback
+    from piebald.report.callbacks import Callback
 
     work, marks = WORKLOADS[name], list[dict[str, float]]()
 
@@ -79,7 +79,7 @@ def feed(name: str, method: str, engine: str, actors: int) -> dict[str, float]:
             marks.append(processor_seconds() | {"wall": time.perf_counter()})
 
     run = piebald.run(
-        piebald.recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
+        piebald.methods.recipes.make(method, cohort=work.cohort, lr=0.05, batch=20, epochs=1),
         work.data(),
         work.network(),
         rounds=FEED_ROUNDS,
@@ -142,9 +142,9 @@ def memory(rounds: int) -> list[dict[str, float]]:
     from workloads import W1
 
     import piebald
-    from piebald.report.store import RunStore
     from piebald.runtimes.ray.actors import RayWorkerPool
     from piebald.runtimes.ray.state_actors import StateActors
+    from piebald.storage.store import RunStore
 
     samples: list[dict[str, float]] = []
     sent = {"down": 0, "up": 0, "saved": 0}
@@ -184,7 +184,7 @@ def memory(rounds: int) -> list[dict[str, float]]:
     StateActors._given = given  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as place:
         piebald.run(
-            piebald.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),
+            piebald.methods.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),
             W1.data(),
             W1.network(),
             rounds=rounds,

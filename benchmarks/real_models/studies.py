@@ -16,11 +16,11 @@ from jobs import METHODS
 from torch import Tensor, nn
 
 from piebald import partition, recipes
+from piebald.core.losses import survival_loss
 from piebald.data import cifar10
-from piebald.data.prepared_files import prepared
-from piebald.losses import survival_loss
+from piebald.data.sets.prepared_files import prepared
+from piebald.methods.recipe import Recipe
 from piebald.models import build_model
-from piebald.recipe import Recipe
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 from networks import with_group_norm

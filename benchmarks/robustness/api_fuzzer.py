@@ -31,12 +31,14 @@ from good_arguments import good_arguments
 from rows import Row, tallied
 
 import piebald
-from piebald.component import Component
+from piebald.contracts.component import Component
 
 PACKAGES = (
-    "piebald", "piebald.data", "piebald.models", "piebald.partition", "piebald.privacy.accounting", "piebald.preview",
-    "piebald.recipes", "piebald.runtimes", "piebald.vertical", "piebald.weight_divergence", "piebald.advice",
-    "piebald.tuning", "piebald.attacks", "piebald.training",
+    "piebald", "piebald.data", "piebald.models", "piebald.data.partition", "piebald.privacy.accounting",
+    "piebald.experiments.preview",
+    "piebald.methods.recipes", "piebald.runtimes", "piebald.vertical", "piebald.data.measures.weight_divergence",
+    "piebald.advice",
+    "piebald.advice.tuning", "piebald.methods.attacks", "piebald.methods.training",
     "piebald.privacy.secure_aggregation.security",
 )  # fmt: skip
 # They need machines, or files that others publish, or are made by runs and searches alone.
@@ -46,19 +48,22 @@ LEFT_OUT = {
     "piebald.Ray",
     "piebald.runtimes.Ray",
     "piebald.runtimes.Simulation",
-    "piebald.runtimes.Federation",
-    *(f"piebald.tuning.{one}" for one in ("Cost", "Trial", "Tuning")),
+    "piebald.federation.Federation",
+    *(f"piebald.advice.tuning.{one}" for one in ("Cost", "Trial", "Tuning")),
     *(f"piebald.advice.{one}" for one in ("Advice", "Look")),
-    "piebald.training.RuleOptimizer",
+    "piebald.methods.training.RuleOptimizer",
 }
 # They need the files of others, or a transfer's folder, so their good calls are refused where these are missing.
 NEEDS_FILES = {
-    "piebald.models.PretrainedNetwork", "piebald.models.pretrained", "piebald.partition.NonIid",
+    "piebald.models.PretrainedNetwork", "piebald.models.pretrained", "piebald.data.partition.NonIid",
 }  # fmt: skip
 # Those that are done at once: a good call of the others trains.
 QUICK = (
-    "piebald.models.", "piebald.partition.", "piebald.statistics", "piebald.glm", "piebald.Ledger", "piebald.tuning.",
-    "piebald.privacy.", "piebald.attacks.", "piebald.training.Learner", "piebald.training.Parameter", "Run.",
+    "piebald.models.", "piebald.data.partition.", "piebald.statistics", "piebald.glm", "piebald.Ledger",
+    "piebald.advice.tuning.",
+    "piebald.privacy.", "piebald.methods.attacks.", "piebald.methods.training.Learner",
+    "piebald.methods.training.Parameter",
+    "Run.",
     "Comparison.", "PooledClients.", "LazyClients.", "FederatedStatistics.", "SearchSpace.", "Budget.", "Ledger.",
 )  # fmt: skip
 SECONDS, MEMORY = 10, 16 << 30
@@ -127,7 +132,7 @@ def _subject(name: str, call: Callable[..., Any], good: Mapping[str, Any]) -> Su
         if one not in open_ended and (about.default is inspect.Parameter.empty or f"{name}.{one}" in good)
     }
     own = {one: hints.get(one, Any) for one in parameters if one not in open_ended}
-    if open_ended and name.startswith("piebald.recipes.") and not name.endswith("make"):
+    if open_ended and name.startswith("piebald.methods.recipes.") and not name.endswith("make"):
         own |= {"lr": float, "batch": int, "epochs": int, "momentum": float, "clip": float | None}
     return Subject(name, call, arguments, own) if own else None
 

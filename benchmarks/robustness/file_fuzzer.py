@@ -95,15 +95,16 @@ def formats() -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]:
     import torch
     from safetensors.torch import save
 
-    from piebald import export, models
-    from piebald.data.folders import image_folder, recording
-    from piebald.data.formats import read_idx
-    from piebald.partition.client_tables import read_table
-    from piebald.reading.images import FORMATS
-    from piebald.reading.packed import read_arrays
-    from piebald.report import schema
-    from piebald.report.store import RunStore
-    from piebald.toml_document import Document
+    from piebald import models
+    from piebald.core.reading.images import FORMATS
+    from piebald.core.reading.packed import read_arrays
+    from piebald.data.clients.client_tables import read_table
+    from piebald.data.sets.folders import image_folder, recording
+    from piebald.data.sets.formats import read_idx
+    from piebald.report import export
+    from piebald.settings.toml_document import Document
+    from piebald.storage import schema
+    from piebald.storage.store import RunStore
 
     frame = pandas.DataFrame({"a": np.arange(50.0), "b": ["x", "yy"] * 25, "c": [1, 2] * 25})
     module = models.build_model("logistic", (4,), 2)
@@ -143,7 +144,7 @@ def formats() -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]:
 
 def _tried(name: str, count: int, seed: int) -> list[tuple[str, str]]:
     """The verdicts of one format, in a process of its own."""
-    from piebald.errors import PiebaldError
+    from piebald.core.errors import PiebaldError
 
     def stop(*_: object) -> None:
         raise Stuck

@@ -16,7 +16,7 @@ from PIL import Image
 
 import piebald
 from piebald import data, models, partition, recipes, tuning, vertical
-from piebald.partition.data_source import DataSource
+from piebald.data.clients.data_source import DataSource
 
 
 def good_arguments(folder: Path) -> dict[str, Any]:
@@ -49,41 +49,41 @@ def good_arguments(folder: Path) -> dict[str, Any]:
         "path": folder / "run", "recipe": recipes.fedavg(), "rounds": 1, "run": finished, "run_paths": [folder / "run"],
         "share": 0.5, "sizes": [10, 20], "source": {"a": (rows.x, rows.y), "b": (rows.x, rows.y)}, "steps": 3,
         "x": rows.x, "y": rows.y, "piebald.run.runtime": here, "piebald.run.rounds": 1, "piebald.compare.rounds": 1,
-        "piebald.write_report.out": folder / "report", "piebald.data.load.name": "digits", "piebald.preview.show.source": DataSource(name="digits"),
-        "piebald.models.build_model.name": "logistic", "piebald.preview.show.partition": "iid",
-        "piebald.preview.show.settings": {"clients": 3}, "piebald.recipes.make.name": "fedavg",
+        "piebald.write_report.out": folder / "report", "piebald.data.load.name": "digits", "piebald.experiments.preview.show.source": DataSource(name="digits"),
+        "piebald.models.build_model.name": "logistic", "piebald.experiments.preview.show.partition": "iid",
+        "piebald.experiments.preview.show.settings": {"clients": 3}, "piebald.methods.recipes.make.name": "fedavg",
         "piebald.vertical.run.settings": vertical.TransferSettings(steps=1, batch=128, overlap_batch=128),
         "piebald.resume.path": folder / "run", "piebald.resume.clients": clients, "piebald.resume.model": model,
         "piebald.LazyClients.load": lambda number: (rows.x, rows.y), "piebald.data.Owners.codes": numbers,
         "piebald.data.Owners.names": ["a", "b", "c"], "piebald.data.audio_folder.folder": folder / "images",
         "piebald.data.image_folder.folder": folder / "images", "piebald.models.Cnn1d.input_shape": (3, 16),
         "piebald.models.Cnn1dBn.input_shape": (3, 16), "piebald.models.embed.network": torch.nn.Flatten(),
-        "piebald.models.embedded.extractor": torch.nn.Flatten(), "piebald.data.Decoded.shape": (2, 2),
+        "piebald.data.embeddings.embedded.extractor": torch.nn.Flatten(), "piebald.data.Decoded.shape": (2, 2),
         "piebald.data.Decoded.dtype": torch.float32, "piebald.data.Decoded.read": lambda row: np.zeros((2, 2)),
-        "piebald.partition.Heterogeneity.rows": np.ones(3), "piebald.partition.Lists.values": numbers,
-        "piebald.partition.Lists.starts": numbers, "piebald.partition.Parties.active": party,
-        "piebald.partition.Parties.passive": party, "piebald.partition.Parties.overlap": numbers,
-        "piebald.partition.PartyRows.ids": numbers, "piebald.partition.PartyRows.y": None,
-        "piebald.partition.PartyRows.features": ("a",), "piebald.partition.PooledClients.parts": {"train": clients.lists("train")},
-        "piebald.partition.measure.statistics": partition.collect(clients), "piebald.preview.columns.rows": [{"a": 1}],
-        "piebald.preview.DataPreview.partition": {}, "piebald.preview.DataPreview.clients": [],
-        "piebald.preview.DataPreview.federation": {}, "piebald.preview.DataPreview.units": {},
-        "piebald.preview.DataPreview.files": [], "piebald.recipes.rebuild.table": recipes.fedavg().model_dump(),
-        "piebald.weight_divergence.measure_heterogeneity.how": "data", "piebald.weight_divergence.measure_heterogeneity.work": finished.work,
-        "Run.frame.name": "rounds", "Comparison.paired.base": "fedavg", **{f"{kind}.{name}.client": 0 for kind in ("PooledClients", "LazyClients") for name in ("rows", "size", "counts", "indices")}, "piebald.partition.Trace.file": str(folder / "none.csv"),
-        "piebald.weight_divergence.Divergence.clients": np.ones(3), "piebald.weight_divergence.Divergence.pooled": None,
+        "piebald.data.partition.Heterogeneity.rows": np.ones(3), "piebald.data.partition.Lists.values": numbers,
+        "piebald.data.partition.Lists.starts": numbers, "piebald.data.partition.Parties.active": party,
+        "piebald.data.partition.Parties.passive": party, "piebald.data.partition.Parties.overlap": numbers,
+        "piebald.data.partition.PartyRows.ids": numbers, "piebald.data.partition.PartyRows.y": None,
+        "piebald.data.partition.PartyRows.features": ("a",), "piebald.data.partition.PooledClients.parts": {"train": clients.lists("train")},
+        "piebald.data.partition.measure.statistics": partition.collect(clients), "piebald.experiments.preview.columns.rows": [{"a": 1}],
+        "piebald.experiments.preview.DataPreview.partition": {}, "piebald.experiments.preview.DataPreview.clients": [],
+        "piebald.experiments.preview.DataPreview.federation": {}, "piebald.experiments.preview.DataPreview.units": {},
+        "piebald.experiments.preview.DataPreview.files": [], "piebald.methods.recipes.rebuild.table": recipes.fedavg().model_dump(),
+        "piebald.data.measures.weight_divergence.measure_heterogeneity.how": "data", "piebald.data.measures.weight_divergence.measure_heterogeneity.work": finished.work,
+        "Run.frame.name": "rounds", "Comparison.paired.base": "fedavg", **{f"{kind}.{name}.client": 0 for kind in ("PooledClients", "LazyClients") for name in ("rows", "size", "counts", "indices")}, "piebald.data.partition.Trace.file": str(folder / "none.csv"),
+        "piebald.data.measures.weight_divergence.Divergence.clients": np.ones(3), "piebald.data.measures.weight_divergence.Divergence.pooled": None,
         **{f"piebald.vertical.PartyHolding.{name}": value for name, value in holding.items()},
         "piebald.vertical.PartyHolding.test_y": torch.zeros(0), "piebald.Layout.slots": finished.work.layout.slots,
         "piebald.Layout.shared": 650, "piebald.Layout.size": 650,
         **{f"piebald.Recipe.{axis}": getattr(recipes.fedavg(), axis) for axis in recipes.fedavg().axes},
-        "piebald.training.RuleOptimizer.groups": [{"params": [torch.zeros(1)]}], "partition.sites.clients": ("a",), "piebald.partition.Sites.clients": ("a",),
-        "piebald.adapt.epochs": 1, "piebald.partition.NonIid.classes_each": 2, "piebald.partition.NonIid.clients": 3, "piebald.recipes.settings_of.name": "fedavg",
-        "piebald.partition.FlipPairs.pairs": ((1, 2),), "partition.non_iid.classes_each": 2, "change.flip_pairs.pairs": ((1, 2),),
+        "piebald.methods.training.RuleOptimizer.groups": [{"params": [torch.zeros(1)]}], "partition.sites.clients": ("a",), "piebald.data.partition.Sites.clients": ("a",),
+        "piebald.adapt.epochs": 1, "piebald.data.partition.NonIid.classes_each": 2, "piebald.data.partition.NonIid.clients": 3, "piebald.methods.recipes.settings_of.name": "fedavg",
+        "piebald.data.partition.FlipPairs.pairs": ((1, 2),), "partition.non_iid.classes_each": 2, "change.flip_pairs.pairs": ((1, 2),),
         "piebald.models.count_parameters.name": "logistic", "piebald.models.count_parameters.most": 10**6, "piebald.models.StandardisedInputs.network": model,
         "piebald.models.PretrainedNetwork.network": model, "piebald.models.NearestNeighbours.module": model, "piebald.load_weights.module": model, "piebald.load_weights.path": weights,
-        "piebald.partition.Standardisation.mean": [0.0], "piebald.partition.Standardisation.deviation": [1.0],
-        "piebald.partition.StandardisedClients.standardisation": partition.standardised(clients).standardisation,
-        "piebald.partition.TorchClients.datasets": [torch.utils.data.TensorDataset(rows.x, rows.y)],
+        "piebald.data.partition.Standardisation.mean": [0.0], "piebald.data.partition.Standardisation.deviation": [1.0],
+        "piebald.data.partition.StandardisedClients.standardisation": partition.standardised(clients).standardisation,
+        "piebald.data.partition.TorchClients.datasets": [torch.utils.data.TensorDataset(rows.x, rows.y)],
         **_of_questions(), **_of_searches(finished), **_of_tables(),
     }  # fmt: skip
 
@@ -137,8 +137,12 @@ def _of_searches(finished: piebald.Run) -> dict[str, Any]:
         "piebald.tune.space": {"lr": [0.05, 0.1]},
         "piebald.advise.families": ["fedavg"],
     }
-    made |= {"piebald.tuning.Range.low": 0.1, "piebald.tuning.Range.high": 1.0, "piebald.tuning.Choices.values": (1, 2)}
-    made |= {"piebald.tuning.Budget.amount": 5, "piebald.tuning.with_settings.point": {"lr": 0.1}}
+    made |= {
+        "piebald.advice.tuning.Range.low": 0.1,
+        "piebald.advice.tuning.Range.high": 1.0,
+        "piebald.advice.tuning.Choices.values": (1, 2),
+    }
+    made |= {"piebald.advice.tuning.Budget.amount": 5, "piebald.advice.tuning.with_settings.point": {"lr": 0.1}}
     made |= {
         "SearchSpace.of.table": {"lr": [0.05, 0.1]},
         "SearchSpace.of_recipe.recipe": recipes.fedavg(),
@@ -164,15 +168,18 @@ def _of_searches(finished: piebald.Run) -> dict[str, Any]:
         "Comparison.made_by.recipe": "fedavg",
     }
     functions = ("Augmentation", "LrSchedule", "StepSchedule")
-    made |= {f"piebald.training.Function{one}.function": "math:sqrt" for one in functions}
+    made |= {f"piebald.methods.training.Function{one}.function": "math:sqrt" for one in functions}
     return made | {"Run.save.path": "saved.safetensors", "Look.detectable.split": "test"}
 
 
 def _of_tables() -> dict[str, Any]:
     """Of attacks, and of tables in settings."""
     made: dict[str, Any] = {
-        "piebald.attacks.AttackSuccess.flips": {0: 4},
-        "piebald.training.LearnerGroup.clients": (1,),
+        "piebald.methods.attacks.AttackSuccess.flips": {0: 4},
+        "piebald.methods.training.LearnerGroup.clients": (1,),
     }
-    made |= {"piebald.training.LearnerGroup.vc_loss": 1.0, "piebald.training.LearnerGroup.vc_tomb": 1}
-    return made | {"piebald.training.ParameterGroup.layers": ("norm",), "piebald.training.ParameterGroup.lr": 0.1}
+    made |= {"piebald.methods.training.LearnerGroup.vc_loss": 1.0, "piebald.methods.training.LearnerGroup.vc_tomb": 1}
+    return made | {
+        "piebald.methods.training.ParameterGroup.layers": ("norm",),
+        "piebald.methods.training.ParameterGroup.lr": 0.1,
+    }

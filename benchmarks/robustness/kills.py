@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from rows import Row, tallied
 
-from piebald.report.store import RunStore
+from piebald.storage.store import RunStore
 
 FILE = """\
 rounds = 30

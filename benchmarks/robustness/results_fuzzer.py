@@ -23,19 +23,19 @@ import torch
 from hostile_bytes import mutated, mutated_head
 from rows import Row
 
-from piebald.experiment_file import ExperimentSettings
-from piebald.prepare import Options, prepare
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.flare_link import SERVER, serve
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.task_runner import SiteClient
-from piebald.runtimes.federation.timeouts import Timeouts
-from piebald.runtimes.federation.wire_format import digest
-from piebald.runtimes.federation.wire_messages import Piece, Reply, decode, encode
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.link.flare_link import SERVER, serve
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.wire_format import digest
+from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient
+from piebald.runs.prepare import Options, prepare
 from piebald.server import ServerLoop
+from piebald.storage.store import RunStore
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 HOSTILE = 3  # client number of the site whose results are mutated

@@ -17,8 +17,8 @@ import torch
 from workloads import WORKLOADS, Workload
 
 import piebald
-from piebald.callbacks import Callback
-from piebald.partition import PooledClients
+from piebald.data.partition import PooledClients
+from piebald.report.callbacks import Callback
 
 ROUNDS, BATCH = 4, 20
 
@@ -42,7 +42,7 @@ def evaluating(work: Workload) -> float:
     for every in (1, 0):
         marks = list[float]()
         piebald.run(
-            piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=BATCH),
+            piebald.methods.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=BATCH),
             clients,
             work.network(),
             rounds=ROUNDS,

@@ -29,7 +29,7 @@ POINTS = {
 def one(registered: int, cohort: int, parameters: int) -> float:
     """Seconds for one client update."""
     import piebald
-    from piebald.partition import Lists, PooledClients
+    from piebald.data.partition import Lists, PooledClients
 
     draw = torch.Generator().manual_seed(0)
     x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
@@ -41,7 +41,7 @@ def one(registered: int, cohort: int, parameters: int) -> float:
     if parameters > 1_000_000:
         layers += [nn.Linear(width, width), nn.ReLU()]
     run = piebald.run(
-        piebald.recipes.fedavg(cohort=cohort, lr=0.05),
+        piebald.methods.recipes.fedavg(cohort=cohort, lr=0.05),
         clients,
         nn.Sequential(*layers, nn.Linear(width, CLASSES)),
         rounds=3,

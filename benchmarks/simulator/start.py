@@ -54,7 +54,8 @@ def main() -> None:
 
     from workloads import WORKLOADS
 
-    from piebald import experiment, recipes
+    from piebald import recipes
+    from piebald.runs import run as experiment
     from piebald.runtimes.simulation import simulator
     from piebald.runtimes.workers import forked
 

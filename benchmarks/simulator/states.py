@@ -32,8 +32,8 @@ BUDGET = 64 << 20
 def one(method: str, registered: int, cohort: int, rounds: int) -> list[dict[str, float]]:
     """A run in this process: what there is after each tenth."""
     import piebald
-    from piebald.callbacks import Callback
-    from piebald.partition import Lists, PooledClients
+    from piebald.data.partition import Lists, PooledClients
+    from piebald.report.callbacks import Callback
 
     draw = torch.Generator().manual_seed(0)
     x, y = torch.rand(4_000, WIDTH, generator=draw), torch.randint(0, CLASSES, (4_000,), generator=draw)
@@ -51,7 +51,7 @@ def one(method: str, registered: int, cohort: int, rounds: int) -> list[dict[str
                 found.append({"round": step["version"], "own": own, "disk": deleted_files() / 2**20} | clocks)
 
     piebald.run(
-        piebald.recipes.make(method, cohort=cohort, lr=0.05, batch=20, epochs=1),
+        piebald.methods.recipes.make(method, cohort=cohort, lr=0.05, batch=20, epochs=1),
         clients,
         torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES)),
         rounds=rounds,

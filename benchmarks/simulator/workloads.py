@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from piebald.data.partition import Lists, PooledClients
 from piebald.models import build_model
-from piebald.partition import Lists, PooledClients
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tables
 
 from piebald import data
-from piebald.vertical import holdings
+from piebald.vertical import party_data as holdings
 
 BACKENDS = {"small": "fixed", "full": "bfv"}  # of the encrypted arms
 SEEDS = 5  # of the full scale; the paper does not print its number

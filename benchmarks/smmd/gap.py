@@ -13,8 +13,9 @@ import numpy as np
 import tables as shown
 import torch
 
-from piebald.vertical import baselines, holdings
-from piebald.vertical.holdings import PartyHolding
+from piebald.vertical import baselines
+from piebald.vertical import party_data as holdings
+from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 

@@ -16,7 +16,7 @@ import numpy as np
 import speed
 from tables import KERNELS, read
 
-from piebald.component import build
+from piebald.contracts.component import build
 from piebald.vertical.encryption import bfv, seal
 
 ROWS, PRODUCTS = 128, ("polynomial (0, 2)", "Gaussian, sigma 1")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tables import KERNELS, read
 
-from piebald.component import build
+from piebald.contracts.component import build
 from piebald.vertical.encryption.backend import Backend
 from piebald.vertical.kernels import Floats, Kernel, ProductSize, ProductStatistics
 from piebald.vertical.loss_terms import LabelTerm, PartyView

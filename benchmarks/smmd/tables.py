@@ -13,7 +13,8 @@ import torch
 
 from piebald import data
 from piebald import vertical as transfer
-from piebald.vertical import baselines, holdings
+from piebald.vertical import baselines
+from piebald.vertical import party_data as holdings
 from piebald.vertical.baselines import TransferScore, interval
 from piebald.vertical.kernels import GaussianKernel, Kernel, LinearKernel, MultiGaussianKernel, PolynomialKernel
 from piebald.vertical.transfer_settings import TransferSettings

@@ -22,19 +22,19 @@ from piebald.advice.more_data import more_data as tried_with_less
 from piebald.advice.nearness import nearness
 from piebald.advice.race import Race, Runner, behind
 from piebald.advice.reasons import reasons
-from piebald.arguments import Count, PathLike, Seeds, checked
+from piebald.advice.tuning.budget import Budget, Cost, rungs_of
+from piebald.advice.tuning.search import ROUNDS, claim, lines_to_stderr, spent_together
+from piebald.advice.tuning.study import imported
+from piebald.advice.tuning.trial import words
+from piebald.advice.tuning.trial_runs import TrialRuns, named
 from piebald.contracts import Clients
-from piebald.errors import RuntimeFault, SettingError
-from piebald.partition.sources import clients_of
-from piebald.prepare import Model
-from piebald.recipe import Recipe
+from piebald.core.arguments import Count, PathLike, Seeds, checked
+from piebald.core.errors import RuntimeFault, SettingError
+from piebald.data.clients.sources import clients_of
+from piebald.methods.recipe import Recipe
 from piebald.report.paired import cannot_be_told_apart, difference, probability_within
+from piebald.runs.prepare import Model
 from piebald.runtimes.base import SimulatesDevices
-from piebald.tuning.budget import Budget, Cost, rungs_of
-from piebald.tuning.search import ROUNDS, claim, lines_to_stderr, spent_together
-from piebald.tuning.study import imported
-from piebald.tuning.trial import words
-from piebald.tuning.trial_runs import TrialRuns, named
 
 BUDGET = 20  # whole runs
 FACTOR = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from piebald.experiment_file import ExperimentSettings
+from piebald.experiments.file import ExperimentSettings
 
 
 class AdviceSettings(ExperimentSettings):

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from piebald import recipes
 from piebald.advice.answer_page import page
 from piebald.advice.check import Checked
 from piebald.advice.client_gains import MOST, ClientGain, table
@@ -21,13 +20,14 @@ from piebald.advice.client_gains import sentences as client_sentences
 from piebald.advice.evidence import Evidence, Loser, Pays
 from piebald.advice.more_data import More, sentences
 from piebald.advice.nearness import SHARES, nearness
-from piebald.plain_text import printable
-from piebald.recipe import Recipe
-from piebald.report.headline import cheapest
+from piebald.advice.tuning.budget import Cost
+from piebald.core.plain_text import printable
+from piebald.methods import recipes
+from piebald.methods.recipe import Recipe
 from piebald.report.notebook import html_table, written
+from piebald.report.page.headline import cheapest
 from piebald.report.paired import Difference, difference
-from piebald.toml_document import dumps
-from piebald.tuning.budget import Cost
+from piebald.settings.toml_document import dumps
 
 RECIPE = "recommended.toml"
 _COLUMNS = (

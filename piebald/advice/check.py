@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.race import Runner
-from piebald.experiment import resume
+from piebald.advice.tuning.study import folder_name
+from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.report.paired import Scores
-from piebald.report.store import RunStore
 from piebald.report.tables import History
-from piebald.tuning.study import folder_name
-from piebald.tuning.trial_runs import TrialRuns
+from piebald.runs.run import resume
+from piebald.storage.store import RunStore
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ import numpy as np
 
 from piebald.advice.check import Checked
 from piebald.advice.evidence import rows_of
+from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.report.row_noise import COUNTED, row_errors
-from piebald.tuning.trial_runs import TrialRuns
 
 MOST = 12  # clients that are named in a list
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from piebald.arguments import Whole, checked
-from piebald.errors import SettingError
+from piebald.core.arguments import Whole, checked
+from piebald.core.errors import SettingError
 
 # Share of rows on which one of two methods is right and the other wrong.  Between methods on seven federations it was
 # 0.02 to 0.48, the median 0.13 (python benchmarks/advise/disagreement.py); methods that are nearly equal disagree less.

@@ -10,11 +10,11 @@ import numpy as np
 
 from piebald.advice.check import Checked
 from piebald.advice.race import Runner
+from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.contracts import Split
 from piebald.report.crossed_effects import ERROR_RATE
 from piebald.report.paired import Scores, difference
 from piebald.report.row_noise import COUNTED, row_difference, row_errors
-from piebald.tuning.trial_runs import TrialRuns
 
 Pays = Literal["yes", "no", "cannot be told"]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from piebald import recipes
+from piebald.advice.tuning.space import has_setting, setting_of, with_settings
 from piebald.contracts import Clients, Fleet
-from piebald.errors import SettingError, unknown
-from piebald.recipe import Recipe
-from piebald.tuning.space import has_setting, setting_of, with_settings
+from piebald.core.errors import SettingError, unknown
+from piebald.methods import recipes
+from piebald.methods.recipe import Recipe
 
 ALONE, TOGETHER = "local", "fedavg"
 RATES = (0.1, 0.5, 0.02, 0.25, 0.05)  # in this order: benchmarks/advise measures what another order costs

@@ -22,12 +22,12 @@ import numpy as np
 from piebald.advice import unusable as unusable_recipes
 from piebald.advice.detectable import DISAGREEMENT, detectable_difference
 from piebald.advice.unlikeness import Unlikeness, unlikeness
-from piebald.arguments import Fraction, Seed, checked
 from piebald.contracts import Clients, Fleet, HoldsRows, Split
-from piebald.partition.sources import clients_of
-from piebald.plain_text import printable
-from piebald.prepare import Metrics, Model, Options
-from piebald.recipe import Recipe
+from piebald.core.arguments import Fraction, Seed, checked
+from piebald.core.plain_text import printable
+from piebald.data.clients.sources import clients_of
+from piebald.methods.recipe import Recipe
+from piebald.runs.prepare import Metrics, Model, Options
 
 WIDTH = 80
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

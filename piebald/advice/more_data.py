@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.adaptation.held_out import ClientSubset, PooledClientSubset
 from piebald.advice.families import ALONE
 from piebald.advice.race import Runner
+from piebald.advice.tuning.budget import Budget, Cost
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
 from piebald.contracts import Clients, InMemory, Rows, Split
-from piebald.errors import SettingError
-from piebald.partition.convert import class_numbers
-from piebald.randomness import generator
+from piebald.core.errors import SettingError
+from piebald.core.randomness import generator
+from piebald.data.clients.convert import class_numbers
 from piebald.report.paired import Difference, Scores, difference
-from piebald.tuning.budget import Budget, Cost
-from piebald.tuning.trial_runs import TrialRuns, cost_of
+from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 
 SHARE = 0.1  # of the budget that is kept for this: two of twenty runs, and what the race has left
 PARTS = {0.5: "half", 0.25: "a quarter"}  # in this order, as far as the budget goes

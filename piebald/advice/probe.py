@@ -31,9 +31,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald.partition.pictures import flat
-from piebald.partition.split import Ints
-from piebald.randomness import generator
+from piebald.core.randomness import generator
+from piebald.data.measures.pictures import flat
+from piebald.data.partition.split import Ints
 
 Floats = NDArray[np.float64]
 

@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.families import ALONE, TOGETHER, Entrant
-from piebald.errors import DeviceLost, PiebaldError
-from piebald.recipe import Recipe
+from piebald.advice.tuning.budget import Budget, Cost
+from piebald.advice.tuning.pruning import lag_beyond_noise
+from piebald.advice.tuning.search import study_of
+from piebald.advice.tuning.space import Choices, SearchSpace, with_settings
+from piebald.advice.tuning.study import Study, folder_name, storage_in
+from piebald.advice.tuning.trial import Trial, best_of, words
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
+from piebald.core.errors import DeviceLost, PiebaldError
+from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores, difference
-from piebald.tuning.budget import Budget, Cost
-from piebald.tuning.pruning import lag_beyond_noise
-from piebald.tuning.search import study_of
-from piebald.tuning.space import Choices, SearchSpace, with_settings
-from piebald.tuning.study import Study, folder_name, storage_in
-from piebald.tuning.trial import Trial, best_of, words
-from piebald.tuning.trial_runs import TrialRuns, cost_of
 
 TUNED = 0.5  # share of the budget that tuning takes; the rest is for going on and for other seeds
 _RACE, _SECOND = "race", "race with smaller steps"

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from piebald.advice.more_data import outlook
 from piebald.advice.nearness import SHARES, nearness
 from piebald.advice.race import Runner
+from piebald.advice.tuning.trial_runs import TrialRuns
+from piebald.report.page.wording import plural
 from piebald.report.paired import Scores, difference
-from piebald.report.wording import plural
-from piebald.tuning.trial_runs import TrialRuns
 
 Floats = NDArray[np.float64]
 _HALVES = 4  # clients from which halves of them are compared

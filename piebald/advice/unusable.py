@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import piebald.runtimes  # noqa: F401 - registers the runtimes
-from piebald import recipes
 from piebald.contracts import Clients, RowsAtSites
-from piebald.errors import SettingError
-from piebald.prepare import Model, Options, prepare
-from piebald.recipe import Recipe
+from piebald.core.errors import SettingError
+from piebald.methods import recipes
+from piebald.methods.recipe import Recipe
+from piebald.runs.prepare import Model, Options, prepare
 
 
 def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: Options) -> dict[str, str]:

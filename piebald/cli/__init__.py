@@ -14,10 +14,10 @@ import typer
 import typer.main
 
 from piebald.cli.app import app
-from piebald.errors import PiebaldError
-from piebald.plain_text import printable
-from piebald.progress import line_clock
-from piebald.reading.files import UnfitFile
+from piebald.core.errors import PiebaldError
+from piebald.core.plain_text import printable
+from piebald.core.reading.files import UnfitFile
+from piebald.runs.progress import line_clock
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PiebaldError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        from piebald.setting_errors import plain
+        from piebald.settings.setting_errors import plain
 
         return _fail(plain(error.format_message()), 2)
     except (KeyboardInterrupt, typer.Abort):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from piebald.errors import PiebaldError, SettingError, shown
+from piebald.core.errors import PiebaldError, SettingError, shown
 
 app = typer.Typer(
     name="piebald",
@@ -86,7 +86,7 @@ def is_transfer(folder: Path) -> bool:
 
 def search_plugins(run: Path) -> None:
     """Find plugins in the current folder, which is never the run's own: its files are data."""
-    from piebald.references import search
+    from piebald.core.references import search
 
     here = Path.cwd().resolve()
     if run.resolve() not in (here, *here.parents):
@@ -100,7 +100,7 @@ def is_search(folder: Path) -> bool:
 
 def pair(text: str) -> tuple[str, Any]:
     """Parse KEY=VALUE from the command line; the value is TOML or else text."""
-    from piebald.toml_document import value_of
+    from piebald.settings.toml_document import value_of
 
     key, equals, value = text.partition("=")
     if not equals or not key or not value:

@@ -10,18 +10,18 @@ import typer
 from piebald.cli.app import Json, Out, Quiet, Sets, Verbose, app, end_on_term, show_log
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
-from piebald.errors import RunFolderError, SettingError
-from piebald.plain_text import printable
-from piebald.reading.files import read_json
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.plain_text import printable
+from piebald.core.reading.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from piebald.advice import Advice
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.experiment_plan import Plan
-    from piebald.recipe import Recipe
-    from piebald.tuning import Tuning
+    from piebald.advice.tuning import Tuning
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.experiments.plan import Plan
+    from piebald.methods.recipe import Recipe
 
 
 @app.command()
@@ -42,7 +42,7 @@ def advise(
     show_log(verbose)
     end_on_term()
     from piebald.advice.adviser_file import AdviceSettings
-    from piebald.tuning import Budget
+    from piebald.advice.tuning import Budget
 
     flags = list(sets or ())
     if budget is not None:
@@ -87,8 +87,8 @@ def tuned_first(
 def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[str]) -> None:
     """Go on with the search in a folder, from the experiment file that it was started with, which may name plugins."""
     from piebald.advice.adviser_file import AdviceSettings
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.references import of_folder
+    from piebald.core.references import of_folder
+    from piebald.experiments.file import ExperimentSettings
 
     try:
         record = read_json(folder / "search.json")
@@ -108,8 +108,8 @@ def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[s
 
 
 def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, as_json: bool, quiet: bool) -> Tuning:
-    from piebald import tuning
-    from piebald.experiment_sections import TuneSection
+    from piebald.advice import tuning
+    from piebald.experiments.sections import TuneSection
 
     section = settings.tune or TuneSection()
     with guarded(folder, again, settings):
@@ -133,7 +133,7 @@ def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, a
 
 def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: bool) -> Advice:
     from piebald import advice
-    from piebald.experiment_sections import AdviseSection
+    from piebald.experiments.sections import AdviseSection
 
     section, first, plan = settings.advise or AdviseSection(), settings.first_seed, settings.plan()
     with guarded(folder, f"piebald resume {folder}", settings):
@@ -156,7 +156,7 @@ def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: b
 
 def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
     """The settings of the file's first recipe that all methods share: those of FedAvg, without the learning rate."""
-    from piebald.recipes import settings_of
+    from piebald.methods.recipes import settings_of
 
     fields = next(iter(recipes.values())).fields if recipes else {}
     return {name: value for name, value in fields.items() if name in settings_of("fedavg") and name != "lr"}

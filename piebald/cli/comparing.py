@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from piebald.cli.printing import print_table
-from piebald.plain_text import printable
+from piebald.core.plain_text import printable
 from piebald.report.comparison import Comparison
-from piebald.report.wording import MINUS, MetricFormat, is_significant, megabytes, names
+from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
 from piebald.report.work import unequal
 
 _WIDTH = 80

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piebald.cli.app import Interrupted
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.experiment_plan import Plan
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.experiments.plan import Plan
 
 
 def load_settings(
@@ -24,7 +24,7 @@ def load_settings(
     kind: type[ExperimentSettings] | None = None,
 ) -> ExperimentSettings:
     """The settings of a file, or of the built-in experiment, with the flags of the command line."""
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
 
     flags = list(sets or ())
     if deterministic:

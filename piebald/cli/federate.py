@@ -19,11 +19,11 @@ from piebald.cli.printing import print_json, print_table
 from piebald.cli.queueing import serve_queue
 from piebald.cli.serving import LOOPBACK, federation_flags, locked, page_address, serving, with_sites
 from piebald.cli.train import carry_out
-from piebald.errors import SettingError
-from piebald.plain_text import printable
+from piebald.core.errors import SettingError
+from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
-    from piebald.deploy.machine_checks import Check
+    from piebald.federation.operate.machine_checks import Check
 
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
@@ -38,7 +38,7 @@ def provision(
     as_json: Json = False,
 ) -> None:
     """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
-    from piebald.runtimes.federation import provisioning
+    from piebald.federation.credentials import provisioning
 
     described = provisioning.describe(file)
     if party and not renew:
@@ -90,10 +90,16 @@ def server(
     quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
-    from piebald.deploy.logs import start_log
-    from piebald.deploy.machine_checks import check_space, refuse_crosses, server_disks, server_machine, server_run
-    from piebald.runtimes.federation.heartbeat import at_work
-    from piebald.runtimes.federation.provisioning import read
+    from piebald.federation.credentials.provisioning import read
+    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.operate.logs import start_log
+    from piebald.federation.operate.machine_checks import (
+        check_space,
+        refuse_crosses,
+        server_disks,
+        server_machine,
+        server_run,
+    )
 
     own, page = read(credentials), page_address(status_host, status_port)
     start_log(log_level, log_json, log_file)
@@ -146,12 +152,12 @@ def client(
     search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
-    from piebald.deploy.logs import start_log
-    from piebald.deploy.machine_checks import refuse_crosses
-    from piebald.deploy.site_check import check_site, site_machine
-    from piebald.deploy.site_process import join, site_work
-    from piebald.references import search as search_in
-    from piebald.runtimes.federation.heartbeat import at_work
+    from piebald.core.references import search as search_in
+    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.operate.logs import start_log
+    from piebald.federation.operate.machine_checks import refuse_crosses
+    from piebald.federation.site.site_check import check_site, site_machine
+    from piebald.federation.site.site_process import join, site_work
 
     work = site_work(credentials, data, target, local=with_parent is not None, client=client)
     for place in search or ():
@@ -185,9 +191,9 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: credentials, a server, and a process for each client."""
-    from piebald.deploy.logs import start_log
-    from piebald.deploy.step_log import StepLog
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.federation.operate.logs import start_log
+    from piebald.federation.site.step_log import StepLog
 
     if local is not None:
         count = len(ExperimentSettings.load(file, federation_flags(file, sets)).plan().clients)
@@ -211,7 +217,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show which sites are present, when they were heard last, and what they do."""
-    from piebald.deploy.status import check_health, read_status
+    from piebald.federation.operate.status import check_health, read_status
 
     if check:
         return check_health(folder)
@@ -233,7 +239,7 @@ def stop(
     wait: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 30.0,
 ) -> None:
     """Stop a server or a site cleanly; finished rounds and tasks are saved."""
-    from piebald.deploy.status import running_process
+    from piebald.federation.operate.status import running_process
 
     pid = running_process(folder)
     if pid is None:

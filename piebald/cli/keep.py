@@ -19,7 +19,7 @@ def backup(
 ) -> None:
     """Write a run folder into one file, without stopping the run."""
     check_run(run)
-    from piebald.report.backup import backup
+    from piebald.storage.backup import backup
 
     made = backup(run, file)
     print_json(made) if as_json else print(f"{made['file']} holds {run} as of server step {made['step']}")
@@ -32,7 +32,7 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Make a run folder from a backup; piebald resume goes on from there."""
-    from piebald.report.backup import restore
+    from piebald.storage.backup import restore
 
     made = restore(file, folder)
     if as_json:
@@ -47,8 +47,8 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Show the experiment that waits for approval at a site, or approve it."""
-    from piebald.runtimes.federation import consent
-    from piebald.runtimes.federation.provisioning import read
+    from piebald.federation.credentials.provisioning import read
+    from piebald.federation.site import consent
 
     read(credentials)
     if digest is not None:
@@ -78,7 +78,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Check the chain of a party's audit log: no line was changed, removed, added or moved."""
-    from piebald.deploy.audit_check import check_log
+    from piebald.federation.operate.audit_check import check_log
 
     path, found, agrees = check_log(folder, head, against, archive)
     facts = {"log": str(path), "lines": found.lines, "first": found.first, "last": found.last, "head": found.head}

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from piebald.plain_text import printable
+from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
     from piebald.report.tables import History
-    from piebald.vertical import Result
+    from piebald.vertical import TransferResult
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -68,7 +68,7 @@ def facts(history: History) -> dict[str, Any]:
 
 def print_run(history: History, as_json: bool, quiet: bool) -> None:
     """Print the results of a run."""
-    from piebald.report.wording import names
+    from piebald.report.page.wording import names
 
     if as_json:
         print_json(facts(history))
@@ -87,7 +87,7 @@ def line_printer(as_json: bool, quiet: bool) -> Callable[[str], None]:
     return (lambda line: None) if as_json or quiet else print
 
 
-def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:
+def print_transfer(made: TransferResult, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:
     """Print the results of vertical training between two parties."""
     if as_json:
         print_json(made.table())
@@ -97,7 +97,7 @@ def print_transfer(made: Result, rows: Sequence[tuple[str, str]], as_json: bool,
 
 def recipe_toml(entry: Mapping[str, Any]) -> str:
     """A recipe as a [recipe] section with its defaults, and a comment on each setting."""
-    from piebald.toml_document import pair
+    from piebald.settings.toml_document import pair
 
     lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", pair("name", entry["name"])]
     for name, field in entry["fields"].items():

@@ -19,13 +19,13 @@ import typer
 from piebald.cli.app import Interrupted, Json, Out, Sets, StartFrom, app, check_run
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
-from piebald.errors import DeviceLost, PiebaldError, SettingError
+from piebald.core.errors import DeviceLost, PiebaldError, SettingError
 
 if TYPE_CHECKING:
-    from piebald.deploy.experiment_queue import ExperimentQueue, Queued
-    from piebald.deploy.page_server import PageAddress
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.runtimes.federation.provisioning import Credentials
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.federation.credentials.provisioning import Credentials
+    from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
+    from piebald.federation.operate.page_server import PageAddress
 
 _LOOK = 0.5  # seconds between two looks at the queue
 
@@ -47,8 +47,8 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Put an experiment at the end of the queue of a server."""
-    from piebald.deploy.machine_checks import refuse_crosses, server_run
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.federation.operate.machine_checks import refuse_crosses, server_run
 
     own, waiting = _opened(credentials)
     flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(own.folder))
@@ -70,7 +70,7 @@ def add(
 @queue.command("list")
 def list_(credentials: Annotated[Path, _SERVER], as_json: Json = False) -> None:
     """List the experiments of a server's queue, those that have ended as well."""
-    from piebald.deploy.status import running_process
+    from piebald.federation.operate.status import running_process
 
     _, waiting = _opened(credentials)
     serves = running_process(credentials) is not None
@@ -116,9 +116,9 @@ def resume(credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER
 
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
     """A server's credentials, and its queue."""
-    from piebald.deploy.experiment_queue import ExperimentQueue
-    from piebald.runtimes.federation.flare_link import SERVER
-    from piebald.runtimes.federation.provisioning import read
+    from piebald.federation.credentials.provisioning import read
+    from piebald.federation.link.flare_link import SERVER
+    from piebald.federation.operate.experiment_queue import ExperimentQueue
 
     own = read(credentials)
     if own.party != SERVER:
@@ -142,7 +142,7 @@ def _free_folder(credentials: Path, settings: ExperimentSettings, waiting: Exper
 
 def _check_finished(run: Path) -> None:
     check_run(run)
-    from piebald.lineage import FinishedRun
+    from piebald.runs.lineage import FinishedRun
 
     FinishedRun.at(run)
 
@@ -165,9 +165,9 @@ def serve_queue(
             end first.
         plugins: modules that experiments of the queue may name; they are found on Python's path and in this folder.
     """
-    from piebald.deploy.machine_checks import check_space, refuse_crosses, server_machine
-    from piebald.deploy.page_server import serving_page
-    from piebald.references import search
+    from piebald.core.references import search
+    from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
+    from piebald.federation.operate.page_server import serving_page
 
     search(Path.cwd())
 
@@ -187,7 +187,7 @@ def serve_queue(
 
 def _wait(own: Credentials, waiting: ExperimentQueue) -> None:
     """Wait until there is an experiment."""
-    from piebald.deploy.status import give_sign
+    from piebald.federation.operate.status import give_sign
 
     log.info("the queue is empty: waiting for piebald queue add %s", own.folder)
     while waiting.next() is None:
@@ -231,7 +231,7 @@ def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, serving: S
 
 def _without_room(own: Credentials, entry: Queued) -> str:
     """Where the disk is so full that the next experiment would fail as well, "" where it is not."""
-    from piebald.deploy.machine_checks import check_space
+    from piebald.federation.operate.machine_checks import check_space
 
     checks = [check_space(Path(entry.out)), check_space(own.folder)]
     return next((one.told for one in checks if one.fine is False), "")
@@ -246,9 +246,9 @@ def _part(
     Where it takes any sites and others are provisioned meanwhile, the run ends after the server step that it is at, and
     the rest of its steps are a run that goes on from it with all sites.
     """
-    from piebald.deploy.turns import Turn
-    from piebald.report.run_folder import refuse_occupied
-    from piebald.runtimes.federation.heartbeat import at_work
+    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.operate.turns import Turn
+    from piebald.storage.run_folder import refuse_occupied
 
     document = _document(entry, serving)
     takes_any = bool(sites_flags(document, own.sites()))
@@ -281,7 +281,7 @@ def _part(
 
 def _cut(entry: Queued) -> dict[str, int]:
     """At which step a run that was interrupted ends, so that others can go on from it; nothing at its last step."""
-    from piebald.report.store import RunStore
+    from piebald.storage.store import RunStore
 
     if not (Path(entry.out) / "run.db").exists():
         return {}  # it begins with all sites
@@ -292,12 +292,12 @@ def _cut(entry: Queued) -> dict[str, int]:
 
 def _carry_out(own: Credentials, entry: Queued, serving: Serving) -> None:
     """Start a run, or go on with it where the run folder holds what was done before."""
-    from piebald import experiment
     from piebald.cli.app import progress
     from piebald.cli.printing import print_run
     from piebald.cli.train import carry_out
-    from piebald.deploy.step_log import StepLog
-    from piebald.report.store import RunStore
+    from piebald.federation.site.step_log import StepLog
+    from piebald.runs import run as experiment
+    from piebald.storage.store import RunStore
 
     folder = Path(entry.out)
     name_run(own.folder, folder)
@@ -315,9 +315,9 @@ def _carry_out(own: Credentials, entry: Queued, serving: Serving) -> None:
 
 def _document(entry: Queued, serving: Serving, own: Credentials | None = None) -> ExperimentSettings:
     """The settings of an experiment, with credentials as this server's now, with its sites where it takes any."""
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.references import Outside
-    from piebald.toml_document import Document
+    from piebald.core.references import Outside
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.settings.toml_document import Document
 
     author = Outside(serving.plugins, "allow it with --plugin")
     document = Document(entry.experiment, f"experiment {entry.number} of the queue")

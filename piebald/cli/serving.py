@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piebald.cli.app import end_on_term
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.callbacks import Callback
-    from piebald.deploy.logs import Level
-    from piebald.deploy.page_server import PageAddress
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.federation.operate.logs import Level
+    from piebald.federation.operate.page_server import PageAddress
+    from piebald.report.callbacks import Callback
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,7 +24,7 @@ def with_sites(
     file: Path, sets: Sequence[str] | None, sites: list[str], kind: type[ExperimentSettings] | None = None
 ) -> list[str]:
     """The settings of the user, with the sites that credentials list where the experiment takes any."""
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
 
     own = list(sets or ())
     return [*own, *sites_flags((kind or ExperimentSettings).load(file, own), sites)]
@@ -39,7 +39,7 @@ def sites_flags(settings: ExperimentSettings, sites: Sequence[str]) -> list[str]
 
 def federation_flags(file: Path | None, sets: Sequence[str] | None, **more: str) -> list[str]:
     """Settings that choose the federation where the file does not, then those of the user, which may change them."""
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
 
     if ExperimentSettings.load(file).runtime.kind == "federation":
         chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
@@ -52,9 +52,9 @@ def federation_flags(file: Path | None, sets: Sequence[str] | None, **more: str)
 @contextmanager
 def locked(credentials: Path) -> Iterator[None]:
     """Lock credentials for this process, and end it on SIGTERM as on Ctrl-C."""
-    from piebald.private_files import clear_parts
-    from piebald.report.lock import RunLock
-    from piebald.report.schema import explained
+    from piebald.core.private_files import clear_parts
+    from piebald.storage.lock import RunLock
+    from piebald.storage.schema import explained
 
     with explained(f"{credentials} cannot be used"):
         lock = RunLock(credentials)
@@ -72,7 +72,7 @@ def page_address(host: str, port: int | None) -> PageAddress | None:
     Raises:
         SettingError: an extra is missing, or there is a host and no port.
     """
-    from piebald.deploy.page_server import PageAddress, check_installed
+    from piebald.federation.operate.page_server import PageAddress, check_installed
 
     if port is None:
         if host != LOOPBACK:
@@ -94,9 +94,9 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
     Yields:
         The listeners of the run that write its steps into the log.
     """
-    from piebald.deploy.page_server import serving_page
-    from piebald.deploy.step_log import StepLog
-    from piebald.runtimes.federation.heartbeat import at_work
+    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.operate.page_server import serving_page
+    from piebald.federation.site.step_log import StepLog
 
     with locked(credentials):
         name_run(credentials, run)
@@ -107,8 +107,8 @@ def serving(credentials: Path, run: Path, page: PageAddress | None = None) -> It
 
 def name_run(credentials: Path, run: Path) -> None:
     """Write down in a server's credentials which run folder it writes."""
-    from piebald.deploy.status import RUN
-    from piebald.private_files import write_private
+    from piebald.core.private_files import write_private
+    from piebald.federation.operate.status import RUN
 
     write_private(credentials / RUN, json.dumps({"folder": str(run.resolve())}) + "\n")
 
@@ -127,8 +127,8 @@ def resumed(
     Raises:
         SettingError: it is not, and the options speak of a log or a page.
     """
-    from piebald.deploy.logs import start_log
-    from piebald.deploy.status import server_credentials
+    from piebald.federation.operate.logs import start_log
+    from piebald.federation.operate.status import server_credentials
 
     credentials = server_credentials(run)
     if credentials is None:

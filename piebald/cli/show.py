@@ -12,10 +12,10 @@ import typer
 
 from piebald.cli.app import Json, Plugins, Quiet, Sets, app, check_run, is_transfer, pair, search_plugins
 from piebald.cli.printing import print_json, print_table, recipe_toml
-from piebald.errors import SettingError, unknown
+from piebald.core.errors import SettingError, unknown
 
 if TYPE_CHECKING:
-    from piebald.partition.data_source import DataSource
+    from piebald.data.clients.data_source import DataSource
 
 ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]  # without importing torch
 
@@ -94,7 +94,7 @@ def export(
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
     check_run(folder)
     search_plugins(folder)
-    from piebald import experiment
+    from piebald.runs import run as experiment
 
     opened = experiment.opened(folder, plugins=plugins or ())
     path = opened.save(out, client, file_format=file_format)
@@ -110,7 +110,7 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes, with their papers and settings."""
-    from piebald import recipes as registry
+    from piebald.methods import recipes as registry
 
     listing = registry.listing()
     if name is not None:
@@ -174,7 +174,7 @@ def data(
 
 def _show(source: DataSource, partition: str | None, sets: Sequence[str], as_json: bool, **more: Any) -> None:
     """Print measures of a partitioned data set, and draw pictures."""
-    from piebald.preview import columns, show
+    from piebald.experiments.preview import columns, show
 
     shown = show(source, partition, dict(pair(text) for text in sets), **more)
     if as_json:
@@ -206,7 +206,7 @@ def version(as_json: Json = False) -> None:
 def _about(name: str, only_local: bool) -> dict[str, Any]:
     """The properties of a data set, or the reason why it cannot be loaded."""
     from piebald import data as data_sets
-    from piebald.data.download import forbidden
+    from piebald.data.sets.download import forbidden
 
     try:
         with forbidden() if only_local else nullcontext():
@@ -228,8 +228,8 @@ def _about(name: str, only_local: bool) -> dict[str, Any]:
 def _source(name: str, client: str | None, target: str | None) -> DataSource:
     """The data set of a name, or the source at a path or reference."""
     from piebald import data as data_sets
-    from piebald.partition.data_source import DataSource
-    from piebald.references import USERS, is_reference, search
+    from piebald.core.references import USERS, is_reference, search
+    from piebald.data.clients.data_source import DataSource
 
     search(Path.cwd())
     if name in data_sets.names():

@@ -10,13 +10,13 @@ import typer
 
 from piebald.cli.app import Json, RuntimeSettings, Sets, app
 from piebald.cli.printing import print_json, print_table
-from piebald.errors import SettingError, shown
-from piebald.plain_text import printable
+from piebald.core.errors import SettingError, shown
+from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from piebald.federated_statistics import FederatedStatistics, Ledger
+    from piebald.statistics import FederatedStatistics, Ledger
 
 _WIDTH = 80
 _LISTED = 12  # categories, bins and clients in one table
@@ -66,7 +66,7 @@ def statistics(
     as_json: Json = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
-    from piebald import federated_statistics
+    from piebald.statistics import statistics
 
     kept = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:
@@ -79,7 +79,7 @@ def statistics(
         "by_client": by_client, "split": split or "train", "secure": secure, "epsilon": epsilon, "delta": delta,
     }  # fmt: skip
     if asks_sites(credentials, runtime):
-        from piebald import statistics_at_sites
+        from piebald.statistics import at_sites as statistics_at_sites
 
         _refuse_local_flags(client, ledger, noise_at)
         found = statistics_at_sites.ask(file, site_flags(file, sets, credentials), credentials, **question)
@@ -87,9 +87,7 @@ def statistics(
     else:
         rows = asked_rows(file, client, sets, split, divided=standardise)
         own: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
-        found = federated_statistics.statistics(
-            rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept
-        )
+        found = statistics(rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept)
     _print_found(found, column, standardise, as_json)
 
 
@@ -107,10 +105,10 @@ def glm(
     as_json: Json = False,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
-    from piebald import federated_statistics
+    from piebald.statistics import glm as fit_glm
 
     asked = asked_rows(file, client, sets, split)
-    found = federated_statistics.glm(
+    found = fit_glm(
         asked.source,
         target=target or asked.target,
         columns=column or (asked.features if asked.columns else None),
@@ -149,9 +147,9 @@ def site_flags(file: Path, sets: list[str] | None, credentials: Path | None) -> 
     """The settings of the user, with the sites that credentials list where the experiment takes any."""
     if credentials is None:
         return list(sets or ())
-    from piebald.asked_experiment import AskedExperiment
     from piebald.cli.serving import with_sites
-    from piebald.runtimes.federation.provisioning import read
+    from piebald.federation.credentials.provisioning import read
+    from piebald.statistics.question_run import AskedExperiment
 
     return with_sites(file, sets, read(credentials).sites(), AskedExperiment)
 
@@ -197,8 +195,8 @@ def asked_rows(
     Raises:
         SettingError: a flag has no meaning for them, or they cannot be read.
     """
-    from piebald.experiment_file import ExperimentSettings
-    from piebald.partition.client_tables import is_table, read_table
+    from piebald.data.clients.client_tables import is_table, read_table
+    from piebald.experiments.file import ExperimentSettings
 
     if is_table(file):
         if sets:
@@ -245,7 +243,7 @@ def _refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str |
 
 def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Ledger | None:
     """The file that counts the budget of all calls, None where none is wanted."""
-    from piebald.federated_statistics import Ledger
+    from piebald.statistics import Ledger
 
     if file is None and budget is None:
         return None
@@ -358,7 +356,7 @@ def _print_long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _print_constants(found: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:
-    from piebald.toml_document import pair
+    from piebald.settings.toml_document import pair
 
     names = [name for name in columns or found.numbers if name != "target"]
     made = found.standardisation(names).model_dump()

@@ -32,11 +32,11 @@ from piebald.cli.experiment_files import common_options, guarded, load_settings,
 from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
 from piebald.cli.serving import LOOPBACK, resumed
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.callbacks import Callback
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.report.callbacks import Callback
 
 
 @app.command()
@@ -76,7 +76,7 @@ def carry_out(
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
-    from piebald import experiment
+    from piebald.runs import run as experiment
 
     folder = folder or out_folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
@@ -116,7 +116,7 @@ def compare(
     end_on_term()
     settings = load_settings(file, sets, out, runtime, deterministic)
     plan = settings.plan()
-    from piebald import comparisons
+    from piebald.runs import compare as comparisons
 
     folder = out_folder(settings)
     again = f"piebald compare {file}{' --tune' if tune else ''} --out {folder}"
@@ -193,7 +193,7 @@ def resume(
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
         return resumed_search(folder, as_json, quiet, plugins or ())
-    from piebald import experiment
+    from piebald.runs import run as experiment
 
     serves = resumed(folder, log_level, log_json, log_file, status_host, status_port)
     with serves as callbacks, guarded(folder, f"piebald resume {folder}"):
@@ -221,8 +221,8 @@ def adapt(
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
     search_plugins(folder)
-    from piebald import experiment
-    from piebald.adaptation import from_file
+    from piebald.runs import run as experiment
+    from piebald.runs.adaptation import from_file
 
     allowed = plugins or ()
     opened = experiment.opened(folder, plugins=allowed)

@@ -11,12 +11,12 @@ from piebald.cli.app import Json, Quiet, RuntimeSettings, Sets, app, end_on_term
 from piebald.cli.app import progress as wants_progress
 from piebald.cli.printing import print_json
 from piebald.cli.statistics import ClientColumn, ColumnNames, Source, asks_sites, print_narrow, site_flags
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.boosting.rounds import Boosted
-    from piebald.federated_trees import BoostedTrees
-    from piebald.progress import Bar
+    from piebald.runs.progress import Bar
+    from piebald.statistics.boosting.rounds import Boosted
+    from piebald.statistics.trees import BoostedTrees
 
 _LISTED = 8  # columns by their importance
 
@@ -49,9 +49,9 @@ def trees(
 ) -> None:
     """Grow gradient-boosted trees on the rows of all clients, with xgboost at each of them."""
     end_on_term()
-    from piebald import trees_of_experiment
-    from piebald.partition.client_tables import is_table
-    from piebald.progress import Bar
+    from piebald.data.clients.client_tables import is_table
+    from piebald.runs.progress import Bar
+    from piebald.statistics.trees import of_experiment as trees_of_experiment
 
     at_sites = asks_sites(credentials, runtime)
     own: dict[str, Any] = {

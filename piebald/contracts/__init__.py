@@ -30,7 +30,7 @@ from piebald.contracts.messages import (
     Update,
     WeighsUpdates,
 )
-from piebald.contracts.own_choice import OwnChoice
+from piebald.contracts.model_choice import OwnChoice
 from piebald.contracts.passes import PLAIN_PASSES, PassSettings, Precision
 from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, described
 from piebald.contracts.row_outputs import LocalLoss, LossBatch, RowOutputs

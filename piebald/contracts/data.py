@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from piebald import pytree
+from piebald.core import pytree
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from piebald.pytree import Tree
+    from piebald.core.pytree import Tree
 
 
 Split = Literal["train", "validation", "test"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from piebald.component import Component
+from piebald.contracts.component import Component
 from piebald.contracts.data import Rows, Split
 from piebald.contracts.result_form import ResultForm
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
@@ -14,7 +14,7 @@ from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, T
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.model_spec import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 MASKING = "masking/"  # names of what a task brings for the masking transform, and no trainer is shown

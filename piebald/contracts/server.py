@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from piebald.component import Component
+from piebald.contracts.component import Component
 from piebald.contracts.messages import PartialSum, Query, Update
 from piebald.contracts.runtime import Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.model_spec import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from piebald.contracts.messages import MASKING, Task
-from piebald.stored_vectors import raw
+from piebald.core.stored_vectors import raw
 
 if TYPE_CHECKING:
     from torch import Tensor

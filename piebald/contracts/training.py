@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from piebald.contracts.data import Rows
     from piebald.contracts.row_outputs import LocalLoss, RowOutputs
-    from piebald.parameters import Part
+    from piebald.core.parameters import Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,9 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from piebald.discovery import lazy_names
+from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
+    from piebald.data.embeddings.embedded import embedded as embedded
+    from piebald.data.embeddings.extractors import SqueezeNet as SqueezeNet
+    from piebald.data.embeddings.extractors import embed as embed
+    from piebald.data.embeddings.extractors import squeezenet as squeezenet
+    from piebald.data.embeddings.log_mel import LogMel as LogMel
     from piebald.models.batch_norm import Cnn1dBn as Cnn1dBn
     from piebald.models.batch_norm import MlpBn as MlpBn
     from piebald.models.convolutional import Cnn1d as Cnn1d
@@ -14,17 +19,12 @@ if TYPE_CHECKING:
     from piebald.models.convolutional import SmallCnn as SmallCnn
     from piebald.models.dense import Logistic as Logistic
     from piebald.models.dense import Mlp as Mlp
-    from piebald.models.embedded import embedded as embedded
-    from piebald.models.extractors import SqueezeNet as SqueezeNet
-    from piebald.models.extractors import embed as embed
-    from piebald.models.extractors import squeezenet as squeezenet
     from piebald.models.gated import Conditioning as Conditioning
     from piebald.models.gated import GatedClassifier as GatedClassifier
     from piebald.models.gated import GatedCnn as GatedCnn
     from piebald.models.gated import GatedConvolution as GatedConvolution
     from piebald.models.gated import GatedUnit as GatedUnit
     from piebald.models.gated import PlainClassifier as PlainClassifier
-    from piebald.models.log_mel import LogMel as LogMel
     from piebald.models.nearest_neighbours import NearestNeighbours as NearestNeighbours
     from piebald.models.networks import build_model as build_model
     from piebald.models.networks import count_parameters as count_parameters
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "piebald.data.embeddings.embedded": ("embedded",),
+        "piebald.data.embeddings.extractors": ("SqueezeNet", "embed", "squeezenet"),
+        "piebald.data.embeddings.log_mel": ("LogMel",),
         "batch_norm": ("Cnn1dBn", "MlpBn"),
         "convolutional": ("Cnn1d", "CnnBn", "LeafCnn", "MetisCnn", "SmallCnn"),
         "dense": ("Logistic", "Mlp"),
-        "embedded": ("embedded",),
-        "extractors": ("SqueezeNet", "embed", "squeezenet"),
         "gated": ("Conditioning", "GatedClassifier", "GatedCnn", "GatedConvolution", "GatedUnit", "PlainClassifier"),
-        "log_mel": ("LogMel",),
         "nearest_neighbours": ("NearestNeighbours",),
         "networks": ("build_model", "count_parameters", "names"),
         "pretrained": ("PretrainedNetwork", "pretrained"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.setting_checks import checked_network, shape, size, whole, widths
+from piebald.core.model_settings import checked_network, shape, size, whole, widths
 
 
 @checked_network

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.setting_checks import checked_network, shape, whole, widths
+from piebald.core.model_settings import checked_network, shape, whole, widths
 
 
 def _two_convolutions(depth: int, first: int, second: int) -> list[nn.Module]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from piebald.models.setting_checks import checked_network, shape, size, whole, widths
+from piebald.core.model_settings import checked_network, shape, size, whole, widths
 
 
 @checked_network

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from piebald.errors import SettingError
-from piebald.models.setting_checks import checked_network, shape, size, whole, widths
+from piebald.core.errors import SettingError
+from piebald.core.model_settings import checked_network, shape, size, whole, widths
 
 
 class Offsets(nn.Module):

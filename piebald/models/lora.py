@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from piebald.errors import SettingError, shown
+from piebald.core.errors import SettingError, shown
 
 # What architectures call the projections of queries and values, which Hu et al. (section 7.1) found to be enough; some
 # have one layer for queries, keys and values.

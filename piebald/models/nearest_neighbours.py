@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piebald import pytree
-from piebald.arguments import checked
-from piebald.choice.neighbours import interpolated, neighbour_shares
 from piebald.contracts import RowOutputs
-from piebald.errors import SettingError
-from piebald.input_statistics import InputHooks
-from piebald.parameters import head
+from piebald.core import pytree
+from piebald.core.arguments import checked
+from piebald.core.errors import SettingError
+from piebald.core.input_statistics import InputHooks
+from piebald.core.parameters import head
+from piebald.methods.choice.neighbours import interpolated, neighbour_shares
 
 
 class NearestNeighbours(nn.Module):

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from piebald import pytree
-from piebald.arguments import Count, check_some, checked
-from piebald.errors import SettingError, shown, unknown
+from piebald.core import pytree
+from piebald.core.arguments import Count, check_some, checked
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.model_settings import bounded_build
+from piebald.core.randomness import key, torch_seed
+from piebald.core.reading.files import memory
+from piebald.core.references import USERS, Reference
 from piebald.models.batch_norm import Cnn1dBn, MlpBn
 from piebald.models.convolutional import Cnn1d, CnnBn, LeafCnn, MetisCnn, SmallCnn
 from piebald.models.dense import Logistic, Mlp
 from piebald.models.gated import GatedClassifier, GatedCnn, PlainClassifier
 from piebald.models.pretrained import pretrained
 from piebald.models.resnet import Resnet18, Resnet50
-from piebald.models.setting_checks import bounded_build
 from piebald.models.vgg import Vgg11
-from piebald.randomness import key, torch_seed
-from piebald.reading.files import memory
-from piebald.references import USERS, Reference
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn_1d": Cnn1d,

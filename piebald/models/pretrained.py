@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from piebald.arguments import Count, PathLike, Seed, Share, checked, checked_class
-from piebald.errors import SettingError, unknown
+from piebald.core.arguments import Count, PathLike, Seed, Share, checked, checked_class
+from piebald.core.errors import SettingError, unknown
+from piebald.core.model_settings import bounded_build
+from piebald.core.randomness import key, torch_seed
+from piebald.methods.training.checkpointing import enable_own
 from piebald.models.lora import with_lora
-from piebald.models.setting_checks import bounded_build
 from piebald.models.weights_folder import WeightsFolder, find, mapped_tensors, read_config, weight_bytes
-from piebald.randomness import key, torch_seed
-from piebald.training.checkpointing import enable_own
 
 NetworkTask = Literal["sequence_classification", "token_classification", "causal_lm", "image_classification"]
 _TASKS: dict[str, tuple[str, str | None]] = {  # the networks of each task in transformers, and peft's word for it

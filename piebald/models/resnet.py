@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.setting_checks import checked_network, shape, whole
+from piebald.core.model_settings import checked_network, shape, whole
 
 
 def _convolution(depth: int, channels: int, kernel: int, stride: int = 1) -> list[nn.Module]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from piebald.arguments import checked_class
-from piebald.errors import SettingError
+from piebald.core.arguments import checked_class
+from piebald.core.errors import SettingError
 
 
 @checked_class

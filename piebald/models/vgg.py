@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from piebald.models.setting_checks import checked_network, shape, whole
+from piebald.core.model_settings import checked_network, shape, whole
 
 _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # convolutions of each stage, in multiples of the width
 

@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from piebald.arguments import DEEPEST
-from piebald.errors import SettingError, shown
-from piebald.reading.files import read_json, regular
+from piebald.core.arguments import DEEPEST
+from piebald.core.errors import SettingError, shown
+from piebald.core.reading.files import read_json, regular
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FILES = ["config.json", "*.safetensors", INDEX]  # what is fetched, and nothing else

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from piebald.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.contracts import Clients
-from piebald.errors import SettingError
-from piebald.recipe import Recipe
-from piebald.training.base import HidesRows
-from piebald.training.sgd import Sgd
-from piebald.transforms.gaussian import Gaussian
+from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
+from piebald.core.errors import SettingError
+from piebald.methods.recipe import Recipe
+from piebald.methods.training.base import HidesRows
+from piebald.methods.training.sgd import Sgd
+from piebald.methods.transforms.gaussian import Gaussian
 
 _USELESS = 100.0  # an epsilon
 _WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quick ones, to compare clients by

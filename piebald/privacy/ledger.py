@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from piebald.arguments import Fraction, PathLike, Positive, checked, checked_class
-from piebald.errors import SettingError
+from piebald.core.arguments import Fraction, PathLike, Positive, checked, checked_class
+from piebald.core.errors import SettingError
+from piebald.core.private_files import held_alone, write_private
+from piebald.core.reading.files import read_bytes
 from piebald.privacy import accounting
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.private_files import held_alone, write_private
-from piebald.reading.files import read_bytes
 
 LARGEST = 50.0  # of an epsilon that noise is computed for; a larger one promises nothing
 _MEANING = (

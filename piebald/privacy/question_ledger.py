@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from piebald.errors import SettingError
-from piebald.noise import NoiseSource
-from piebald.private_files import held_alone, write_private
-from piebald.reading.files import read_bytes
+from piebald.core.errors import SettingError
+from piebald.core.noise import NoiseSource
+from piebald.core.private_files import held_alone, write_private
+from piebald.core.reading.files import read_bytes
 
 FILE = "questions.json"
 FOLDER = ".piebald"  # beside rows, for the copy of the count that goes with them

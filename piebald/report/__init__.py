@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from piebald.arguments import PathLike, checked
-from piebald.errors import RunFolderError
+from piebald.core.arguments import PathLike, checked
+from piebald.core.errors import RunFolderError
 
 __all__ = ["write_report"]
 
@@ -31,9 +31,9 @@ def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | N
         Comparison,
     )  # plotting packages are heavy, and most of Piebald does without them
     from piebald.report.figures import draw
-    from piebald.report.found_runs import load
-    from piebald.report.page import render
-    from piebald.report.schema import explained
+    from piebald.report.page.page import render
+    from piebald.report.run_search import load
+    from piebald.storage.schema import explained
 
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

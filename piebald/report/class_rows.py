@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.errors import RunFolderError
+from piebald.core.errors import RunFolderError
 
 Counts = NDArray[np.int64]
 _MOST_ROWS = 2**40

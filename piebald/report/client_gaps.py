@@ -18,9 +18,9 @@ import numpy as np
 
 from piebald.report.comparison import Comparison
 from piebald.report.crossed_effects import ERROR_RATE
+from piebald.report.page.wording import MetricFormat
 from piebald.report.paired import Scores
 from piebald.report.row_noise import COUNTED, row_difference
-from piebald.report.wording import MetricFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from piebald.arguments import checked, checked_class
-from piebald.errors import SettingError, unknown
+from piebald.core.arguments import checked, checked_class
+from piebald.core.errors import SettingError, unknown
 from piebald.privacy.several_runs import together
 from piebald.report.averages import mean
-from piebald.report.headline import rule
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
 from piebald.report.notebook import html_table
+from piebald.report.page.headline import rule
+from piebald.report.page.wording import MetricFormat
 from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
 from piebald.report.tables import History
-from piebald.report.wording import MetricFormat
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance")
 Points = Annotated[int, Field(ge=2)]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from piebald.errors import SettingError, shown, unknown
+from piebald.core.errors import SettingError, shown, unknown
 from piebald.report.learning_curves import AXES, Axis, Band, Evaluated, Over, bands_of, time_axis
-from piebald.report.palette import COLOURS, DASHES, LIGHT
-from piebald.report.wording import MetricFormat
+from piebald.report.page.palette import COLOURS, DASHES, LIGHT
+from piebald.report.page.wording import MetricFormat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

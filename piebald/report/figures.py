@@ -6,14 +6,15 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from piebald.plain_text import any_letters
-from piebald.report import charts, client_section, findings, wording
-from piebald.report.charts import Chart
+from piebald.core.plain_text import any_letters
+from piebald.report import findings
 from piebald.report.comparison import Comparison
 from piebald.report.curve_plot import INK, SOFT, draw_bands, line_style, look, percent_ticks
 from piebald.report.learning_curves import AXES, Axis, time_axis
-from piebald.report.schema import explained
-from piebald.report.wording import MetricFormat
+from piebald.report.page import charts, client_section, wording
+from piebald.report.page.charts import Chart
+from piebald.report.page.wording import MetricFormat
+from piebald.storage.schema import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,15 +7,8 @@ from typing import Any
 import numpy as np
 
 from piebald.report.comparison import Comparison
+from piebald.report.page.wording import MetricFormat, interval, is_significant, megabytes, names, plural
 from piebald.report.paired import Scores, cannot_be_told_apart, ranking
-from piebald.report.wording import (
-    MetricFormat,
-    interval,
-    is_significant,
-    megabytes,
-    names,
-    plural,
-)
 
 
 def lead(comparison: Comparison) -> str:

@@ -37,9 +37,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.arguments import NotNegative, checked
-from piebald.errors import SettingError, unknown
-from piebald.randomness import generator
+from piebald.core.arguments import NotNegative, checked
+from piebald.core.errors import SettingError, unknown
+from piebald.core.randomness import generator
 from piebald.report.crossed_effects import ERROR_RATE, CrossedEffects, Floats, Kind
 
 _DRAWS = 20_000

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.arguments import checked
+from piebald.core.arguments import checked
 from piebald.report.crossed_effects import SEEDS_FOR_INTERVAL
 from piebald.report.paired import Scores
 

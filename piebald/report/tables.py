@@ -11,16 +11,16 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from piebald.arguments import PathLike, checked, checked_class
-from piebald.errors import unknown
+from piebald.core.arguments import PathLike, checked, checked_class
+from piebald.core.errors import unknown
 from piebald.report.averages import mean, quantile, spread
-from piebald.report.chosen_models import noted
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.client_names import client_names
 from piebald.report.learning_curves import Over, Point
 from piebald.report.notebook import html_table
-from piebald.report.schema import COLUMNS
-from piebald.report.store import RunStore
+from piebald.storage.chosen_models import noted
+from piebald.storage.schema import COLUMNS
+from piebald.storage.store import RunStore
 
 if TYPE_CHECKING:
     import pandas

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from piebald.report.averages import mean
 from piebald.report.comparison import Comparison
+from piebald.report.page.wording import count, names
 from piebald.report.tables import History
-from piebald.report.wording import count, names
 
 MEASURES = {"updates": "used updates", "steps": "local steps", "rows": "rows in updates"}
 UNEQUAL = 1.1  # the largest ratio that passes as equal

@@ -2,19 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from piebald.discovery import lazy_names
+from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.runtimes.federation import Federation as Federation
-    from piebald.runtimes.ray.ray_runtime import Ray as Ray
+    from piebald.runtimes.ray.settings import Ray as Ray
     from piebald.runtimes.simulation.simulation import Simulation as Simulation
     from piebald.runtimes.simulation.simulator import Simulator as Simulator
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "federation": ("Federation",),
-        "ray.ray_runtime": ("Ray",),
+        "ray.settings": ("Ray",),
         "simulation.simulation": ("Simulation",),
         "simulation.simulator": ("Simulator",),
     },

@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from pydantic import Field
 
-from piebald.client_work import ClientWork
-from piebald.component import Component
 from piebald.contracts import Clients, Fleet, Runtime
+from piebald.contracts.component import Component
+from piebald.methods.client_work import ClientWork
 
 
 class RuntimeSettings(Component):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from piebald.contracts import Checkpoint
-from piebald.machine import on_host
+from piebald.core.machine import on_host
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Clients, Personalizes, Result, Split
-from piebald.errors import SettingError
-from piebald.queries.confusion import Confusion, counted
+from piebald.core.errors import SettingError
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries.confusion import Confusion, counted
 from piebald.server.records import TableRow
 
 MOST_CLASSES = 100

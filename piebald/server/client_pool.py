@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from piebald.contracts import Task
-from piebald.noise import NoiseSource
-from piebald.randomness import brief_generator, long_key, select
+from piebald.core.noise import NoiseSource
+from piebald.core.randomness import brief_generator, long_key, select
 
 
 class ClientPool:

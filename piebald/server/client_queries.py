@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from piebald.contracts import MOST_ROWS, Result, Runtime, Task, Update, count_reason
-from piebald.machine import raise_if_lost
-from piebald.model_spec import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.machine import raise_if_lost
 from piebald.server.records import TableRow, refusal, result_row
 
 log = logging.getLogger(__name__)

@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.aggregation.base import Aggregator, PreparesCohort, aggregated
-from piebald.aggregation.linear import Linear
-from piebald.clustering.base import ChoosesMainCluster, JoinsClusters, MixesModels, assigned
-from piebald.cohort_matrix import divided, weighted_mean, weighted_sum
 from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
-from piebald.randomness import key
-from piebald.recipe import Recipe
-from piebald.scheduling.base import round_kind
+from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
+from piebald.core.randomness import key
+from piebald.core.tensor_store import TensorStore
+from piebald.methods.aggregation.base import Aggregator, PreparesCohort, aggregated
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.clustering.base import ChoosesMainCluster, JoinsClusters, MixesModels, assigned
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling.base import round_kind
+from piebald.methods.server_optimizer.base import KeepsServerState
+from piebald.methods.server_optimizer.cached_average import CachedAverage
+from piebald.methods.training.base import KeepsServerVectors
+from piebald.methods.transforms.base import Colludes
 from piebald.server.best_version import ModelSnapshot
 from piebald.server.cluster_state import STEPS, ClusterModel, Counted, Keep, norm_of, where_it_is
 from piebald.server.model_cache import ModelCache
 from piebald.server.weight_caps import with_capped_examples, with_capped_shares
-from piebald.server_optimizer.base import KeepsServerState
-from piebald.server_optimizer.cached_average import CachedAverage
-from piebald.tensor_store import TensorStore
-from piebald.training.base import KeepsServerVectors
-from piebald.transforms.base import Colludes
 
 MakeContext = Callable[[str, int], ServerContext]  # the context of a component, by axis and cluster
 

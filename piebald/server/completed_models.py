@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from piebald.client_work import ClientWork
-from piebald.cohort_matrix import weighted_mean
 from piebald.contracts import Query, Result
+from piebald.core.cohort_matrix import weighted_mean
+from piebald.methods.client_work import ClientWork
+from piebald.methods.training.base import CompletesModels
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel
-from piebald.training.base import CompletesModels
 
 Ask = Callable[[Sequence[tuple[int, Query]]], Sequence[Result]]  # clients about the model of their cluster
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from piebald.contracts import SERVER_ID, Query, Split
-from piebald.queries.confusion import Confusion
-from piebald.queries.evaluate import Evaluate
-from piebald.queries.validate import Validate
-from piebald.randomness import select
+from piebald.core.randomness import select
+from piebald.methods.queries.confusion import Confusion
+from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.validate import Validate
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Checkpoint
+from piebald.methods.client_work import ClientWork
 
 
 def fitting_models(

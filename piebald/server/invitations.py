@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piebald.scheduling.base import Scheduler
+from piebald.methods.scheduling.base import Scheduler
 from piebald.server.client_pool import ClientPool
 
 

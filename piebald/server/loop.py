@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.aggregation.linear import Linear
-from piebald.client_work import ClientWork
-from piebald.clustering.base import SendsCandidates
 from piebald.contracts import (
     SERVER_ID,
     Checkpoint,
@@ -29,11 +26,14 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.errors import RuntimeFault
-from piebald.machine import HOST, moved, on_host
+from piebald.core.errors import RuntimeFault
+from piebald.core.machine import HOST, moved, on_host
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.client_work import ClientWork
+from piebald.methods.clustering.base import SendsCandidates
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.recipe import Recipe
-from piebald.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
 from piebald.server.best_version import BestVersion, ModelSnapshot
 from piebald.server.class_counts import confusion_rows
 from piebald.server.client_pool import ClientPool
@@ -44,6 +44,7 @@ from piebald.server.completed_models import CompletedModels
 from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
 from piebald.server.invitations import Invitations
 from piebald.server.masked_rounds import MaskedRounds
+from piebald.server.received_results import ResultIntake
 from piebald.server.records import (
     TableRow,
     mean_scores,
@@ -58,7 +59,6 @@ from piebald.server.records import (
     whole_task,
 )
 from piebald.server.result_checks import ResultChecks
-from piebald.server.result_intake import ResultIntake
 from piebald.server.server_context import LoopContext
 from piebald.server.stalled import StalledSteps
 from piebald.server.step_writer import StepWriter

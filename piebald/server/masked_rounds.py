@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import KeyAgreement, Result
+from piebald.methods.client_work import ClientWork
+from piebald.methods.transforms.base import MaskingTransform
 from piebald.server.cluster_models import MakeContext
-from piebald.transforms.base import MaskingTransform
 
 
 class MaskedRounds:

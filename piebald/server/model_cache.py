@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.tensor_store import TensorStore
+from piebald.core.tensor_store import TensorStore
 
 _FALLEN = 1e-6  # of the largest P since the sums were last formed: below it they are formed anew
 _PIECE = 1 << 17  # numbers handled at a time, so that what a piece needs stays in the processor's cache

@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.component import Component
 from piebald.contracts import MOST_ROWS, Result, Update, count_reason, described
-from piebald.parameters import Layout
-from piebald.recipe import Recipe
-from piebald.server_optimizer.cached_average import CachedAverage
+from piebald.contracts.component import Component
+from piebald.core.parameters import Layout
+from piebald.methods.recipe import Recipe
+from piebald.methods.server_optimizer.cached_average import CachedAverage
 
 LONGEST_STEP = 1000.0
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from piebald.component import Component
 from piebald.contracts import ChecksSignatures, QueryRequest, Runtime, Update
-from piebald.model_spec import ModelSpec
-from piebald.recipe import Recipe
+from piebald.contracts.component import Component
+from piebald.contracts.model_spec import ModelSpec
+from piebald.methods.recipe import Recipe
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from piebald.component import Component
+from piebald.contracts.component import Component
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from piebald.aggregation.base import Aggregator
-from piebald.aggregation.linear import Linear
 from piebald.contracts import Cohort
+from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.aggregation.linear import Linear
 
 
 def capped(weights: Sequence[float], largest: float) -> list[float]:

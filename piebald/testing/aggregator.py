@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from piebald.aggregation.base import Aggregator, PreparesCohort
-from piebald.aggregation.linear import Linear
 from piebald.contracts import Cohort, ServerContext, Update
+from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.linear import Linear
 from piebald.testing.component import check_component, promises
 from piebald.testing.recipe import check_runs, in_fedavg
 

@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from piebald.component import Component, build
-from piebald.errors import PiebaldError, SettingError, shown
-from piebald.references import USERS
+from piebald.contracts.component import Component, build
+from piebald.core.errors import PiebaldError, SettingError, shown
+from piebald.core.references import USERS
 
 Check = TypeVar("Check", bound=Callable[..., None])
 

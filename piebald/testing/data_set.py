@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from piebald.data.dataset import DataSet
-from piebald.errors import shown
-from piebald.partition.by_owner import ByOwner
-from piebald.partition.iid import Iid
-from piebald.pytree import single
+from piebald.core.errors import shown
+from piebald.core.pytree import single
+from piebald.data.partition.by_owner import ByOwner
+from piebald.data.partition.iid import Iid
+from piebald.data.sets.dataset import DataSet
 from piebald.testing.component import promises
 
 

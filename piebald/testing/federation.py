@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Rows
+from piebald.core.randomness import torch_seed
+from piebald.data.partition import Lists, PooledClients
+from piebald.methods.recipe import Recipe
+from piebald.methods.training.adapter_ranks import AdapterRanks
+from piebald.methods.training.base import GivesOwnModels, HidesRows
 from piebald.models import GatedUnit
-from piebald.partition import Lists, PooledClients
-from piebald.randomness import torch_seed
-from piebald.recipe import Recipe
-from piebald.training.adapter_ranks import AdapterRanks
-from piebald.training.base import GivesOwnModels, HidesRows
 
 SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
 _TEST, _VALIDATION = 8, 6  # rows of each client

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from piebald.finished_run import Run
+from piebald.runs.finished_run import Run
 
 
 class Outcome(NamedTuple):

@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.contracts import Clients
-from piebald.data.dataset import DataSet, Owners
-from piebald.partition.partition import Partition
-from piebald.partition.pooled_clients import PooledClients
-from piebald.partition.three_way_split import SPLITS
-from piebald.pytree import single
+from piebald.core.pytree import single
+from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.partition.partition import Partition
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.sets.dataset import DataSet, Owners
 from piebald.testing.component import check_component, promises
 
 Ints = NDArray[np.int64]

@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 import piebald
-from piebald import recipes
-from piebald.clustering.base import Clustering
-from piebald.component import Component
 from piebald.contracts import Clients
-from piebald.finished_run import Run
-from piebald.recipe import Recipe
-from piebald.references import USERS
-from piebald.report.store import RunStore
+from piebald.contracts.component import Component
+from piebald.core.references import USERS
+from piebald.methods import recipes
+from piebald.methods.clustering.base import Clustering
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling.base import Scheduler
+from piebald.methods.server_optimizer.base import ServerOptimizer
+from piebald.methods.sharing.base import Sharing
+from piebald.methods.training.base import Trainer
+from piebald.runs.finished_run import Run
 from piebald.runtimes.workers.pool import can_fork
-from piebald.scheduling.base import Scheduler
-from piebald.server_optimizer.base import ServerOptimizer
-from piebald.sharing.base import Sharing
+from piebald.storage.store import RunStore
 from piebald.testing.component import check_component, promises
 from piebald.testing.federation import hardest_network, uneven_clients
 from piebald.testing.outcome import assert_same
-from piebald.training.base import Trainer
 
 Network = Callable[[int], nn.Module]
 # Whatever could be measured, and so differ from run to run, is named.
@@ -95,7 +95,7 @@ def _check_repeats(recipe: Recipe, run: Callable[..., Run]) -> None:
     one, two = (run(where) for _ in range(2))
     assert torch.equal(_vector(one), _vector(two)), (
         f"recipe {recipe.name!r}: two runs with one seed end with other bits: take random numbers from "
-        "piebald.randomness, and keep nothing in the component"
+        "piebald.core.randomness, and keep nothing in the component"
     )
 
 

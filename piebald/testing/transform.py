@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from piebald.model_spec import ModelSpec
-from piebald.objective import OBJECTIVES
-from piebald.parameters import Layout
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.methods.transforms.base import MaskingTransform, Transform
+from piebald.methods.transforms.compression import Compressor, WireContext
 from piebald.testing.component import check_component, promises
 from piebald.testing.recipe import check_runs, in_fedavg
-from piebald.transforms.base import MaskingTransform, Transform
-from piebald.transforms.compression import Compressor, WireContext
 
 
 @promises(Transform, "a transform")

@@ -14,10 +14,10 @@ run) and `baselines` (reference methods to compare with).
 
 from typing import TYPE_CHECKING
 
-from piebald.discovery import lazy_names
+from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.vertical.holdings import PartyHolding as PartyHolding
+    from piebald.vertical.party_data import PartyHolding as PartyHolding
     from piebald.vertical.transfer_results import TransferResult as TransferResult
     from piebald.vertical.transfer_results import result as result
     from piebald.vertical.transfer_runs import resume as resume

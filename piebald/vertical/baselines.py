@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from piebald.errors import SettingError
-from piebald.randomness import generator
-from piebald.vertical.holdings import PartyHolding
+from piebald.core.errors import SettingError
+from piebald.core.randomness import generator
 from piebald.vertical.kernels import Kernel, mmd2
 from piebald.vertical.party import Party
+from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_network import PartyNetwork, taylor_loss
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import ROLES, Role

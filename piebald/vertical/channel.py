@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.core.errors import RuntimeFault, SettingError
 from piebald.vertical.party_messages import HEADER, MessageFault, PartyEnded, body_length
 
 SLOWEST = 8_000  # bytes a second: while a frame arrives faster than that, the other party is not silent

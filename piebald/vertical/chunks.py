@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from piebald.randomness import generator
-from piebald.vertical.holdings import Ints, PartyHolding
+from piebald.core.randomness import generator
+from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings

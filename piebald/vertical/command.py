@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from piebald.errors import PiebaldError, SettingError
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES

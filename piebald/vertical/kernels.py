@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from piebald.component import Component
-from piebald.errors import SettingError
+from piebald.contracts.component import Component
+from piebald.core.errors import SettingError
 
 Floats = NDArray[np.float64]
 

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault
 from piebald.vertical.chunks import common_chunks, own_chunks
-from piebald.vertical.holdings import PartyHolding
+from piebald.vertical.disclosure_ledger import ToldLedger, plan
 from piebald.vertical.loss_terms import PartyView
+from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import MessageFault, MessageKind
 from piebald.vertical.party_network import PartyNetwork, Trace, taylor_loss, translator, unit_rows
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import PartySession, Products, Role, receive_numbers, send_numbers
-from piebald.vertical.told_ledger import ToldLedger, plan
 from piebald.vertical.transfer_settings import TransferSettings
 
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-from piebald.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault
 from piebald.vertical.encryption.backend import InvalidMessage, MessageLength
 
 MAGIC = b"PBT2"

@@ -30,11 +30,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from piebald.errors import RunFolderError
-from piebald.private_files import write_private
-from piebald.reading.files import read_bytes, read_text
-from piebald.report.lock import RunLock
-from piebald.toml_document import Document
+from piebald.core.errors import RunFolderError
+from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_bytes, read_text
+from piebald.settings.toml_document import Document
+from piebald.storage.lock import RunLock
 from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from piebald.errors import PiebaldError
-from piebald.plain_text import printable
+from piebald.core.errors import PiebaldError
+from piebald.core.plain_text import printable
 
 
 def main(arguments: list[str]) -> int:

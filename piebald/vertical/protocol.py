@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from piebald.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault
 from piebald.vertical.channel import Channel
 from piebald.vertical.encryption.backend import Backend, InvalidMessage, MessageLength
 from piebald.vertical.kernels import Floats, ProductSize, ProductStatistics

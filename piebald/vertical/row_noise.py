@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piebald.vertical.disclosure_ledger import ToldLedger, What
 from piebald.vertical.kernels import Floats, Kernel, ProductStatistics
 from piebald.vertical.loss_terms import PartyView
 from piebald.vertical.party_network import row_gradients
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.told_ledger import ToldLedger, What
 
 LEAST_SHARE = 0.05  # of a label, for its weight in the translator: a rare one's rows would need more noise
 

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from piebald.errors import RuntimeFault, SettingError, unknown
-from piebald.runtimes.federation.flare_link import SERVER
-from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.revocation import Admission, name_in
-from piebald.runtimes.federation.shared_socket import SharedSocket
-from piebald.runtimes.federation.tls import Listener, RenewedContext, keep_connecting
-from piebald.runtimes.federation.tls_errors import refusal as handshake_refusal
+from piebald.core.errors import RuntimeFault, SettingError, unknown
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.revocation import Admission, name_in
+from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.shared_socket import SharedSocket
+from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
+from piebald.federation.link.tls_errors import refusal as handshake_refusal
 from piebald.vertical.channel import SocketChannel
 from piebald.vertical.party_messages import MessageFault, PartyEnded
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from piebald.data.encoded_tables import encode
-from piebald.errors import SettingError, unknown
-from piebald.partition.client_tables import read_table
-from piebald.randomness import generator
-from piebald.vertical.holdings import Ints, PartyHolding
+from piebald.core.errors import SettingError, unknown
+from piebald.core.randomness import generator
+from piebald.data.clients.client_tables import read_table
+from piebald.data.sets.encoded_tables import encode
+from piebald.vertical.party_data import Ints, PartyHolding
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles
 

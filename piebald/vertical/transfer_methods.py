@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import Field, field_serializer, field_validator
 
-from piebald.component import Component, build
-from piebald.errors import SettingError
+from piebald.contracts.component import Component, build
+from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
+from piebald.vertical.disclosure_ledger import ToldLedger
 from piebald.vertical.ftl import Alignment
 from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel
 from piebald.vertical.loss_terms import DiscrepancyTerm, LossTerm
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
 from piebald.vertical.row_noise import RowNoise
-from piebald.vertical.told_ledger import ToldLedger
 
 
 class Method(Component):

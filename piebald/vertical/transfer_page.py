@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from piebald.private_files import write_private
-from piebald.report import markup
+from piebald.core.private_files import write_private
 from piebald.report.curve_plot import LOOK
-from piebald.report.markup import Cell
-from piebald.report.page import frame
-from piebald.report.palette import LIGHT
-from piebald.report.schema import explained
-from piebald.report.wording import duration
+from piebald.report.page import markup
+from piebald.report.page.markup import Cell
+from piebald.report.page.page import frame
+from piebald.report.page.palette import LIGHT
+from piebald.report.page.wording import duration
+from piebald.storage.schema import explained
 from piebald.vertical.kernels import PolynomialKernel, mmd2
 from piebald.vertical.party_store import read, read_settings, read_steps
 from piebald.vertical.protocol import ROLES

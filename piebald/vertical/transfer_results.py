@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from piebald.arguments import PathLike, checked, checked_class
-from piebald.errors import RunFolderError
-from piebald.private_files import write_private
+from piebald.core.arguments import PathLike, checked, checked_class
+from piebald.core.errors import RunFolderError
+from piebald.core.private_files import write_private
 from piebald.vertical.baselines import TransferScore, transfer_score
+from piebald.vertical.disclosure_ledger import ToldLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_store import TOLD, read, read_partner, read_settings, read_steps
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.secrecy import is_simulated, secrecy
-from piebald.vertical.told_ledger import ToldLedger
 from piebald.vertical.transfer_settings import TransferSettings
 
 

@@ -17,18 +17,19 @@ from typing import Any
 
 import torch
 
-from piebald.arguments import PathLike, checked
-from piebald.errors import PiebaldError, RuntimeFault, SettingError
-from piebald.runtimes.federation.flare_link import SERVER
-from piebald.runtimes.federation.local_federation import free_port
-from piebald.runtimes.federation.provisioning import Description, provision
-from piebald.runtimes.federation.provisioning import read as read_credentials
-from piebald.vertical import holdings as data_of_parties
+from piebald.core.arguments import PathLike, checked
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.federation.credentials.provisioning import Description, provision
+from piebald.federation.credentials.provisioning import read as read_credentials
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.link.flare_link import SERVER
+from piebald.vertical import party_data as data_of_parties
 from piebald.vertical import table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, is_this_machine, listen, parse
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.holdings import PartyHolding
+from piebald.vertical.disclosure_ledger import ToldLedger
 from piebald.vertical.party import Party
+from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import (
@@ -41,7 +42,6 @@ from piebald.vertical.party_store import (
 )
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.secure_channel import SecureChannel, open_channel
-from piebald.vertical.told_ledger import ToldLedger
 from piebald.vertical.transfer_results import (
     TransferResult,
     is_finished,

@@ -18,11 +18,11 @@ from pydantic import (
     model_validator,
 )
 
-from piebald.arguments import STRICT, settled
-from piebald.component import build, sentence
-from piebald.errors import SettingError, unknown
-from piebald.reading.files import settings_text
-from piebald.toml_document import Document, Key, dotted, dumps
+from piebald.contracts.component import build, sentence
+from piebald.core.arguments import STRICT, settled
+from piebald.core.errors import SettingError, unknown
+from piebald.core.reading.files import settings_text
+from piebald.settings.toml_document import Document, Key, dotted, dumps
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
 from piebald.vertical.loss_terms import LabelTerm, LossTerm

@@ -23,13 +23,13 @@ from piebald.advice.client_gains import ClientGain
 from piebald.advice.client_gains import sentences as told
 from piebald.advice.families import FAMILIES, entrants
 from piebald.advice.more_data import PartOfRows, PooledPartOfRows, outlook
+from piebald.advice.tuning import Budget
 from piebald.cli import main
-from piebald.errors import SettingError
-from piebald.partition import Lists, PooledClients
+from piebald.core.errors import SettingError
+from piebald.data.partition import Lists, PooledClients
 from piebald.report.paired import Difference
-from piebald.report.store import RunStore
 from piebald.report.tables import History
-from piebald.tuning import Budget
+from piebald.storage.store import RunStore
 
 FORK = multiprocessing.get_context("fork")
 FILE = """\

@@ -11,10 +11,10 @@ from piebald import data
 from piebald.advice import look
 from piebald.advice.detectable import detectable_difference
 from piebald.advice.unlikeness import references
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.core.randomness import generator
+from piebald.data.partition import Dirichlet, Disjoint, FastSlow, FlipPairs, Iid, Sensor, Sites, clients_from
 from piebald.models import build_model
-from piebald.partition import Dirichlet, Disjoint, FastSlow, FlipPairs, Iid, Sensor, Sites, clients_from
-from piebald.randomness import generator
 
 SWAPPED = FlipPairs(pairs=((0, 5), (1, 6), (2, 7), (3, 8), (4, 9)), clients=(0, 1, 2, 3))
 

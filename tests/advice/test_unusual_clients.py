@@ -16,7 +16,7 @@ from piebald.advice import Advice, advise
 from piebald.advice.client_gains import MOST, ClientGain
 from piebald.advice.evidence import Loser
 from piebald.cli import main
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 Parts = Mapping[str, tuple[Any, Any]]
 ODD = ["<script>alert(1)</script>", "a, b", 'the "north"', "it's", "Zürich 東京", "=1+1", "\x1b[31mred", "last"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.errors import RuntimeFault
-from piebald.runtimes.engines import engine_choice
-from piebald.runtimes.engines.batched import BatchedEngine
-from piebald.runtimes.engines.vmapped import VmappedEngine
+from piebald.core.errors import RuntimeFault
+from piebald.engines import engine_choice
+from piebald.engines.batched import BatchedEngine
+from piebald.engines.vmapped import VmappedEngine
 from tests.contract.conftest import carry_out, method, plain_network
 from tests.devices.there import equal_clients
 

@@ -118,7 +118,7 @@ import results
 import settings
 import traffic
 from piebald.models import build_model
-from piebald.partition import Iid
+from piebald.data.partition import Iid
 out, path = map(Path, sys.argv[1:])
 clients = Iid(clients=10, test=0.3, limit=200).split(piebald.data.digits())
 traffic.compressed = lambda *_: {"rows": 1, "raw": 10**6, "npz": 10**6, "xz": 10**6}

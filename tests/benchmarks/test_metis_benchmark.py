@@ -15,7 +15,7 @@ import torch
 
 import piebald
 from piebald.data import DataSet
-from piebald.partition import Homogeneous, Iid
+from piebald.data.partition import Homogeneous, Iid
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "metis"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import piebald
-from piebald import experiment
-from piebald.progress import Bar
+from piebald.runs import run as experiment
+from piebald.runs.progress import Bar
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_ctrl_c_before_anything_was_written(command, good, monkeypatch):
 
     monkeypatch.setattr(experiment, "run", interrupted)
     assert command("run", good) == (130, "", "interrupted before anything was written\n")
-    monkeypatch.setattr("piebald.experiment_file.ExperimentSettings.load", interrupted)
+    monkeypatch.setattr("piebald.experiments.file.ExperimentSettings.load", interrupted)
     assert command("run", good) == (130, "", "interrupted\n")
 
 
@@ -130,20 +130,20 @@ def test_a_report_about_a_run(command, good):
 
 def test_all_recipes_with_papers_and_settings(command):
     listing = only_object(command("recipes", "--json"))
-    assert [entry["name"] for entry in listing] == piebald.recipes.names()
+    assert [entry["name"] for entry in listing] == piebald.methods.recipes.names()
     assert all(entry["paper"] and entry["summary"] and "cohort" in entry["fields"] for entry in listing)
     said = command("recipes")
     assert all(entry["name"] in said.out for entry in listing)
 
 
-@pytest.mark.parametrize("name", piebald.recipes.names())
+@pytest.mark.parametrize("name", piebald.methods.recipes.names())
 def test_the_printed_settings_of_a_recipe_are_valid_in_a_file(command, good, name):
     printed = command("recipes", name).out
     good.write_text(good.read_text().partition("[recipe]")[0] + printed)
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
 
     recipe = next(iter(ExperimentSettings.load(good).built_recipes().values()))
-    assert recipe.model_dump(exclude={"fields"}) == piebald.recipes.make(name).model_dump(exclude={"fields"})
+    assert recipe.model_dump(exclude={"fields"}) == piebald.methods.recipes.make(name).model_dump(exclude={"fields"})
 
 
 def test_data_sets_have_sources(command, monkeypatch):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from piebald import progress
 from piebald.cli.comparing import print_comparison
 from piebald.report.comparison import Comparison
-from piebald.report.store import RunStore
 from piebald.report.tables import History
+from piebald.runs import progress
 from piebald.server import RoundProgress
+from piebald.storage.store import RunStore
 
 from .conftest import Command
 

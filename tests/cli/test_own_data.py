@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from piebald import references
+from piebald.core import references
 
 from .conftest import Command
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.setting_errors import plain
-from piebald.toml_document import Document
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.settings.setting_errors import plain
+from piebald.settings.toml_document import Document
 
 
 def changed(good, *lines):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas
 import pytest
 
-from piebald.experiment_file import ExperimentSettings
-from piebald.partition.standardise import constants_of
+from piebald.data.clients.standardise import constants_of
+from piebald.experiments.file import ExperimentSettings
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.errors import SettingError
-from piebald.toml_document import Document, dotted, dumps
+from piebald.core.errors import SettingError
+from piebald.settings.toml_document import Document, dotted, dumps
 
 TEXT = '''# a comment with [brackets] and = signs
 rounds = 3

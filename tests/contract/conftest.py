@@ -11,8 +11,8 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.finished_run import Run
-from piebald.recipe import Recipe
+from piebald.methods.recipe import Recipe
+from piebald.runs.finished_run import Run
 from piebald.testing.federation import SIZES as SIZES
 from piebald.testing.federation import hardest_network as fitting
 from piebald.testing.federation import mixing_network as network  # noqa: F401 - of the tests here

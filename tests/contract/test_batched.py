@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from piebald import Simulator, recipes
-from piebald.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault
+from piebald.data.partition import Lists, PooledClients
+from piebald.engines import batched as batched_engine
+from piebald.engines import engine_choice
+from piebald.engines.batched_layers import FactoredDense
+from piebald.engines.factored.factors import Factor
+from piebald.engines.stepper import Stepper
+from piebald.methods.training import Sgd
 from piebald.models import build_model
-from piebald.partition import Lists, PooledClients
-from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import batched as batched_engine
-from piebald.runtimes.engines import engine_choice
-from piebald.runtimes.engines.batched_layers import FactoredDense
-from piebald.runtimes.engines.stepper import Stepper
-from piebald.runtimes.factored.factors import Factor
-from piebald.training import Sgd
+from piebald.runs.prepare import Options, prepare
 
 from .conftest import assert_same, carry_out, plain_network
 from .conftest import federation as with_validation

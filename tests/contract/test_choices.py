@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import piebald
-from piebald import experiment, partition
-from piebald.choice import FEWEST_ROWS
-from piebald.finished_run import Run
+from piebald import partition
+from piebald.methods.choice import FEWEST_ROWS
+from piebald.runs import run as experiment
+from piebald.runs.finished_run import Run
 
 from .conftest import TWO, carry_out, fitting, method, on_ray, vector
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.adaptation.held_out import ClientSubset, PooledClientSubset, hold_out
 from piebald.contracts import HasServerRows, HoldsRows, InMemory, Rows, RowsAtSites, Split
-from piebald.data.decoded import Decoded
-from piebald.partition import LazyClients, Lists, PooledClients
-from piebald.partition.sites import SiteClients
-from piebald.partition.sources import clients_of
-from piebald.partition.survey import embedding
-from piebald.runtimes.engines.row_loader import RowLoader
+from piebald.data.clients.sites import SiteClients
+from piebald.data.clients.sources import clients_of
+from piebald.data.measures.survey import embedding
+from piebald.data.partition import LazyClients, Lists, PooledClients
+from piebald.data.sets.decoded import Decoded
+from piebald.engines.row_loader import RowLoader
+from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset, hold_out
 
 
 def unread(*_: Any) -> Any:

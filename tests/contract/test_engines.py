@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from piebald import recipes
-from piebald.partition import FastSlow
+from piebald.data.partition import FastSlow
 
 from .conftest import TABLE, VARIANTS, assert_same, carry_out, method, network, plain_network, reference, tier
 

@@ -15,18 +15,18 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.parameters import Slot
-from piebald.partition import PooledClients
-from piebald.prepare import Options, prepare
-from piebald.report.store import RunStore
-from piebald.runtimes.engines import batched as batched_engine
-from piebald.runtimes.engines import matrix_products as products
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.factored import client_state
-from piebald.runtimes.factored.client_state import StatePacker
-from piebald.runtimes.factored.factors import ClientRowFactor, Factor, Weights
-from piebald.runtimes.factored.sum_terms import MatrixTerm
-from piebald.runtimes.factored.vectors import FactoredVectors
+from piebald.core.parameters import Slot
+from piebald.data.partition import PooledClients
+from piebald.engines import batched as batched_engine
+from piebald.engines import matrix_products as products
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.factored import client_state
+from piebald.engines.factored.client_state import StatePacker
+from piebald.engines.factored.factors import ClientRowFactor, Factor, Weights
+from piebald.engines.factored.sum_terms import MatrixTerm
+from piebald.engines.factored.vectors import FactoredVectors
+from piebald.runs.prepare import Options, prepare
+from piebald.storage.store import RunStore
 
 from .conftest import assert_same, carry_out, vector
 from .test_batched import MODELS, federation
@@ -286,7 +286,7 @@ def test_what_is_packed_comes_back(seed: int, by_row: bool, beside: str) -> None
     if beside != "packed":
         packed[1] = torch.zeros(size) if beside == "never asked" else torch.ones(size)
         expected[1] = packed[1]
-    from piebald.runtimes.engines.incoming import unpack_state
+    from piebald.engines.incoming import unpack_state
 
     for engine in (batched, sequential):
         found = unpack_state(engine, [0, 1, 2], "control", packed)

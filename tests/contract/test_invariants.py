@@ -14,12 +14,12 @@ from torch import nn
 import piebald
 from piebald import recipes
 from piebald.contracts import Device, Result, SumRequest, Task
-from piebald.errors import SettingError
-from piebald.partition.devices import Devices
-from piebald.recipe import Recipe
-from piebald.runtimes.engines.stack import PRIVATE
+from piebald.core.errors import SettingError
+from piebald.data.partition.devices import Devices
+from piebald.engines.stack import PRIVATE
+from piebald.methods.recipe import Recipe
+from piebald.methods.training.base import ShapesUploads
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.training.base import ShapesUploads
 
 from .conftest import SIZES, TABLE, assert_same, carry_out, federation, in_turn, method, vector
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.methods.recipe import Recipe
 from piebald.privacy import SecureAggregation
-from piebald.recipe import Recipe
 
 from .conftest import SIZES, TABLE, carry_out, method, tier
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 from .conftest import DISTINCT, assert_same, carry_out, federation, method, plain_network, reference, vector
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.errors import SettingError
-from piebald.partition import Lists, PooledClients
+from piebald.core.errors import SettingError
+from piebald.data.partition import Lists, PooledClients
+from piebald.engines.loss_scale import LossScale
+from piebald.methods.training import Sgd
 from piebald.privacy import accounting
-from piebald.runtimes.engines.loss_scale import LossScale
-from piebald.training import Sgd
 
 from .conftest import assert_same, carry_out, method, on_ray, plain_network, reference, vector
 

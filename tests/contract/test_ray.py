@@ -16,13 +16,13 @@ import torch
 
 import piebald
 from piebald.cli import main
-from piebald.errors import RuntimeFault, SettingError
-from piebald.partition import FastSlow
-from piebald.report.store import RunStore
+from piebald.core.errors import RuntimeFault, SettingError
+from piebald.data.partition import FastSlow
 from piebald.runtimes.ray import actors
 from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
 from piebald.runtimes.simulation import simulation
+from piebald.storage.store import RunStore
 
 from .conftest import (
     STORE,
@@ -175,7 +175,7 @@ def test_work_that_kills_every_actor_is_given_up(cluster: Any, monkeypatch: pyte
 DRIVER = """
 import os, signal, sys
 import piebald
-from piebald.report.store import RunStore
+from piebald.storage.store import RunStore
 from tests.contract.conftest import federation, method, network
 
 real, calls = RunStore.commit, [0]
@@ -211,7 +211,7 @@ def test_a_killed_driver_is_resumed(cluster: Any, tmp_path: Path) -> None:
 TERMINATED = """
 import os, signal, sys
 from piebald.cli import main
-from piebald.report.store import RunStore
+from piebald.storage.store import RunStore
 
 real, calls = RunStore.commit, [0]
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import piebald
-from piebald.errors import RunFolderError, SettingError
-from piebald.recipe import Recipe
-from piebald.report.store import RunStore
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.methods.recipe import Recipe
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.server.masked_rounds import MaskedRounds
+from piebald.storage.store import RunStore
 
 from .conftest import (
     HERE,
@@ -152,7 +152,7 @@ def test_sparse_checkpoints_repeat_what_came_after_the_last(tmp_path: Path) -> N
 def test_asynchronous_with_outstanding_tasks(tmp_path: Path) -> None:
     """Devices of different speed, private heads: what is outstanding is in the checkpoint, with its results if it has
     any."""
-    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
+    fleet = piebald.data.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
     recipe = method("hdafl").with_(scheduling={"kind": "asynchronous", "cohort": 3})
     check(tmp_path, recipe, POINTS["just stepped"], simulator={"fleet": fleet})
 
@@ -176,7 +176,7 @@ SCHEDULES = {
 @pytest.mark.parametrize("case", SCHEDULES)
 def test_schedulers_without_rounds(case: str, point: str, tmp_path: Path) -> None:
     """Slow and fast devices that answer queries beside their training: all of it goes on where it was."""
-    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
+    fleet = piebald.data.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
     check(tmp_path, SCHEDULES[case], POINTS[point], simulator={"fleet": fleet})
 
 
@@ -202,7 +202,7 @@ KEY_ROUNDS = {
 @pytest.mark.parametrize("case", MASKED)
 def test_secure_aggregation(case: str, point: str, tmp_path: Path) -> None:
     """In the middle of the rounds around a sum, too: a resumed run agrees on that round's keys anew."""
-    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
+    fleet = piebald.data.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4, down=2000.0, latency=0.1)
     check(tmp_path, MASKED[case], KEY_ROUNDS[point], simulator={"fleet": fleet})
 
 
@@ -226,7 +226,7 @@ CONTINUED: dict[str, tuple[Recipe, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CONTINUED)
 def test_more_rounds_are_those_of_a_longer_run(case: str, tmp_path: Path) -> None:
     recipe, more = CONTINUED[case]
-    fleet = piebald.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
+    fleet = piebald.data.partition.FastSlow(fast=1.0, slow_factor=3.0, share_slow=0.4)
     options: dict[str, Any] = {"simulator": {"fleet": fleet} if "fleet" in more else {}, "evaluate_every": 2}
     options |= {"keep": "best"} if "keep" in more else {}
     carry_out(recipe, out=tmp_path / "run", rounds=2, **options)

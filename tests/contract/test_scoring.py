@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from piebald import pytree
-from piebald.aggregation.linear import Linear
 from piebald.contracts import Cohort
-from piebald.objective import METRICS, OBJECTIVES
-from piebald.partition import Lists, PooledClients
-from piebald.prepare import Options, prepare
-from piebald.recipe import Recipe
-from piebald.runtimes.engines import scoring
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.row_values import has_value_for_each
+from piebald.core import pytree
+from piebald.core.objective import METRICS, OBJECTIVES
+from piebald.data.partition import Lists, PooledClients
+from piebald.engines import scoring
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.row_values import has_value_for_each
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.recipe import Recipe
+from piebald.runs.prepare import Options, prepare
 
 from .conftest import assert_same, carry_out, federation, method, network, vector
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 import piebald
 from piebald.contracts import Task
-from piebald.errors import RuntimeFault
-from piebald.partition import FastSlow
-from piebald.report.store import RunStore
+from piebald.core.errors import RuntimeFault
+from piebald.data.partition import FastSlow
 from piebald.runtimes.ray import state_actors
 from piebald.runtimes.ray.actors import RayWorkerPool
 from piebald.runtimes.ray.connection import RayConnection
 from piebald.runtimes.ray.state_actors import StateActor, StateActorRing, StateActors
 from piebald.runtimes.workers.state_store import ClientStateStore
+from piebald.storage.store import RunStore
 
 from .conftest import TWO, assert_same, carry_out, federation, fitting, method, on_ray
 from .test_resume import assert_identical

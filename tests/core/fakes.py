@@ -12,9 +12,6 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 import piebald
-from piebald.aggregation.base import Aggregator
-from piebald.client_work import ClientWork
-from piebald.clustering.base import Clustering
 from piebald.contracts import (
     Checkpoint,
     ClientSecrets,
@@ -27,16 +24,19 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.model_spec import ModelSpec
-from piebald.objective import OBJECTIVES
-from piebald.parameters import Layout
-from piebald.partition import Lists, PooledClients
-from piebald.queries import Evaluate
-from piebald.recipe import Recipe
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.data.partition import Lists, PooledClients
+from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.client_work import ClientWork
+from piebald.methods.clustering.base import Clustering
+from piebald.methods.queries import Evaluate
+from piebald.methods.recipe import Recipe
+from piebald.methods.training import Sgd
+from piebald.methods.training.base import Trainer
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.server import EvaluationPlan, ResultChecks, ServerLoop
-from piebald.training import Sgd
-from piebald.training.base import Trainer
-from piebald.transforms.base import MaskingTransform, Transform
 
 # Hypothesis draws the same examples in every run and never fails because a machine is busy.
 few = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.finished_run import Run
-from piebald.partition import clients_from
+from piebald.data.partition import clients_from
+from piebald.runs.finished_run import Run
 
 LR, ROUNDS, ROWS = 0.05, 3, 8
 Pair = tuple[Tensor, Tensor]

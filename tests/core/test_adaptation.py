@@ -15,11 +15,11 @@ from torch import nn
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.adaptation import hold_out
-from piebald.clustering.base import Clustering
 from piebald.contracts import Rows
-from piebald.errors import RunFolderError, SettingError
-from piebald.report.store import RunStore
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.methods.clustering.base import Clustering
+from piebald.runs.adaptation import hold_out
+from piebald.storage.store import RunStore
 
 HERE = piebald.Simulator(engine="sequential", workers=0)
 WORDS = {
@@ -60,7 +60,7 @@ def unseen_rows(run: piebald.Run, clients) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clients, monkeypatch) -> None:
-    from piebald.adaptation import methods
+    from piebald.runs.adaptation import methods
 
     tried: dict[frozenset[str], torch.Tensor] = {}
     real = methods._Trial._fitted
@@ -110,7 +110,7 @@ def test_a_newcomer_is_compared_with_training_alone_with_at_least_the_work_of_a_
     made = piebald.adapt(run, own, epochs=1)
     alone = next(way for way in made.methods if way.name == "local")
     assert 1 < alone.epochs <= 12  # of 6 tasks with 2 passes each
-    from piebald.adaptation.methods import _Trial
+    from piebald.runs.adaptation.methods import _Trial
 
     everything = frozenset(slot.name for slot in run.work.layout.slots if not slot.buffer)
     trial = _Trial(run, own, 0, 1, None)
@@ -134,7 +134,7 @@ def test_a_shared_model_is_kept_unless_another_is_better_by_more_than_luck(clien
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
     run = piebald.run("fedavg", clients, normed, rounds=2, runtime=HERE)
     made = {}
-    from piebald.adaptation.methods import _Trial
+    from piebald.runs.adaptation.methods import _Trial
 
     one = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.3, test=0.0)
     trial = _Trial(run, one, 0, 3, None)

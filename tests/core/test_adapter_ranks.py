@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import ProductAverage
 from piebald.contracts import Cohort, ServerContext, Update
-from piebald.model_spec import ModelSpec
-from piebald.objective import OBJECTIVES
-from piebald.own_models import nested_positions
-from piebald.parameters import Layout
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.client_models import nested_positions
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.methods.aggregation import ProductAverage
+from piebald.methods.training.adapter_ranks import with_rank
 from piebald.testing.federation import adapted_network, plain_network, uneven_clients
-from piebald.training.adapter_ranks import with_rank
 
 ROWS = (3, 5, 2)  # training rows of three clients
 HERE = piebald.Simulator(engine="sequential", workers=0)

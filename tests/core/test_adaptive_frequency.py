@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import piebald
 from piebald import recipes
 from piebald.contracts import TrainInput
-from piebald.errors import SettingError
-from piebald.training import AdaptiveFrequency
+from piebald.core.errors import SettingError
+from piebald.methods.training import AdaptiveFrequency
 
 from .test_metis import classified_federation
 

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
-from piebald.aggregation.base import Aggregator
-from piebald.cohort_matrix import add_weighted, divided, weighted_sum
 from piebald.contracts import Cohort, PartialSum, StepContext, Update
-from piebald.errors import SettingError
-from piebald.runtimes.engines.stack import RunningSum
-from piebald.server_optimizer import Adam, Momentum, ServerSgd, Yogi
-from piebald.server_optimizer.base import KeepsServerState
+from piebald.core.cohort_matrix import add_weighted, divided, weighted_sum
+from piebald.core.errors import SettingError
+from piebald.engines.stack import RunningSum
+from piebald.methods.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
+from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.server_optimizer import Adam, Momentum, ServerSgd, Yogi
+from piebald.methods.server_optimizer.base import KeepsServerState
 
 from .fakes import few, update
 

@@ -14,13 +14,13 @@ from torch import nn
 
 import piebald
 from piebald import data, recipes
-from piebald.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
-from piebald.attacks.success import AttackSuccess, backdoor_success
 from piebald.contracts import Rows
-from piebald.errors import SettingError
-from piebald.metrics import accuracy
+from piebald.core.errors import SettingError
+from piebald.core.metrics import accuracy
+from piebald.data.partition import Backdoor, FlipPairs, Iid
+from piebald.methods.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
+from piebald.methods.attacks.success import AttackSuccess, backdoor_success
 from piebald.models import build_model
-from piebald.partition import Backdoor, FlipPairs, Iid
 
 from .fakes import FakeMasking, classified, seeded, simulate
 

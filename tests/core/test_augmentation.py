@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import piebald
 from piebald.contracts import Rows
-from piebald.errors import SettingError
-from piebald.finished_run import Run
-from piebald.losses import cross_entropy, for_training
-from piebald.recipe import Recipe
-from piebald.recipes import dp_sgd, fedavg
-from piebald.training.augmentation import GaussianNoise, HorizontalFlip, MixUp, RandomCrop
+from piebald.core.errors import SettingError
+from piebald.core.losses import cross_entropy, for_training
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes import dp_sgd, fedavg
+from piebald.methods.training.augmentation import GaussianNoise, HorizontalFlip, MixUp, RandomCrop
+from piebald.runs.finished_run import Run
 
 ALL = ["horizontal_flip", {"kind": "random_crop", "padding": 1}, {"kind": "gaussian_noise", "deviation": 0.2}, "mix_up"]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import piebald
-from piebald.errors import PiebaldError
-from piebald.finished_run import Run
+from piebald.core.errors import PiebaldError
+from piebald.runs.finished_run import Run
 
 ENGINES = ("sequential", "vmapped", "batched", "reference")
 

@@ -10,18 +10,18 @@ import torch
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.adaptation import choosing
-from piebald.choice import FEWEST_ROWS, plain_sgd, train_alone
-from piebald.choice.candidates import CANDIDATES, Candidates
 from piebald.contracts import Rows, TrainInput
-from piebald.errors import SettingError
-from piebald.losses import cross_entropy
-from piebald.metrics import accuracy
-from piebald.report.store import RunStore
-from piebald.runtimes.engines.client_context import EngineContext
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.incoming import train_input
-from piebald.runtimes.engines.stack import ClientStack
+from piebald.core.errors import SettingError
+from piebald.core.losses import cross_entropy
+from piebald.core.metrics import accuracy
+from piebald.engines.client_context import EngineContext
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.incoming import train_input
+from piebald.engines.stack import ClientStack
+from piebald.methods.choice import FEWEST_ROWS, plain_sgd, train_alone
+from piebald.methods.choice.candidates import CANDIDATES, Candidates
+from piebald.runs.adaptation import model_choices as choosing
+from piebald.storage.store import RunStore
 
 HERE = piebald.Simulator(engine="sequential", workers=0)
 COUNT = 4
@@ -94,7 +94,7 @@ def test_every_recipe_offers_its_models_and_the_chosen_one_is_judged(name: str, 
 def test_local_models_are_those_of_the_recipe_local(clients, tmp_path: Path) -> None:
     """With the same clients asked, the same learning rates and the same order of rows."""
 
-    schedule = piebald.training.lr_schedule.Exponential(rate=0.7)
+    schedule = piebald.methods.training.lr_schedule.Exponential(rate=0.7)
     options = {"lr": 0.2, "cohort": 2, "momentum": 0.9, "keep_momentum": True, "lr_schedule": schedule}
     run = piebald.run(recipes.ditto(**options), clients, model, rounds=5, runtime=HERE)
     alone = piebald.run(recipes.local(**options), clients, model, rounds=5, runtime=HERE, out=tmp_path / "alone")

@@ -10,9 +10,9 @@ import torch
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.contracts import Checkpoint
-from piebald.errors import RunFolderError, SettingError
-from piebald.report.store import RunStore
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.server.best_version import BestVersion, validation_loss
+from piebald.storage.store import RunStore
 
 HERE = piebald.Simulator(engine="sequential", workers=0)
 ROUNDS = 6
@@ -30,7 +30,7 @@ def model(seed: int) -> torch.nn.Module:
 def spoiling(name: str = "hdafl") -> piebald.Recipe:
     """Three good rounds, then much larger steps, so that the best version is in the middle."""
 
-    class Rising(piebald.training.lr_schedule.LrSchedule):
+    class Rising(piebald.methods.training.lr_schedule.LrSchedule):
         """Times 40 from version 3 on."""
 
         def factor(self, version: int) -> float:
@@ -41,7 +41,7 @@ def spoiling(name: str = "hdafl") -> piebald.Recipe:
 
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    from piebald.component import Component
+    from piebald.contracts.component import Component
 
     monkeypatch.setattr(Component, "registry", {axis: dict(kinds) for axis, kinds in Component.registry.items()})
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.parameters import Layout
-from piebald.sharing import AllExcept
+from piebald.core.parameters import Layout
+from piebald.methods.sharing import AllExcept
 
 from .fakes import classified, few, simulate
 

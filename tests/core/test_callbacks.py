@@ -13,9 +13,9 @@ import torch
 
 import piebald
 from piebald import data, models, partition
-from piebald.callbacks import Callback
-from piebald.errors import SettingError
-from piebald.finished_run import Run
+from piebald.core.errors import SettingError
+from piebald.report.callbacks import Callback
+from piebald.runs.finished_run import Run
 
 
 def run(recipe: str = "fedavg", **more: Any) -> Run:
@@ -188,7 +188,7 @@ def test_trackers_are_refused_in_a_sentence_before_training(tmp_path: Path, monk
     ]:
         with pytest.raises(SettingError, match=said):
             run(out=tmp_path / "run", trackers=given)
-    monkeypatch.setattr("piebald.callbacks.tracker.find_spec", lambda package: None)
+    monkeypatch.setattr("piebald.report.callbacks.tracker.find_spec", lambda package: None)
     with pytest.raises(SettingError, match=r"the package of tracker 'wandb' is missing: pip install"):
         run(out=tmp_path / "run", trackers=["wandb"])
     assert not (tmp_path / "run").exists()
@@ -203,7 +203,7 @@ def test_a_tracker_that_fails_is_one_warning(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_scores_of_groups_are_summarized() -> None:
-    from piebald.callbacks.tracker import summaries
+    from piebald.report.callbacks.tracker import summaries
 
     rows = [
         {"client": client, "model": "personal", "split": "test", "metric": "loss", "value": float(client)}

@@ -7,8 +7,8 @@ import torch
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.errors import SettingError
-from piebald.parameters import Layout
+from piebald.core.errors import SettingError
+from piebald.core.parameters import Layout
 
 HERE = piebald.Simulator(engine="sequential", workers=0)
 CLIENTS = 4

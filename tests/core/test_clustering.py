@@ -13,14 +13,14 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 
 from piebald import data, recipes
-from piebald.aggregation.linear import EqualWeighted
-from piebald.clustering import Cfl, Distfl, Ifca
-from piebald.clustering.voting import ballot
 from piebald.contracts import Update
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
+from piebald.engines.input_moments import input_moments
+from piebald.methods.aggregation.linear import EqualWeighted
+from piebald.methods.clustering import Cfl, Distfl, Ifca
+from piebald.methods.clustering.voting import ballot
 from piebald.models import build_model
-from piebald.partition import FlipPairs, Iid, Lists, PooledClients
-from piebald.runtimes.engines.input_moments import input_moments
 from piebald.testing.federation import uneven_clients
 
 from .fakes import classified, seeded, simulate
@@ -258,7 +258,7 @@ def test_moments_are_those_of_the_rows() -> None:
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
     clients = classified(9, 5)
     run = simulate(recipes.fedavg(), clients, model, rounds=1)
-    from piebald.runtimes.engines.engine_choice import make_engine
+    from piebald.engines.engine_choice import make_engine
 
     engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
     found = input_moments(engine, [0, 1], run.work.initial.expand(2, -1), ["0", "2"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from piebald.component import build
+from piebald.contracts.component import build
 from piebald.vertical import encryption, kernels
 
 

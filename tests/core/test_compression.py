@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from piebald import recipes, testing
-from piebald.errors import SettingError
-from piebald.model_spec import ModelSpec
-from piebald.objective import OBJECTIVES
-from piebald.parameters import Layout
-from piebald.runtimes.federation.policy import Policy
-from piebald.transforms import LowRank, Qsgd, RandomK, Sign, TopK, Zstandard, bit_fields, positions
-from piebald.transforms.compression import MEMORY, Compressor, WireContext
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.federation.site.policy import Policy
+from piebald.methods.transforms import LowRank, Qsgd, RandomK, Sign, TopK, Zstandard, bit_fields, positions
+from piebald.methods.transforms.compression import MEMORY, Compressor, WireContext
 
 from .fakes import classified, client_work, few, seeded, simulate
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import Linear
-from piebald.component import Component
 from piebald.contracts import ClientContext, Cohort, ServerContext, TrainInput, TrainOutput, Update
-from piebald.errors import PiebaldError, RuntimeFault, SettingError
-from piebald.partition import clients_from
+from piebald.contracts.component import Component
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.data.partition import clients_from
+from piebald.methods.aggregation import Linear
+from piebald.methods.training import Sgd
 from piebald.server import ResultChecks
-from piebald.training import Sgd
 from tests import processes
 
 FEW: dict[str, Any] = {"rounds": 2, "evaluate_every": 0, "seed": 1}
@@ -43,19 +43,19 @@ def model(seed: int) -> torch.nn.Module:
 def test_a_second_definition_of_a_kind_names_both_modules(tmp_path: Path) -> None:
     (tmp_path / "mylab.py").write_text(
         textwrap.dedent("""
-        from piebald.aggregation import Linear
+        from piebald.methods.aggregation import Linear
 
         class ExampleWeighted(Linear):
             def weight(self, update, staleness=0):
                 return 1.0
         """)
     )
-    code = "import piebald.recipes, mylab"
+    code = "import piebald.methods.recipes, mylab"
     done = processes.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert "'example_weighted' is already defined" in last
-    assert "piebald.aggregation.linear" in last
+    assert "piebald.methods.aggregation.linear" in last
     assert "mylab" in last
 
 
@@ -63,18 +63,18 @@ def test_a_second_definition_of_a_kind_names_both_modules(tmp_path: Path) -> Non
 def test_a_definition_before_the_packages_own_is_found_too(tmp_path: Path) -> None:
     """The user's class comes first, as in a script that imports recipes late."""
     code = """
-from piebald.server_optimizer.base import ServerOptimizer
+from piebald.methods.server_optimizer.base import ServerOptimizer
 try:
     class Momentum(ServerOptimizer):
         pass
-    import piebald.recipes
+    import piebald.methods.recipes
 except Exception as error:
     print(error)
 """
     done = processes.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "'momentum' is already defined" in done.stdout
     assert "__main__" in done.stdout
-    assert "piebald.server_optimizer.momentum" in done.stdout
+    assert "piebald.methods.server_optimizer.momentum" in done.stdout
 
 
 def test_a_refused_definition_changes_nothing() -> None:
@@ -145,7 +145,7 @@ def test_a_declared_vector_arrives_and_is_refused_beside_what_protects_the_model
 
 def test_the_server_refuses_what_a_client_was_not_to_send() -> None:
     from piebald.contracts import Result, Task
-    from piebald.parameters import Layout
+    from piebald.core.parameters import Layout
 
     layout = Layout.of(model(0), frozenset())
     task = Task(1, 0, 0, {"model": torch.zeros(4)})

@@ -14,15 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from piebald import aggregation, cohort_matrix, recipes
-from piebald.aggregation.fltrust import trust
-from piebald.aggregation.foolsgold import confidence
-from piebald.aggregation.irls import repeated_median
-from piebald.aggregation.robust import Robust
-from piebald.cohort_matrix import coordinates
-from piebald.component import Component
+from piebald import recipes
 from piebald.contracts import Cohort, Update
-from piebald.errors import SettingError
+from piebald.contracts.component import Component
+from piebald.core import cohort_matrix
+from piebald.core.cohort_matrix import coordinates
+from piebald.core.errors import SettingError
+from piebald.methods import aggregation
+from piebald.methods.aggregation.fltrust import trust
+from piebald.methods.aggregation.foolsgold import confidence
+from piebald.methods.aggregation.irls import repeated_median
+from piebald.methods.aggregation.robust import Robust
 
 from .fakes import FakeMasking
 
@@ -135,7 +137,7 @@ def test_memory_is_bounded_by_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
     matrix = torch.from_numpy(np.random.default_rng(3).normal(size=(11, 57)).astype(np.float32))
     whole, shares = merged(DEFENCES[name], matrix)
     monkeypatch.setattr(cohort_matrix.blocks, "__defaults__", (1, 200))
-    monkeypatch.setattr("piebald.aggregation.irls.BUDGET", 1)
+    monkeypatch.setattr("piebald.methods.aggregation.irls.BUDGET", 1)
     assert len(list(cohort_matrix.blocks(matrix, copies=4))) > 10
     small, again = merged(DEFENCES[name], matrix)
     torch.testing.assert_close(whole, small, atol=1e-4, rtol=1e-4)
@@ -202,7 +204,7 @@ def test_bulyan_is_not_biased_on_even_cohorts() -> None:
 def test_bulyan_is_not_moved_by_far_values_of_different_sizes() -> None:
     """What counts as equally near must not depend on how far away an attacker's number is."""
     honest = torch.linspace(-1, 1, 10)[:, None]
-    from piebald.aggregation.krum import near_the_median
+    from piebald.methods.aggregation.krum import near_the_median
 
     for far in (1e3, 1e8, 1e20):
         matrix = torch.cat([honest, torch.tensor([[far], [far**0.5]])])

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, silhouette_score
 from torch import Tensor, nn
 
-from piebald.clustering.distribution_knowledge import (
+from piebald.core.errors import SettingError
+from piebald.core.input_statistics import InputHooks, mean_and_variance
+from piebald.core.parameters import Layout
+from piebald.methods.clustering.distribution_knowledge import (
     batch_norm_targets,
     distance,
     largest,
     moment_targets,
     synthesise,
 )
-from piebald.clustering.partitioning import by_gap, by_silhouette, dissolved, renumbered, silhouette, tracked
-from piebald.clustering.response_divergence import divergences, responses, symmetric
-from piebald.errors import SettingError
-from piebald.input_statistics import InputHooks, mean_and_variance
-from piebald.parameters import Layout
+from piebald.methods.clustering.partitioning import by_gap, by_silhouette, dissolved, renumbered, silhouette, tracked
+from piebald.methods.clustering.response_divergence import divergences, responses, symmetric
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import RowPrivacy, SgdConfig
-from piebald.errors import SettingError
-from piebald.runtimes.engines.row_loader import batches
-from piebald.training import DpSgd
+from piebald.core.errors import SettingError
+from piebald.engines.row_loader import batches
+from piebald.methods.training import DpSgd
 
 from .fakes import classified, federation, seeded, simulate
 

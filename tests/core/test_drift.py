@@ -14,15 +14,15 @@ from torch.nn import functional
 
 import piebald
 from piebald import recipes
-from piebald.clustering import Attentive
 from piebald.contracts import TrainInput
-from piebald.errors import PiebaldError
-from piebald.finished_run import Run
-from piebald.partition import clients_from
-from piebald.recipe import Recipe
-from piebald.runtimes.engines.client_context import EngineContext
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.stack import ClientStack
+from piebald.core.errors import PiebaldError
+from piebald.data.partition import clients_from
+from piebald.engines.client_context import EngineContext
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.stack import ClientStack
+from piebald.methods.clustering import Attentive
+from piebald.methods.recipe import Recipe
+from piebald.runs.finished_run import Run
 
 LR, STEPS, ROUNDS = 0.2, 3, 3
 PLAIN: dict[str, Any] = {"lr": LR, "steps": STEPS, "batch": 100}  # every batch is all of a client's rows

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import data, models, partition
-from piebald.errors import SettingError
-from piebald.finished_run import Run
+from piebald.core.errors import SettingError
+from piebald.runs.finished_run import Run
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -89,8 +89,8 @@ def test_a_module_that_saves_itself_is_asked_to(tmp_path: Path) -> None:
     clients = partition.Iid(clients=2, limit=40).split(data.digits())
     run = piebald.run("fedavg", clients, nn.Sequential(nn.Flatten(), Pretrained(64, 10)), rounds=1)
     assert (run.save(tmp_path / "whole") / "model.safetensors").exists()  # the outer module does not
-    exported = piebald.export.Exported(Pretrained(2, 2), Tensor, lambda: "card", {})
-    folder = piebald.export.export_model(exported, tmp_path / "own")
+    exported = piebald.report.export.Exported(Pretrained(2, 2), Tensor, lambda: "card", {})
+    folder = piebald.report.export.export_model(exported, tmp_path / "own")
     assert sorted(file.name for file in folder.iterdir()) == ["README.md", "adapter.bin"]
 
 

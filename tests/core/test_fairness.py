@@ -17,10 +17,10 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation.agnostic import on_simplex
-from piebald.errors import SettingError
-from piebald.partition import clients_from
-from piebald.recipe import Recipe
+from piebald.core.errors import SettingError
+from piebald.data.partition import clients_from
+from piebald.methods.aggregation.agnostic import on_simplex
+from piebald.methods.recipe import Recipe
 
 ROWS = {"a": (torch.tensor([[1.0]]), torch.tensor([[0.0]])), "b": (torch.tensor([[2.0]]), torch.tensor([[2.0]]))}
 FEDAVG = 0.8

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.errors import SettingError
-from piebald.partition import clients_from
+from piebald.core.errors import SettingError
+from piebald.data.partition import clients_from
 
 LR, ALPHA, STEPS, ROUNDS = 0.05, 0.3, 3, 4
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import piebald
 from piebald import data, partition, recipes
-from piebald.partition import clients_from
-from piebald.recipe import Recipe
+from piebald.data.partition import clients_from
+from piebald.methods.recipe import Recipe
 
 from .fakes import seeded
 from .test_fedproto import UNLIKE, deep, sites, wide

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import Normalized
 from piebald.contracts import Cohort, Update
-from piebald.errors import SettingError
-from piebald.partition import clients_from
+from piebald.core.errors import SettingError
+from piebald.data.partition import clients_from
+from piebald.methods.aggregation import Normalized
 
 LR = 0.05
 SIZES = (4, 8, 20)  # with batches of 4: 1, 2 and 5 steps an epoch

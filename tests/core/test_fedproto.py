@@ -15,9 +15,9 @@ from torch.nn import functional
 import piebald
 from piebald import recipes
 from piebald.contracts import StepContext
-from piebald.partition import clients_from
-from piebald.recipe import Recipe
-from piebald.training import Prototypes
+from piebald.data.partition import clients_from
+from piebald.methods.recipe import Recipe
+from piebald.methods.training import Prototypes
 
 from .fakes import seeded
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.errors import PiebaldError, SettingError
-from piebald.partition import clients_from
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.data.partition import clients_from
 
 from .regressions import (
     LR,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piebald import recipes
-from piebald.aggregation import EqualWeighted
 from piebald.contracts import StepContext
-from piebald.errors import SettingError
-from piebald.transforms import Gaussian
+from piebald.core.errors import SettingError
+from piebald.methods.aggregation import EqualWeighted
+from piebald.methods.transforms import Gaussian
 
 from .fakes import classified, few, seeded, simulate
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.choice import FEWEST_ROWS, judge
+from piebald.methods.choice import FEWEST_ROWS, judge
 
 ROWS, CLIENTS = 40, 4000
 

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 import piebald
 from piebald import models, recipes
-from piebald.aggregation import HeldAverage
 from piebald.contracts import Cohort, ServerContext, Update
-from piebald.narrow_models import narrowed
-from piebald.own_models import nested_positions
-from piebald.parameters import Layout
-from piebald.partition import clients_from
+from piebald.core.client_models import nested_positions
+from piebald.core.narrow_models import narrowed
+from piebald.core.parameters import Layout
+from piebald.data.partition import clients_from
+from piebald.methods.aggregation import HeldAverage
 
 LR, STEPS, ROUNDS, WIDTHS = 0.1, 2, 3, (1.0, 0.5, 0.3)
 SETTINGS: dict[str, Any] = {"lr": LR, "steps": STEPS, "batch": 100}  # every batch is all of a client's rows

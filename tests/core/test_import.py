@@ -12,8 +12,8 @@ import pytest
 
 import piebald
 from piebald import recipes
-from piebald.component import Component
-from piebald.discovery import public_classes
+from piebald.contracts.component import Component
+from piebald.core.discovery import public_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,9 @@ HEAVY = {
     *("datasets", "PIL", "h5py", "transformers", "peft", "onnx", "onnxruntime", "dp_accounting", "opacus", "nvflare"),
     *("flwr", "tenseal", "gmpy2", "pooch", "threadpoolctl", "mlflow", "wandb", "tensorboard", "typer"),
 }
-BEGIN = "import piebald; piebald.run; piebald.recipes.fedavg; piebald.models; piebald.partition; piebald.tune"
+BEGIN = (
+    "import piebald; piebald.run; piebald.methods.recipes.fedavg; piebald.models; piebald.data.partition; piebald.tune"
+)
 
 
 @pytest.mark.full
@@ -103,8 +105,12 @@ OF_CLASSES = [
 
 
 def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
-    loaded = loaded_after("import piebald; piebald.run; piebald.Simulator; piebald.recipes.fedavg(lr=0.1)")
-    assert {"piebald.training.sgd", "piebald.aggregation.linear", "piebald.recipes.fedavg"} <= loaded
+    loaded = loaded_after("import piebald; piebald.run; piebald.Simulator; piebald.methods.recipes.fedavg(lr=0.1)")
+    assert {
+        "piebald.methods.training.sgd",
+        "piebald.methods.aggregation.linear",
+        "piebald.methods.recipes.fedavg",
+    } <= loaded
     for name in ("recipes.hdafl", "training.ditto", "aggregation.krum", "clustering.distfl", "attacks.sign_flip"):
         assert f"piebald.{name}" not in loaded
 
@@ -118,23 +124,30 @@ def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
         "component.knows('krum') or 1 / 0",
         "recipe.Recipe(**{**recipes.fedavg().model_dump(), 'aggregation': {'kind': 'krum'}})",
         "recipes.fedavg().with_(aggregation='krum')",
-        "references.USERS.find('piebald.aggregation:Krum', 'component')",
-        "recipes.fedavg().with_(aggregation='piebald.aggregation:Krum')",
+        "references.USERS.find('piebald.methods.aggregation:Krum', 'component')",
+        "recipes.fedavg().with_(aggregation='piebald.methods.aggregation:Krum')",
     ],
 )
 def test_a_component_is_found_though_nothing_has_imported_it(asked: str) -> None:
-    before = loaded_after("import piebald.plugins, piebald.recipe; from piebald import recipes; recipes.fedavg")
-    assert "piebald.aggregation.krum" not in before
-    code = f"from piebald import component, recipe, recipes, references; {asked}"
-    assert "piebald.aggregation.krum" in loaded_after(code)
+    before = loaded_after(
+        "import piebald.settings.plugins, piebald.methods.recipe; from piebald import recipes; recipes.fedavg"
+    )
+    assert "piebald.methods.aggregation.krum" not in before
+    names = (
+        "piebald.contracts import component",
+        "piebald.methods import recipe, recipes",
+        "piebald.core import references",
+    )
+    code = "".join(f"from {name}; " for name in names) + asked
+    assert "piebald.methods.aggregation.krum" in loaded_after(code)
 
 
 def test_a_worker_that_builds_what_it_is_sent_imports_nothing() -> None:
     """Each would import the components for itself, during the first round."""
     code = """
-from piebald import component
-from piebald.aggregation.linear import ExampleWeighted
-from piebald.queries.evaluate import Evaluate
+from piebald.contracts import component
+from piebald.methods.aggregation.linear import ExampleWeighted
+from piebald.methods.queries.evaluate import Evaluate
 before = set(sys.modules)
 component.build("aggregation", ExampleWeighted().table())
 component.build("query", Evaluate(split="test").table())
@@ -148,28 +161,32 @@ assert set(sys.modules) == before, set(sys.modules) - before
     [
         "recipes.async_dvw",
         "recipes.make('async_dvw')",
-        "references.USERS.find('piebald.recipes:async_dvw', 'recipe')",
+        "references.USERS.find('piebald.methods.recipes:async_dvw', 'recipe')",
     ],
 )
 def test_a_recipe_is_found_in_a_module_of_another_name(asked: str) -> None:
-    assert "piebald.recipes.dvw" in loaded_after(f"from piebald import recipes, references; {asked}")
+    assert "piebald.methods.recipes.dvw" in loaded_after(
+        f"from piebald import recipes; from piebald.core import references; {asked}"
+    )
 
 
 def test_one_recipe_by_its_name_imports_no_other() -> None:
     loaded = loaded_after("from piebald import recipes; recipes.make('ditto')")
-    assert "piebald.recipes.ditto" in loaded
-    assert "piebald.recipes.hdafl" not in loaded
+    assert "piebald.methods.recipes.ditto" in loaded
+    assert "piebald.methods.recipes.hdafl" not in loaded
 
 
 def test_a_recipe_made_from_a_table_alone_has_its_maker() -> None:
     table = repr(recipes.hdafl(lr=0.2).model_dump())
     code = (
-        f"from piebald.recipe import Recipe; from piebald.recipes.named import maker; print(maker(Recipe(**{table})))"
+        f"from piebald import Recipe; from piebald.methods.recipes.named import maker; print(maker(Recipe(**{table})))"
     )
     assert "hdafl" in loaded_after(code)
 
 
-@pytest.mark.parametrize("imported", ["piebald.recipes.hdafl", "piebald.partition.survey", "piebald.recipes.apfl"])
+@pytest.mark.parametrize(
+    "imported", ["piebald.methods.recipes.hdafl", "piebald.data.partition.survey", "piebald.methods.recipes.apfl"]
+)
 def test_a_name_stays_a_function_when_its_module_is_imported(imported: str) -> None:
     package, _, name = imported.rpartition(".")
     code = f"import {imported}, {package} as package; assert callable(package.{name}), package.{name}"
@@ -179,12 +196,12 @@ def test_a_name_stays_a_function_when_its_module_is_imported(imported: str) -> N
 @pytest.mark.parametrize("kind", ["krum", "median"])
 def test_a_kind_of_ours_is_taken_though_nothing_has_imported_it(kind: str) -> None:
     code = f"""
-from piebald.aggregation.base import Aggregator
-from piebald.errors import SettingError
+from piebald.methods.aggregation.base import Aggregator
+from piebald.core.errors import SettingError
 try:
     type({kind.title()!r}, (Aggregator,), dict(__module__="elsewhere", __doc__="Mine."))
 except SettingError as error:
-    assert "is already defined by {kind.title()} in piebald.aggregation" in str(error), error
+    assert "is already defined by {kind.title()} in piebald.methods.aggregation" in str(error), error
 else:
     raise AssertionError
 """
@@ -193,15 +210,15 @@ else:
 
 def test_a_recipe_of_ours_is_taken_though_nothing_has_imported_it() -> None:
     code = """
-from piebald.errors import SettingError
-from piebald.recipes.named import recipe
-from piebald.training.sgd import Sgd
+from piebald.core.errors import SettingError
+from piebald.methods.recipes.named import recipe
+from piebald.methods.training.sgd import Sgd
 def async_dvw():
     "Mine."
 try:
     recipe("a paper", Sgd)(async_dvw)
 except SettingError as error:
-    assert "is already defined in piebald.recipes.dvw" in str(error), error
+    assert "is already defined in piebald.methods.recipes.dvw" in str(error), error
 else:
     raise AssertionError
 """
@@ -239,7 +256,7 @@ def test_a_package_of_components_offers_its_classes(package: str) -> None:
 def test_every_axis_has_its_home_and_every_component_is_found_there() -> None:
     code = """
 import pkgutil, importlib, piebald
-from piebald.component import Component, imported
+from piebald.contracts.component import Component, imported
 lazily = {axis: set(kinds) for axis, kinds in Component.registry.items()}
 for module in pkgutil.walk_packages(piebald.__path__, "piebald."):
     if not module.name.endswith("__main__"):
@@ -248,14 +265,14 @@ everything = {axis: set(kinds) for axis, kinds in dict.items(Component.registry)
 assert lazily == everything, [axis for axis in everything if lazily.get(axis) != everything[axis]]
 """
     loaded_after(code)
-    assert Component.registry["aggregation"]["krum"].__module__ == "piebald.aggregation.krum"
+    assert Component.registry["aggregation"]["krum"].__module__ == "piebald.methods.aggregation.krum"
 
 
 NO_COLLECTION = """
 import gc, torch, piebald
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(info["generation"]) if phase == "start" else None)
-piebald.run, piebald.Simulator, piebald.recipes.fedavg
+piebald.run, piebald.Simulator, piebald.methods.recipes.fedavg
 gc.callbacks.clear()
 assert len(collections) < 10, collections  # at most one after each of these names; without a rest some seventy
 assert gc.isenabled()

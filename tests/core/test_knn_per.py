@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.adaptation import choosing
-from piebald.errors import PiebaldError, SettingError
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.data.partition import clients_from
 from piebald.models import NearestNeighbours
-from piebald.partition import clients_from
+from piebald.runs.adaptation import model_choices as choosing
 
 SIZE, GRID = 60, {"k": [3, 7], "lam": [0.0, 0.3, 0.8]}
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.callbacks import Callback
-from piebald.cohort_matrix import divided, weighted_sum
-from piebald.errors import RuntimeFault
-from piebald.runtimes.engines.sequential import SequentialEngine
-from piebald.runtimes.engines.sgd_step import SgdRun
-from piebald.stored_vectors import mapped
+from piebald.core.cohort_matrix import divided, weighted_sum
+from piebald.core.errors import RuntimeFault
+from piebald.core.stored_vectors import mapped
+from piebald.engines.sequential import SequentialEngine
+from piebald.engines.sgd_step import SgdRun
+from piebald.report.callbacks import Callback
 
 HERE = piebald.Simulator(engine="sequential", workers=0, onednn=False)
 MAPPED = HERE.model_copy(update={"map_above": 0})

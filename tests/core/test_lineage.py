@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import piebald
-from piebald import data, experiment, models, partition
+from piebald import data, models, partition
 from piebald.cli import main
-from piebald.errors import RunFolderError, SettingError
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.report.comparison import Comparison
-from piebald.report.page import render
-from piebald.report.store import RunStore
+from piebald.report.page.page import render
+from piebald.runs import run as experiment
+from piebald.storage.store import RunStore
 
 ROWS = data.digits()
 ENGINE = {"kind": "simulator", "engine": "sequential", "workers": 0}
@@ -26,7 +27,7 @@ def clients(count: int = 3) -> Any:
 
 def trained(recipe: str, out: Path | None, count: int = 3, hidden: int = 8, **more: Any) -> piebald.Run:
     own = {name: more.pop(name) for name in ("cohort", "k", "lr") if name in more}
-    made = piebald.recipes.make(recipe, **{"lr": 0.1} | own)
+    made = piebald.methods.recipes.make(recipe, **{"lr": 0.1} | own)
 
     def model(seed: int) -> Any:
         return models.build_model("mlp", (1, 8, 8), 10, seed, hidden=[hidden])
@@ -70,7 +71,7 @@ def test_a_third_one_needs_neither_folder_and_is_resumed_to_the_same_bits(tmp_pa
     trained("hdafl", tmp_path / "second", start_from=tmp_path / "first").close()
     whole = trained("hdafl", tmp_path / "whole", start_from=tmp_path / "second", rounds=2)
 
-    class Stopped(piebald.callbacks.Callback):
+    class Stopped(piebald.report.callbacks.Callback):
         def on_server_step(self, step: Any) -> None:
             raise KeyboardInterrupt
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import piebald
-from piebald import plugins
-from piebald.errors import SettingError
-from piebald.losses import survival_loss
-from piebald.metrics import Concordance, Perplexity, next_token_accuracy
-from piebald.objective import Objective, objective_for
-from piebald.references import USERS
+from piebald.core.errors import SettingError
+from piebald.core.losses import survival_loss
+from piebald.core.metrics import Concordance, Perplexity, next_token_accuracy
+from piebald.core.objective import Objective, objective_for
+from piebald.core.references import USERS
+from piebald.settings import plugins
 
 CLASSES = torch.tensor([0, 2, 1, 2])
 TOKENS = torch.tensor([[3, 1, 4, 1], [2, 0, -100, -100]])

@@ -10,10 +10,12 @@ import pytest
 from torch import nn
 
 import piebald
-from piebald import client_description, machine, recipes
-from piebald.callbacks import Callback
-from piebald.errors import SettingError
-from piebald.machine import existing_objects_frozen
+from piebald import recipes
+from piebald.core import machine
+from piebald.core.errors import SettingError
+from piebald.core.machine import existing_objects_frozen
+from piebald.report.callbacks import Callback
+from piebald.runs import client_description
 
 from .fakes import classified, seeded, simulate
 

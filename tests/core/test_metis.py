@@ -15,21 +15,21 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import Dvw, EqualWeighted, ExampleWeighted, StalenessWeighted
-from piebald.aggregation.classification_scores import SCORES
-from piebald.clustering import SingleCluster
 from piebald.contracts import Device, Task, Update
-from piebald.errors import SettingError
-from piebald.partition import FastSlow, Lists, PooledClients
-from piebald.partition.devices import Devices
-from piebald.queries import Validate
-from piebald.recipe import Recipe
-from piebald.scheduling import Asynchronous, Buffered, Deadline, Synchronous
+from piebald.core.errors import SettingError
+from piebald.core.tensor_store import TensorStore
+from piebald.data.partition import FastSlow, Lists, PooledClients
+from piebald.data.partition.devices import Devices
+from piebald.methods.aggregation import Dvw, EqualWeighted, ExampleWeighted, StalenessWeighted
+from piebald.methods.aggregation.classification_scores import SCORES
+from piebald.methods.clustering import SingleCluster
+from piebald.methods.queries import Validate
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchronous
+from piebald.methods.server_optimizer import CachedAverage, Mixing, ServerSgd
+from piebald.methods.sharing import Full
+from piebald.methods.training import AdaptiveFrequency, Sgd
 from piebald.server.model_cache import ModelCache
-from piebald.server_optimizer import CachedAverage, Mixing, ServerSgd
-from piebald.sharing import Full
-from piebald.tensor_store import TensorStore
-from piebald.training import AdaptiveFrequency, Sgd
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, few, make_server, simulate, update
 

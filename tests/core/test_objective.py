@@ -12,10 +12,10 @@ from torch.nn import functional
 
 import piebald
 from piebald import recipes
-from piebald.errors import SettingError
-from piebald.losses import squared_error
-from piebald.metrics import accuracy
-from piebald.objective import METRICS, OBJECTIVES, objective_for
+from piebald.core.errors import SettingError
+from piebald.core.losses import squared_error
+from piebald.core.metrics import accuracy
+from piebald.core.objective import METRICS, OBJECTIVES, objective_for
 
 from .fakes import classified, federation, seeded, simulate
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from piebald import data, recipes
-from piebald.clustering import Distfl
-from piebald.clustering.distribution_knowledge import batch_norm_targets, distance
-from piebald.clustering.divergence_history import isolated, pair_means
-from piebald.clustering.one_cloud import evidence, gram_of, isolation
-from piebald.clustering.partitioning import by_links, by_silhouette, with_outliers
-from piebald.errors import SettingError
-from piebald.partition import FlipPairs, Iid, Lists, PooledClients
-from piebald.recent_clients import places_of
+from piebald.core.errors import SettingError
+from piebald.core.recent_clients import places_of
+from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
+from piebald.methods.clustering import Distfl
+from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, distance
+from piebald.methods.clustering.divergence_history import isolated, pair_means
+from piebald.methods.clustering.partitioning import by_links, by_silhouette, with_outliers
+from piebald.methods.clustering.single_cloud_test import evidence, gram_of, isolation
 
 from .test_clustering import TRAINING, clusters_at, planted, trained
 from .test_distribution_knowledge import fitted
@@ -61,7 +61,7 @@ def test_half_of_the_rounds_may_find_the_same_cut_in_one_cloud() -> None:
     """Each client differs in the same way in every round, by the rows it holds.  Before, agreement was evidence: 50 IID
     clients fell into 33 and 17.
     """
-    from piebald.clustering.divergence_history import PairMeans, believed
+    from piebald.methods.clustering.divergence_history import PairMeans, believed
 
     distances, _ = cloud([50], 0.0, seed=1, wide=3)
     unlike = np.sqrt(distances) / np.sqrt(distances).max()
@@ -125,7 +125,7 @@ def test_twenty_iid_clients_stay_together(seed: int) -> None:
 
 def test_clusters_that_are_put_together_are_no_more() -> None:
     """Before, each of their clients went back to the old cluster, whose model was its own."""
-    from piebald.clustering.absent_clusters import absent_clusters
+    from piebald.methods.clustering.absent_clusters import absent_clusters
 
     known = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 3}
     assert absent_clusters([0, 0, 0, 0], [0, 1, 2, 3], known) == [2, 3]
@@ -263,7 +263,7 @@ def test_means_over_rounds_are_those_of_the_pairs() -> None:
         points = draw.normal(size=(7, 4))
         pairs = ((points[:, None] - points[None]) ** 2).sum(2)
         means = pair_means(state, pairs, clients, version, 50, 1.0)
-        from piebald.clustering.response_divergence import unlikeness
+        from piebald.methods.clustering.response_divergence import unlikeness
 
         now = unlikeness(torch.from_numpy(pairs)).numpy()
         for i, a in enumerate(clients):
@@ -273,8 +273,8 @@ def test_means_over_rounds_are_those_of_the_pairs() -> None:
 
 
 def test_foolsgold_remembers_those_that_took_part() -> None:
-    from piebald.aggregation import Foolsgold
     from piebald.contracts import Cohort, Update
+    from piebald.methods.aggregation import Foolsgold
 
     context: Any = type("Context", (), {"known": 100_000, "state": {}})()
     draw = np.random.default_rng(0)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import SgdConfig, StepSettings
-from piebald.errors import SettingError
-from piebald.model_spec import ModelSpec
-from piebald.objective import OBJECTIVES
-from piebald.parameters import Layout
-from piebald.runtimes.engines.stepper import group_settings
-from piebald.training import (
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.engines.stepper import group_settings
+from piebald.methods.training import (
     AdagradOptimizer,
     AdamOptimizer,
     AdamwOptimizer,
@@ -29,8 +29,8 @@ from piebald.training import (
     Warmup,
     WarmupStepSchedule,
 )
-from piebald.training.optimizer_state import average
-from piebald.training.optimizers import Optimizer
+from piebald.methods.training.optimizer_state import average
+from piebald.methods.training.optimizers import Optimizer
 
 from .fakes import federation, seeded, simulate
 

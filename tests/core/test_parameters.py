@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from piebald.errors import ParameterError, SettingError
-from piebald.parameters import Layout, matching
+from piebald.core.errors import ParameterError, SettingError
+from piebald.core.parameters import Layout, matching
 
 from .fakes import few, seeded
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.errors import SettingError
-from piebald.partition import clients_from
+from piebald.core.errors import SettingError
+from piebald.data.partition import clients_from
 
 from .regressions import (
     LR,
@@ -200,7 +200,7 @@ def test_a_step_may_ask_for_batches_of_independent_orders(run: Train, monkeypatc
         seen.append([slopes(at["model"], batch).gradient for batch in (0, 1, 1, 2)])
         return {}
 
-    monkeypatch.setattr("piebald.training.meta_learning.MetaLearning.step", ask)
+    monkeypatch.setattr("piebald.methods.training.meta_learning.MetaLearning.step", ask)
     run("per_fedavg", rounds=1, cohort=1, batch=4, hessian="differences")
     first, second = seen
     for batch in (1, 3):

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 import piebald
-from piebald import data, models, partition, plugins, recipes, references
-from piebald.callbacks import trackers_of
-from piebald.component import Component
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.partition.sites import Sites
-from piebald.recipes import named
-from piebald.references import USERS, Outside
+from piebald import data, models, partition, recipes
+from piebald.contracts.component import Component
+from piebald.core import references
+from piebald.core.errors import SettingError
+from piebald.core.references import USERS, Outside
+from piebald.data.clients.sites import Sites
+from piebald.experiments.file import ExperimentSettings
+from piebald.methods.recipes import named
+from piebald.report.callbacks import trackers_of
+from piebald.settings import plugins
 
 LAB = '''
 """A user's module."""
@@ -27,14 +29,14 @@ import numpy as np
 import torch
 from torch import nn
 from piebald import data, partition, recipes
-from piebald.callbacks import Callback, Tracker
-from piebald.partition.data_change import DataChange
-from piebald.partition.sizes import Sizes
-from piebald.training.augmentation import Augmentation
-from piebald.training.optimizers import Optimizer
-from piebald.aggregation.linear import Linear
-from piebald.recipes.named import recipe
-from piebald.training import Sgd
+from piebald.report.callbacks import Callback, Tracker
+from piebald.data.partition.data_change import DataChange
+from piebald.data.partition.sizes import Sizes
+from piebald.methods.training.augmentation import Augmentation
+from piebald.methods.training.optimizers import Optimizer
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.recipes.named import recipe
+from piebald.methods.training import Sgd
 
 class Lessened(Linear):
     def weight(self, update, staleness=0):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import central, local, of_recipe, of_rows, of_run, rows
-from piebald.transforms import Gaussian
 
 from .fakes import classified, seeded, simulate
 

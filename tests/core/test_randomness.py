@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.randomness import brief_generator, generator, key, permutation, torch_generator
+from piebald.core.randomness import brief_generator, generator, key, permutation, torch_generator
 
 from .fakes import few
 

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.aggregation import ExampleWeighted
-from piebald.clustering import SingleCluster
-from piebald.component import build
-from piebald.errors import SettingError
-from piebald.recipe import Recipe
-from piebald.scheduling import Asynchronous, Synchronous
-from piebald.server_optimizer import ServerSgd
-from piebald.sharing import Full
-from piebald.toml_document import dumps
-from piebald.training import Exponential, Sgd
-from piebald.transforms import Gaussian
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
+from piebald.methods.aggregation import ExampleWeighted
+from piebald.methods.clustering import SingleCluster
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling import Asynchronous, Synchronous
+from piebald.methods.server_optimizer import ServerSgd
+from piebald.methods.sharing import Full
+from piebald.methods.training import Exponential, Sgd
+from piebald.methods.transforms import Gaussian
+from piebald.settings.toml_document import dumps
 
 from .fakes import ByParity, FakeMasking, FirstUpdate, few
 

@@ -22,7 +22,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 import piebald
 from piebald import recipes
 from piebald.contracts import Rows
-from piebald.partition import Lists, PooledClients
+from piebald.data.partition import Lists, PooledClients
 
 SIZES, LR, EPOCHS, ROUNDS, WIDTH, CLASSES = (30, 52, 20, 41), 0.2, 2, 2, 6, 10
 SHARES = torch.tensor(SIZES) / sum(SIZES)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.clustering import Regions
 from piebald.contracts import Task
-from piebald.errors import SettingError
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.serve_stack import serve
-from piebald.runtimes.engines.stack import ClientStack
+from piebald.core.errors import SettingError
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.serve_stack import serve
+from piebald.engines.stack import ClientStack
+from piebald.methods.clustering import Regions
 
 from .fakes import classified, seeded, simulate
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import piebald
-from piebald import machine, recipes
-from piebald.errors import SettingError
-from piebald.prepare import Options, prepare
-from piebald.runtimes.engines import engine_choice, remembered_choices
+from piebald import recipes
+from piebald.core import machine
+from piebald.core.errors import SettingError
+from piebald.engines import engine_choice, remembered_choices
+from piebald.runs.prepare import Options, prepare
 from piebald.runtimes.simulation import simulator
 
 from .fakes import classified, seeded

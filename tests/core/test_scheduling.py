@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.contracts import Task
-from piebald.errors import SettingError
-from piebald.randomness import select
-from piebald.scheduling import Asynchronous, Synchronous
-from piebald.scheduling.base import ServerView
-from piebald.scheduling.cohort import cohort_size
+from piebald.core.errors import SettingError
+from piebald.core.randomness import select
+from piebald.methods.scheduling import Asynchronous, Synchronous
+from piebald.methods.scheduling.base import ServerView
+from piebald.methods.scheduling.cohort import cohort_size
 from piebald.server.client_pool import ClientPool
 
 from .fakes import few

@@ -28,9 +28,10 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.errors import Declined, RuntimeFault, SettingError
-from piebald.partition import Homogeneous
-from piebald.partition.devices import Devices
+from piebald.core.errors import Declined, RuntimeFault, SettingError
+from piebald.data.partition import Homogeneous
+from piebald.data.partition.devices import Devices
+from piebald.methods.transforms import Gaussian
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks as keys
 from piebald.privacy.secure_aggregation import shamir
@@ -50,7 +51,6 @@ from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, numb
 from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.transforms import Gaussian
 
 from .fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
@@ -679,7 +679,7 @@ def test_a_run_whose_rounds_are_all_abandoned_fails() -> None:
     ids=lambda one: one["kind"],
 )
 def test_late_updates_stay_masked(scheduling: dict[str, Any]) -> None:
-    fleet: Devices = piebald.partition.FastSlow(fast=1.0, slow_factor=4.0, share_slow=0.4)
+    fleet: Devices = piebald.data.partition.FastSlow(fast=1.0, slow_factor=4.0, share_slow=0.4)
     recipe = recipes.fedavg(lr=0.1).with_(scheduling=scheduling, transforms=[SecureAggregation(threshold=0.51)])
     run = simulate(recipe, CLIENTS, model(), rounds=5, simulator={"fleet": fleet})
     assert {"ok", "late"} <= {row["status"] for row in run.results}

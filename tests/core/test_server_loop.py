@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import EqualWeighted, ExampleWeighted
-from piebald.clustering import SingleCluster
 from piebald.contracts import ClientContext, StepContext, Task, TrainInput, TrainOutput, Update
-from piebald.errors import RuntimeFault
-from piebald.recipe import Recipe
-from piebald.scheduling import Asynchronous, Buffered, Synchronous
+from piebald.core.errors import RuntimeFault
+from piebald.methods.aggregation import EqualWeighted, ExampleWeighted
+from piebald.methods.clustering import SingleCluster
+from piebald.methods.recipe import Recipe
+from piebald.methods.scheduling import Asynchronous, Buffered, Synchronous
+from piebald.methods.server_optimizer import Adam, Momentum, ServerSgd
+from piebald.methods.sharing import Full
+from piebald.methods.training import Scaffold, Sgd
+from piebald.methods.transforms.base import Transform
 from piebald.server import ResultChecks
-from piebald.server_optimizer import Adam, Momentum, ServerSgd
-from piebald.sharing import Full
 from piebald.testing.federation import plain_network, uneven_clients
-from piebald.training import Scaffold, Sgd
-from piebald.transforms.base import Transform
 
 from .fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 import piebald
 from piebald import recipes
 from piebald.contracts import Device, TrainOutput
-from piebald.errors import RuntimeFault, SettingError
-from piebald.losses import cross_entropy
-from piebald.partition import Devices, FastSlow, Homogeneous, PooledClients
+from piebald.core.errors import RuntimeFault, SettingError
+from piebald.core.losses import cross_entropy
+from piebald.data.partition import Devices, FastSlow, Homogeneous, PooledClients
+from piebald.methods.training import Sgd
 from piebald.report.tables import History
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.training import Sgd
 
 from .fakes import classified, federation, seeded, simulate
 
@@ -457,7 +457,7 @@ def test_stacks_that_are_begun_while_results_are_taken_are_the_same_after_a_resu
     monkeypatch.setattr(Simulation, "_begin_full_stacks", watched)
     batched = {"engine": "batched", "stack": 3, "workers": workers, "onednn": False}
     options: dict[str, Any] = {"simulator": batched, "evaluate_every": 0}
-    recipe = piebald.recipes.fedavg(cohort=7, lr=0.1).with_(scheduling={"kind": "asynchronous", "cohort": 7})
+    recipe = piebald.methods.recipes.fedavg(cohort=7, lr=0.1).with_(scheduling={"kind": "asynchronous", "cohort": 7})
     clients = classified(*range(5, 14))
     whole = simulate(recipe, clients, MODEL, rounds=12, **options)
     assert sum(ahead) > 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from piebald.tensor_store import TensorStore
+from piebald.core.tensor_store import TensorStore
 
 from .fakes import few
 

@@ -13,17 +13,17 @@ from torch import Tensor
 
 import piebald
 from piebald import data, recipes, testing
-from piebald.aggregation.base import PreparesCohort
-from piebald.aggregation.linear import Linear
-from piebald.clustering.base import Clustering
-from piebald.component import Component
 from piebald.contracts import ClientContext, Cohort, ServerContext, StepContext, TrainInput, TrainOutput, Update
-from piebald.partition import Partition
-from piebald.recipe import Recipe
-from piebald.server_optimizer.base import ServerOptimizer
+from piebald.contracts.component import Component
+from piebald.data.partition import Partition
+from piebald.methods.aggregation.base import PreparesCohort
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.clustering.base import Clustering
+from piebald.methods.recipe import Recipe
+from piebald.methods.server_optimizer.base import ServerOptimizer
+from piebald.methods.training import Sgd
+from piebald.methods.transforms.base import Transform
 from piebald.testing.recipe import in_fedavg
-from piebald.training import Sgd
-from piebald.transforms.base import Transform
 
 # Settings that a component needs.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -156,7 +156,7 @@ KEPT: dict[str, Tensor] = {}
     ],
 )
 def test_aggregators(method: Any, message: str) -> None:
-    class Broken(piebald.aggregation.base.Aggregator):  # type: ignore[attr-defined,name-defined,misc]
+    class Broken(piebald.methods.aggregation.base.Aggregator):  # type: ignore[attr-defined,name-defined,misc]
         """An aggregator that breaks a promise."""
 
         def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
-from piebald.aggregation.base import Aggregator, PreparesCohort
-from piebald.aggregation.robust import Robust
-from piebald.clustering.base import Clustering
-from piebald.component import Component, build
 from piebald.contracts import Cohort, QueryRequest, Update
-from piebald.parameters import Layout
+from piebald.contracts.component import Component, build
+from piebald.core.parameters import Layout
+from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.robust import Robust
+from piebald.methods.clustering.base import Clustering
 
 from .fakes import classified, client_work, seeded, simulate
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
-from piebald.aggregation import EqualWeighted
-from piebald.errors import SettingError
-from piebald.scheduling import Synchronous
-from piebald.training import Constant, Cosine, Exponential, Scaffold, StepDecay
+from piebald.core.errors import SettingError
+from piebald.methods.aggregation import EqualWeighted
+from piebald.methods.scheduling import Synchronous
+from piebald.methods.training import Constant, Cosine, Exponential, Scaffold, StepDecay
 
 from .fakes import federation, seeded, simulate
 

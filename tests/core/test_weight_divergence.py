@@ -11,13 +11,13 @@ from torch import nn
 
 import piebald
 from piebald import data
-from piebald.errors import SettingError
-from piebald.partition import Dirichlet, Disjoint, FastSlow, Iid, LazyClients, clients_from, collect, measure
-from piebald.partition.heterogeneity import weight_divergence
-from piebald.partition.pictures import flat
+from piebald.core.errors import SettingError
+from piebald.data.measures.heterogeneity import weight_divergence
+from piebald.data.measures.pictures import flat
+from piebald.data.measures.weight_divergence import diverge
+from piebald.data.partition import Dirichlet, Disjoint, FastSlow, Iid, LazyClients, clients_from, collect, measure
 from piebald.report.tables import History
 from piebald.runtimes import Simulator
-from piebald.weight_divergence import diverge
 
 
 def network(outputs: int = 10) -> nn.Module:
@@ -113,7 +113,7 @@ def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
         asked.add(client)
         return np.ones((4, 3), np.float32), np.array([0, 1, 0, 1])
 
-    recipe = piebald.recipes.fedavg(cohort=2)
+    recipe = piebald.methods.recipes.fedavg(cohort=2)
     seen = []
     for how in ("none", "data"):
         asked.clear()
@@ -126,7 +126,7 @@ def test_nothing_is_loaded_to_measure_a_million_clients() -> None:
     assert run.measures == []
     few = LazyClients(5, load, classes=["a", "b"])
     asked.clear()
-    assert piebald.partition.survey(few) is None
+    assert piebald.data.partition.survey(few) is None
     assert not asked
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from piebald import data, partition
-from piebald.data.dataset import DataSet, Owners
-from piebald.data.traffic import scale_sizes
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.data.sets.dataset import DataSet, Owners
+from piebald.data.sets.traffic import scale_sizes
 
 prepared = pytest.mark.skipif(
     "PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set: set it to the folder of prepared data sets"

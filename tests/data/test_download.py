@@ -25,10 +25,10 @@ import numpy as np
 import pytest
 
 from piebald import data
-from piebald.data import download
-from piebald.data.formats import read_idx, read_leaf, read_xls
-from piebald.data.har import SIGNALS as HAR_SIGNALS
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.data.sets import download
+from piebald.data.sets.formats import read_idx, read_leaf, read_xls
+from piebald.data.sets.har import SIGNALS as HAR_SIGNALS
 
 
 class Server(ThreadingHTTPServer):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from piebald import data
-from piebald.errors import SettingError
-from piebald.partition import ByOwner, Iid
+from piebald.core.errors import SettingError
+from piebald.data.partition import ByOwner, Iid
 
 
 def image(path: Path, grey: int, size: tuple[int, int] = (12, 9)) -> None:
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 def test_lazy_images_are_decoded_when_rows_are_asked_for_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from piebald.data import folders
+    from piebald.data.sets import folders
 
     for number in range(12):
         image(tmp_path / f"c{number % 2}" / f"{number:02}.png", 10 * number)

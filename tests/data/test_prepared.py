@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from piebald import data
-from piebald.data.cifar10 import pixels
-from piebald.data.images import decode
-from piebald.errors import SettingError
-from piebald.partition import ByOwner, Vertical
+from piebald.core.errors import SettingError
+from piebald.data.partition import ByOwner, Vertical
+from piebald.data.sets.cifar10 import pixels
+from piebald.data.sets.images import decode
 
 prepared = pytest.mark.skipif(
     "PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set: set it to the folder of prepared data sets"
@@ -75,7 +75,7 @@ def test_credit_as_published() -> None:
     assert credit.owners["sex"].names == ["male", "female"]
     assert "graduate school" in credit.owners["education"].names
     assert float(credit.x.mean()) == pytest.approx(0, abs=1e-4)
-    from piebald.data.credit import PERSONAL
+    from piebald.data.sets.credit import PERSONAL
 
     parties = Vertical(features=PERSONAL, overlap=5000).split(credit)
     assert parties.active.features == PERSONAL

@@ -7,8 +7,8 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from piebald.errors import DeviceLost
-from piebald.machine import raise_if_lost
+from piebald.core.errors import DeviceLost
+from piebald.core.machine import raise_if_lost
 from tests.devices.there import NAME
 
 

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from piebald import machine
+from piebald.core import machine
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten

@@ -12,26 +12,26 @@ import torch
 from torch import Tensor, nn
 
 import piebald
-from piebald.boosting.settings import TreeSettings
-from piebald.choice import BestForEach, KnnPer
-from piebald.client_work import ClientWork
-from piebald.component import Component
 from piebald.contracts import SERVER_ID, Query
-from piebald.partition import Lists, PooledClients
+from piebald.contracts.component import Component
+from piebald.data.partition import Lists, PooledClients
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.serve_stack import serve
+from piebald.engines.stack import PRIVATE, ClientStack, StackResult
+from piebald.methods.choice import BestForEach, KnnPer
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries.batch_norms import BatchStatistics
+from piebald.methods.queries.confusion import Confusion
+from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.server_rows import RootLoss, RootTraining
+from piebald.methods.queries.validate import Validate
+from piebald.methods.transforms.compression import Compressor
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.queries.batch_norms import BatchStatistics
-from piebald.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
-from piebald.queries.confusion import Confusion
-from piebald.queries.evaluate import Evaluate
-from piebald.queries.server_rows import RootLoss, RootTraining
-from piebald.queries.statistics import StatisticsQuery
-from piebald.queries.tree_sums import MaskedTreeSumsQuery
-from piebald.queries.trees import TreeScoresQuery, TreesQuery
-from piebald.queries.validate import Validate
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.serve_stack import serve
-from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
-from piebald.transforms.compression import Compressor
+from piebald.statistics.boosting.settings import TreeSettings
+from piebald.statistics.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.statistics.queries.statistics import StatisticsQuery
+from piebald.statistics.queries.tree_sums import MaskedTreeSumsQuery
+from piebald.statistics.queries.trees import TreeScoresQuery, TreesQuery
 from tests.contract.conftest import TABLE, method, plain_network
 from tests.devices.there import ENGINES, NAME, assert_as_on_the_cpu, carry_out, equal_clients, there
 

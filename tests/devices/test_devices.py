@@ -18,14 +18,14 @@ from torch._dynamo.backends.debugging import aot_eager
 import piebald
 from piebald import recipes
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
-from piebald.recipe import Recipe
-from piebald.runtimes.engines import compilation
-from piebald.runtimes.engines.batched import _BatchedRun
-from piebald.runtimes.engines.device_copies import moved_together
-from piebald.runtimes.engines.engine_choice import stack_limit
-from piebald.runtimes.engines.model_traits import Traits
+from piebald.engines import compilation
+from piebald.engines.batched import _BatchedRun
+from piebald.engines.device_copies import moved_together
+from piebald.engines.engine_choice import stack_limit
+from piebald.engines.model_traits import Traits
+from piebald.methods.recipe import Recipe
+from piebald.methods.training import Sgd
 from piebald.runtimes.ray.connection import actors_that_fit
-from piebald.training import Sgd
 from tests.contract.conftest import DISTINCT, VARIANTS, federation, method, vector
 from tests.devices.there import ENGINES, assert_as_on_the_cpu, carry_out, equal_clients, there
 from tests.devices.waits import Waits
@@ -152,7 +152,7 @@ class Homesick(Sgd):
 def test_a_trainer_that_mixes_host_and_device_is_found() -> None:
     recipe = recipes.fedavg().with_(training=Homesick(lr=0.1, batch=10))
     carry_out(recipe)  # on the CPU nobody notices
-    with there() as device, pytest.raises(piebald.errors.RuntimeFault, match="device"):
+    with there() as device, pytest.raises(piebald.core.errors.RuntimeFault, match="device"):
         carry_out(recipe, device)
 
 
@@ -257,7 +257,7 @@ def test_compiled_passes_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_cannot_be_compiled_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="compiled is for the engines 'sequential' and 'vmapped', got 'batched'"):
         piebald.Simulator(engine="batched", compiled=True)
-    with pytest.raises(piebald.errors.SettingError, match="compiled = true is for models without dropout"):
+    with pytest.raises(piebald.core.errors.SettingError, match="compiled = true is for models without dropout"):
         carry_out(method("fedavg"), compiled=True)
     asked: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.update(options) or function)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import piebald
-from piebald.callbacks import Callback
-from piebald.errors import DeviceLost
-from piebald.machine import raise_if_lost
-from piebald.report.store import RunStore
-from piebald.runtimes.engines import device_layers, engine_choice
-from piebald.runtimes.engines.device_layers import InOneChunk, fit_to_device, rows_first
+from piebald.core.errors import DeviceLost
+from piebald.core.machine import raise_if_lost
+from piebald.engines import device_layers, engine_choice
+from piebald.engines.device_layers import InOneChunk, fit_to_device, rows_first
+from piebald.report.callbacks import Callback
+from piebald.storage.store import RunStore
 from tests.contract.conftest import method
 from tests.devices.pretended import DEVICE, State, pretended
 from tests.devices.test_components import images

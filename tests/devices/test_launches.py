@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from piebald.aggregation.linear import EqualWeighted, ExampleWeighted, GradientNormWeighted, Linear
-from piebald.client_work import ClientWork
 from piebald.contracts import SumRequest
+from piebald.data.partition import Lists, PooledClients
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.methods.aggregation.linear import EqualWeighted, ExampleWeighted, GradientNormWeighted, Linear
+from piebald.methods.client_work import ClientWork
 from piebald.models import build_model
-from piebald.partition import Lists, PooledClients
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.workers.pool import serve_all
 from tests.contract.conftest import method
 from tests.devices.launches import Alive, Launches

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from piebald.machine import moved
+from piebald.core.machine import moved
 from tests.contract.conftest import VARIANTS, method
 from tests.devices.pretended import DEVICE, Mixed, pretended
 from tests.devices.there import assert_as_on_the_cpu, carry_out

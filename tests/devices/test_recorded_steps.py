@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import piebald
-from piebald.finished_run import Run
-from piebald.partition import LazyClients
-from piebald.recipe import Recipe
-from piebald.runtimes.engines import engine_choice, recorded_step, sequential
-from piebald.runtimes.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesRecorder, StepByStep, StepForm
+from piebald.data.partition import LazyClients
+from piebald.engines import engine_choice, recorded_step, sequential
+from piebald.engines.recorded_step import BY_HAND, CudaRecorder, Lane, MakesRecorder, StepByStep, StepForm
+from piebald.methods.recipe import Recipe
+from piebald.runs.finished_run import Run
 from piebald.testing.federation import mixing_network, narrowable_network, plain_network
 from tests.contract.conftest import DISTINCT, TABLE, VARIANTS, method, vector
 from tests.devices.recorded_on_cpu import StandIn

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import piebald
-from piebald import execution
-from piebald.partition import Trace
-from piebald.recipe import Recipe
-from piebald.report.store import RunStore
+from piebald.data.partition import Trace
+from piebald.methods.recipe import Recipe
+from piebald.runs import execution
 from piebald.runtimes.simulation import simulator
 from piebald.server.loop import ServerLoop
+from piebald.storage.store import RunStore
 from tests.contract.conftest import HERE, federation, fitting, method
 from tests.devices.there import assert_as_on_the_cpu, carry_out, equal_clients, there
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import piebald
-from piebald.errors import RuntimeFault, SettingError
-from piebald.machine import moved
-from piebald.runtimes.engines.engine_choice import stack_limit
+from piebald.core.errors import RuntimeFault, SettingError
+from piebald.core.machine import moved
+from piebald.engines.engine_choice import stack_limit
 from piebald.runtimes.workers.forked_call import in_fork
 from tests import processes
 from tests.contract.conftest import method
@@ -55,9 +55,9 @@ def test_a_process_that_has_used_a_gpu_is_told_that_it_cannot_fork_for_it(monkey
 def test_errors_of_a_worker_and_of_the_trial_reach_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # by other tests, where there is a GPU
     broken = {"engine": "auto", "workers": 2, "stack": None}
-    with pytest.raises(piebald.errors.PiebaldError, match="Invalid device string"):
+    with pytest.raises(piebald.core.errors.PiebaldError, match="Invalid device string"):
         carry_out(method("fedavg"), "no-such-device", **broken)
-    with pytest.raises(piebald.errors.PiebaldError, match="Invalid device string"):
+    with pytest.raises(piebald.core.errors.PiebaldError, match="Invalid device string"):
         carry_out(method("fedavg"), "no-such-device", **broken | {"engine": "sequential", "stack": 1})
 
 

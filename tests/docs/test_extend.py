@@ -98,7 +98,7 @@ def stop_after_one_round(lab: Path) -> None:
     words = ["run", "mine.toml", "--out", "run", "--set", "runtime.engine=sequential", "--set", "checkpoint_every=1"]
     code = f"""
 import os
-from piebald.report.store import RunStore
+from piebald.storage.store import RunStore
 before = RunStore.commit
 def commit(self, *arguments, **named):
     before(self, *arguments, **named)

@@ -15,17 +15,16 @@ from typing import Any
 import pytest
 
 # Now, so that searches and comparisons of later tests have the real `run` and not the brief one.
-import piebald.advice
-import piebald.comparisons  # noqa: F401
-from piebald import experiment, recipes
+from piebald import recipes
 from piebald.cli import main
-from piebald.component import Component
-from piebald.experiment_file import ExperimentSettings
-from piebald.recipe import Recipe
-from piebald.references import USERS
+from piebald.contracts.component import Component
+from piebald.core.references import USERS
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials.provisioning import describe
+from piebald.methods.recipe import Recipe
+from piebald.runs import run as experiment
 from piebald.runtimes import Simulator
-from piebald.runtimes.federation.provisioning import describe
-from piebald.toml_document import Document
+from piebald.settings.toml_document import Document
 from piebald.vertical.transfer_settings import TransferSettings
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from piebald import models
-from piebald.component import Component
+from piebald.contracts.component import Component
 
 ROOT = Path(__file__).parents[2]
 

@@ -129,7 +129,7 @@ class Federation:
 @pytest.fixture
 def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
     pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-    from piebald.runtimes.federation.local_federation import free_port
+    from piebald.federation.hub.local_federation import free_port
 
     monkeypatch.chdir(tmp_path)
     made = Federation(tmp_path, (free_port(), free_port()))

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import piebald
-from piebald import experiment
-from piebald.experiment_file import ExperimentSettings
-from piebald.references import USERS
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.core.references import USERS
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.local_federation import free_port
+from piebald.runs import run as experiment
+from piebald.storage.store import RunStore
 from tests import processes
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")

@@ -13,15 +13,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from piebald.client_work import ClientWork
 from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.experiment_file import ExperimentSettings
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.link.wire_format import pack_update, task_body, unpack_task, unpack_update
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.task_runner import TaskRunner
+from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
-from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.run_terms import terms
-from piebald.runtimes.federation.task_runner import TaskRunner
-from piebald.runtimes.federation.wire_format import pack_update, task_body, unpack_task, unpack_update
 
 
 class InProcess(RuntimeSettings):

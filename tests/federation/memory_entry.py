@@ -18,13 +18,13 @@ import torch
 
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
-from piebald.report import tensor_files
-from piebald.runtimes.federation.freed_memory import return_freed_memory
-from piebald.runtimes.federation.pieces import Assembly, piece_at
-from piebald.runtimes.federation.stored_body import StoredBody
-from piebald.runtimes.federation.wire_format import digest, pack_update, task_body, unpack_update
-from piebald.runtimes.federation.wire_messages import PIECE, Piece
+from piebald.federation.link.freed_memory import return_freed_memory
+from piebald.federation.link.pieces import Assembly, piece_at
+from piebald.federation.link.stored_body import StoredBody
+from piebald.federation.link.wire_format import digest, pack_update, task_body, unpack_update
+from piebald.federation.link.wire_messages import PIECE, Piece
 from piebald.server.cluster_models import ClusterModels, cohort_of
+from piebald.storage import tensor_files
 
 SIZE, SITES = 4 << 20, 8
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from piebald.prepare import PreparedRun
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.task_runner import SiteClient
-from piebald.runtimes.federation.timeouts import Timeouts
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient
+from piebald.runs.prepare import PreparedRun
 
 from .conftest import provisioned
 

@@ -15,7 +15,7 @@ import torch
 import piebald
 from piebald import data
 from piebald.cli import main
-from piebald.runtimes.federation import flare_link
+from piebald.federation.link import flare_link
 
 from .conftest import Sites, carry_out, settings
 

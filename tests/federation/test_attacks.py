@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
+from piebald.federation.credentials import provisioning
+from piebald.storage.store import RunStore
 from tests import processes
 
 from .conftest import ENVIRONMENT, Server, Sites, provisioned, settings, until

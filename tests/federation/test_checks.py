@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from piebald.deploy import site_check
-from piebald.deploy.machine_checks import (
+from piebald.core.errors import SettingError
+from piebald.federation.credentials import provisioning
+from piebald.federation.operate.machine_checks import (
     Check,
     check_certificate,
     check_port,
@@ -21,12 +22,11 @@ from piebald.deploy.machine_checks import (
     server_machine,
     server_run,
 )
-from piebald.deploy.site_check import check_site, site_machine
-from piebald.deploy.site_process import site_work
-from piebald.deploy.site_rows import SiteSource, rows_before_a_run
-from piebald.deploy.status import read_status
-from piebald.errors import SettingError
-from piebald.runtimes.federation import provisioning
+from piebald.federation.operate.status import read_status
+from piebald.federation.site import site_check
+from piebald.federation.site.site_check import check_site, site_machine
+from piebald.federation.site.site_process import site_work
+from piebald.federation.site.site_rows import SiteSource, rows_before_a_run
 
 from .conftest import Server, provisioned, until
 from .test_deploy import described

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
+from piebald.federation.site.client_store import ClientStore, FinishedTask
 
 
 def finish(store: ClientStore, id: int, value: float | None) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from piebald.cli import main
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.audit import verify
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.run_terms import terms
-from piebald.runtimes.federation.wire_format import digest
-from piebald.runtimes.federation.wire_messages import Hello, Welcome
+from piebald.federation.credentials import provisioning
+from piebald.federation.credentials.audit import verify
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.link.wire_format import digest
+from piebald.federation.link.wire_messages import Hello, Welcome
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
 
 from .conftest import SITES, provisioned
 from .test_policy import prepared

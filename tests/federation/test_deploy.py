@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_breast_cancer
 
 import piebald
-from piebald import experiment
 from piebald.cli import main
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.wire_messages import Welcome
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.link.wire_messages import Welcome
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.runs import run as experiment
 
 from .conftest import Server, Sites, provisioned, until
 from .test_site_choice import Wire

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.cli import main
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import audit
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.federation.credentials import audit
+from piebald.federation.hub.local_federation import free_port
+from piebald.storage.store import RunStore
 from tests.scripts import loaded
 
 from .conftest import Server, Sites, provisioned, settings, until

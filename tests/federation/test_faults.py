@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from piebald import experiment
 from piebald.cli import main
-from piebald.report.store import RunStore
+from piebald.runs import run as experiment
+from piebald.storage.store import RunStore
 
 from .conftest import SITES, Server, Sites, carry_out, provisioned, settings, until
 

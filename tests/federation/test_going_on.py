@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import piebald
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.audit import FILE, missing
+from piebald.federation.credentials import provisioning
+from piebald.federation.credentials.audit import FILE, missing
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 

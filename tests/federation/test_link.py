@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.tls import make_driver
-from piebald.runtimes.federation.wire_messages import Reply, TermsRequest, decode
+from piebald.federation.credentials import provisioning
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.tls import make_driver
+from piebald.federation.link.wire_messages import Reply, TermsRequest, decode
 from tests import processes
 
 from .conftest import ENVIRONMENT, provisioned
@@ -23,9 +23,9 @@ from .conftest import ENVIRONMENT, provisioned
 SERVER_SIDE = """
 import sys, threading
 from pathlib import Path
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.flare_link import Link
-from piebald.runtimes.federation.wire_messages import Reply, TermsRequest, encode
+from piebald.federation.credentials import provisioning
+from piebald.federation.link.flare_link import Link
+from piebald.federation.link.wire_messages import Reply, TermsRequest, encode
 
 def answer(origin, head, body):
     print("asked", flush=True)

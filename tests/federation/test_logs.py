@@ -15,19 +15,19 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from safetensors.torch import load_file
 
 from piebald.contracts import Task
-from piebald.deploy import logs
-from piebald.deploy.logs import JsonLines, OneLine, start_log
-from piebald.deploy.page_server import token_of
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.runtimes.federation.client_session import ClientSession
-from piebald.runtimes.federation.heartbeat import EVERY, Heartbeat, at_work
-from piebald.runtimes.federation.local_federation import free_port
-from piebald.runtimes.federation.member_list import OpenTask
-from piebald.runtimes.federation.server_state import FederationState
-from piebald.runtimes.federation.timeouts import Timeouts
-from piebald.runtimes.federation.waiting import server_waits_for, site_waits_for
-from piebald.runtimes.federation.wire_messages import Hello, Welcome
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.hub.member_list import OpenTask
+from piebald.federation.hub.server_state import FederationState
+from piebald.federation.link.heartbeat import EVERY, Heartbeat, at_work
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.waiting import server_waits_for, site_waits_for
+from piebald.federation.link.wire_messages import Hello, Welcome
+from piebald.federation.operate import logs
+from piebald.federation.operate.logs import JsonLines, OneLine, start_log
+from piebald.federation.operate.page_server import token_of
+from piebald.federation.site.client_session import ClientSession
 
 from .conftest import Server, Sites, provisioned, until
 

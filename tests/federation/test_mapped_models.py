@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import piebald
-from piebald import execution, experiment
-from piebald.report.store import RunStore
+from piebald.runs import execution
+from piebald.runs import run as experiment
+from piebald.storage.store import RunStore
 
 from .conftest import Server, Sites, carry_out, provisioned, settings, until
 

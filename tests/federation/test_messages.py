@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.contracts import Task, Update
-from piebald.errors import SettingError
-from piebald.queries import Evaluate
-from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
-from piebald.runtimes.federation.run_terms import RunTerms
-from piebald.runtimes.federation.stored_body import StoredBody
-from piebald.runtimes.federation.transfer import SMALL, send_body
-from piebald.runtimes.federation.wire_format import (
+from piebald.core.errors import SettingError
+from piebald.core.stored_vectors import LARGE, NamelessFile, StoredVectors
+from piebald.federation.hub.run_terms import RunTerms
+from piebald.federation.link.pieces import Assembly, Packer, piece_at
+from piebald.federation.link.stored_body import StoredBody
+from piebald.federation.link.transfer import SMALL, send_body
+from piebald.federation.link.wire_format import (
     contents,
     digest,
     pack,
@@ -33,7 +33,7 @@ from piebald.runtimes.federation.wire_format import (
     unpack_task,
     unpack_update,
 )
-from piebald.runtimes.federation.wire_messages import (
+from piebald.federation.link.wire_messages import (
     LONGEST,
     PIECE,
     WINDOW,
@@ -46,7 +46,7 @@ from piebald.runtimes.federation.wire_messages import (
     decode,
     encode,
 )
-from piebald.stored_vectors import LARGE, NamelessFile, StoredVectors
+from piebald.methods.queries import Evaluate
 from tests.core.fakes import few
 
 HELLO = Hello(protocol=3, version="0.1", incarnation="ab")

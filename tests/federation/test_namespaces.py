@@ -17,12 +17,12 @@ import pytest
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.pieces import Assembly
-from piebald.runtimes.federation.transfer import send_body
-from piebald.runtimes.federation.wire_format import digest
-from piebald.runtimes.federation.wire_messages import Piece, Reply, TermsRequest, encode
+from piebald.federation.credentials import provisioning
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.pieces import Assembly
+from piebald.federation.link.transfer import send_body
+from piebald.federation.link.wire_format import digest
+from piebald.federation.link.wire_messages import Piece, Reply, TermsRequest, encode
 
 from .conftest import provisioned, until
 

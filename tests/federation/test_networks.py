@@ -15,13 +15,15 @@ import torch
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.contracts import Task
-from piebald.runtimes.federation import member_list, provisioning, tls
-from piebald.runtimes.federation.flare_link import SERVER, Link
-from piebald.runtimes.federation.member_list import SLOWEST, Member, OpenTask
-from piebald.runtimes.federation.pieces import Assembly, Packer, piece_at
-from piebald.runtimes.federation.transfer import fetch_terms, send_body
-from piebald.runtimes.federation.wire_format import digest
-from piebald.runtimes.federation.wire_messages import WINDOW, Piece, Reply, TermsRequest, encode
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub import member_list
+from piebald.federation.hub.member_list import SLOWEST, Member, OpenTask
+from piebald.federation.link import tls
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.pieces import Assembly, Packer, piece_at
+from piebald.federation.link.transfer import fetch_terms, send_body
+from piebald.federation.link.wire_format import digest
+from piebald.federation.link.wire_messages import WINDOW, Piece, Reply, TermsRequest, encode
 from piebald.vertical import channel
 from piebald.vertical.channel import Channel, SocketChannel
 from piebald.vertical.party_messages import HEADER, MAGIC, TAG, MessageKind, PartyEnded

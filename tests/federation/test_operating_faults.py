@@ -23,28 +23,29 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from piebald.cli import main, queueing
 from piebald.contracts import Task
-from piebald.deploy import machine_checks
-from piebald.deploy.experiment_queue import ExperimentQueue
-from piebald.deploy.machine_checks import Check, check_certificate
-from piebald.deploy.site_check import check_site, site_machine
-from piebald.deploy.site_process import site_work
-from piebald.errors import RunFolderError, SettingError
-from piebald.prepare import Options, prepare
-from piebald.report.lock import RunLock
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import disk_writes, provisioning, tls_errors
-from piebald.runtimes.federation.audit import AuditLog
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.client_session import ClientSession
-from piebald.runtimes.federation.client_store import ClientStore
-from piebald.runtimes.federation.disk_writes import DiskWrites, Ended
-from piebald.runtimes.federation.expiry import ExpiryWatch
-from piebald.runtimes.federation.flare_link import Link, serve
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.run_terms import terms
-from piebald.runtimes.federation.tls import context
-from piebald.runtimes.federation.update_count import UpdateCount
-from piebald.runtimes.federation.wire_messages import CheckRequest, encode
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.federation.credentials import provisioning
+from piebald.federation.credentials.audit import AuditLog
+from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.link import disk_writes, tls_errors
+from piebald.federation.link.disk_writes import DiskWrites, Ended
+from piebald.federation.link.flare_link import Link, serve
+from piebald.federation.link.tls import context
+from piebald.federation.link.wire_messages import CheckRequest, encode
+from piebald.federation.operate import machine_checks
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.federation.operate.machine_checks import Check, check_certificate
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.client_session import ClientSession
+from piebald.federation.site.client_store import ClientStore
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_check import check_site, site_machine
+from piebald.federation.site.site_process import site_work
+from piebald.federation.site.update_count import UpdateCount
+from piebald.runs.prepare import Options, prepare
+from piebald.storage.lock import RunLock
+from piebald.storage.store import RunStore
 
 from .conftest import provisioned, settings, until
 from .test_deploy import described
@@ -130,7 +131,7 @@ def test_a_result_that_the_server_has_is_noted_when_there_is_room(
         disk.full = True
         return "done"
 
-    monkeypatch.setattr("piebald.runtimes.federation.deliveries.send_body", sent)
+    monkeypatch.setattr("piebald.federation.link.deliveries.send_body", sent)
     done = threading.Thread(target=lambda: made.deliveries.deliver(delivery), daemon=True)
     assert made.session.runner is not None
     bring(made, Task(1, 0, 0, {"model": made.session.runner.work.initial[: made.session.runner.work.layout.shared]}))
@@ -223,7 +224,7 @@ def test_a_queue_ends_at_a_full_disk_and_keeps_the_experiment(tmp_path: Path, mo
 
     monkeypatch.setattr(queueing, "_part", part)
     lacks = Check("disk", False, "1 MB are free in /srv, 105 MB may be needed")
-    monkeypatch.setattr("piebald.deploy.machine_checks.check_space", lambda _: lacks)
+    monkeypatch.setattr("piebald.federation.operate.machine_checks.check_space", lambda _: lacks)
     with pytest.raises(SettingError, match=r"step 3 could not be .*1 MB are free in /srv.* piebald server"):
         queueing._serve(own, waiting, first, queueing.Serving(False, True, ()), None)
     assert waiting.entry(1).state == "running"  # which the next start goes on with
@@ -243,7 +244,7 @@ def test_a_disk_that_cannot_be_written_is_one_sentence_with_exit_code_2(
     def fails(*_: Any) -> None:
         raise OSError(code, os.strerror(code), str(credentials / "x"))
 
-    monkeypatch.setattr("piebald.private_files.clear_parts", fails)
+    monkeypatch.setattr("piebald.core.private_files.clear_parts", fails)
     assert main(["client", str(credentials)]) == 2
     assert f"{credentials / 'x'} cannot be written or read ({says}" in capsys.readouterr().err
     monkeypatch.setattr(RunLock, "__init__", fails)

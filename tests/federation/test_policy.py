@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.client_work import ClientWork
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
-from piebald.prepare import Options, prepare
-from piebald.queries import Confusion, Evaluate
-from piebald.queries.validate import Validate
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.training import Sgd
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries import Confusion, Evaluate
+from piebald.methods.queries.validate import Validate
+from piebald.methods.training import Sgd
+from piebald.runs.prepare import Options, prepare
 
 from .conftest import settings
 

@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from piebald.cli import main
-from piebald.errors import SettingError
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.provisioning import Description, provision
+from piebald.core.errors import SettingError
+from piebald.federation.credentials import provisioning
+from piebald.federation.credentials.provisioning import Description, provision
 
 from .conftest import provisioned
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from piebald.deploy.site_check import site_machine
-from piebald.deploy.site_process import site_work
-from piebald.errors import SettingError
-from piebald.runtimes.federation.proxy import Proxy, connect, proxy_for
-from piebald.runtimes.federation.tls import Listener, RenewedContext, keep_connecting
+from piebald.core.errors import SettingError
+from piebald.federation.link.proxy import Proxy, connect, proxy_for
+from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
+from piebald.federation.site.site_check import site_machine
+from piebald.federation.site.site_process import site_work
 
 from .conftest import provisioned
 

@@ -12,8 +12,8 @@ import torch
 
 import piebald
 from piebald.contracts import HasPublicRows
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
 
 from .in_process import in_process
 

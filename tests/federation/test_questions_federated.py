@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.federated_statistics.exact_at_sites import statistics_at_sites
-from piebald.federated_statistics.wanted import wanted_of_numbers
-from piebald.federated_trees.trees_at_sites import trees_at_sites
-from piebald.runtimes.federation.policy import Policy
+from piebald.federation.site.policy import Policy
+from piebald.statistics.columns_asked import wanted_of_numbers
+from piebald.statistics.exact_at_sites import statistics_at_sites
+from piebald.statistics.trees.trees_at_sites import trees_at_sites
 from tests.statistics.test_at_sites import InProcess
 from tests.trees.test_trees_at_sites import PLAN, SETTINGS
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from piebald import experiment
 from piebald.cli import main
 from piebald.cli.queueing import Watch
-from piebald.deploy.experiment_queue import ExperimentQueue
-from piebald.deploy.status import give_sign, status_values
-from piebald.deploy.turns import Turn
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.report.lock import RunLock
-from piebald.report.store import RunStore
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.federation.operate.status import give_sign, status_values
+from piebald.federation.operate.turns import Turn
+from piebald.runs import run as experiment
 from piebald.runtimes.simulation.simulation import Simulation
+from piebald.storage.lock import RunLock
+from piebald.storage.store import RunStore
 from tests import processes
 
 from .conftest import ENVIRONMENT, Sites, carry_out, provisioned, settings, until
@@ -152,8 +152,8 @@ def test_a_turn_ends_after_a_step_and_only_for_others(
     server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, now, steps = ExperimentQueue(server), [0.0], [0]
-    monkeypatch.setattr("piebald.deploy.turns.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("piebald.deploy.turns._steps", lambda run: steps[0])
+    monkeypatch.setattr("piebald.federation.operate.turns.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("piebald.federation.operate.turns._steps", lambda run: steps[0])
 
     def at_work(*tasks: int) -> None:
         (server / "status.json").write_text(json.dumps({"sites": [{"working": tasks}, {"working": []}]}))
@@ -361,6 +361,6 @@ def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pyte
         assert (found["state"], found["queue"], found["process"]) == ("waiting", "1 waiting (1 a)", os.getpid())
     finally:
         lock.release()
-    code = "import sys, piebald.cli, piebald.deploy.status; print('torch' in sys.modules)"  # it is asked each minute
+    code = "import sys, piebald.cli, piebald.federation.operate.status; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from piebald.contracts import SIGNATURE, ClientSecrets, Task, Update
-from piebald.errors import Declined, SettingError
+from piebald.core.errors import Declined, SettingError
+from piebald.federation.credentials.signing import CertificateSigner, SignatureCheck
+from piebald.federation.hub.server_messages import ServerMessages
+from piebald.federation.link.wire_messages import Piece
 from piebald.privacy.secure_aggregation.client_side import repeatable
 from piebald.privacy.secure_aggregation.key_material import public_keys
 from piebald.privacy.secure_aggregation.key_queries import SIGNED, AdvertiseKeys, ShareKeys
 from piebald.privacy.secure_aggregation.masking_graph import KEYS, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
-from piebald.runtimes.federation.server_messages import ServerMessages
-from piebald.runtimes.federation.signing import CertificateSigner, SignatureCheck
-from piebald.runtimes.federation.wire_messages import Piece
 
 from .conftest import SITES, Sites, carry_out, provisioned, settings
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from piebald.contracts import Task
-from piebald.runtimes.federation import server_state
-from piebald.runtimes.federation.server_state import FederationState
-from piebald.runtimes.federation.timeouts import Timeouts
-from piebald.runtimes.federation.wire_messages import Hello
+from piebald.federation.hub import server_state
+from piebald.federation.hub.server_state import FederationState
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.wire_messages import Hello
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 

@@ -13,22 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from piebald import statistics_at_sites, trees_of_experiment
 from piebald.contracts import ClientSecrets, Task, Update
-from piebald.errors import PiebaldError
-from piebald.experiment_file import ExperimentSettings
+from piebald.core.errors import PiebaldError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials.signing import SignatureCheck
+from piebald.federation.hub import server_messages
+from piebald.federation.hub.member_list import Member
+from piebald.federation.hub.server_messages import ServerMessages
+from piebald.federation.hub.server_state import FederationState
+from piebald.federation.link.pieces import Packer, piece_at
+from piebald.federation.link.wire_format import digest, task_body
+from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
-from piebald.queries.column_sums import MaskedSumsQuery
-from piebald.runtimes.federation import server_messages
-from piebald.runtimes.federation.member_list import Member
-from piebald.runtimes.federation.pieces import Packer, piece_at
-from piebald.runtimes.federation.server_messages import ServerMessages
-from piebald.runtimes.federation.server_state import FederationState
-from piebald.runtimes.federation.signing import SignatureCheck
-from piebald.runtimes.federation.wire_format import digest, task_body
-from piebald.runtimes.federation.wire_messages import Hello, Piece, TermsRequest, Welcome, encode
+from piebald.statistics import at_sites as statistics_at_sites
+from piebald.statistics.queries.column_sums import MaskedSumsQuery
+from piebald.statistics.trees import of_experiment as trees_of_experiment
 
 from .conftest import Server, Sites, carry_out, provisioned, settings, until
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from piebald.contracts import Task
-from piebald.deploy.site_process import SiteSettings
-from piebald.errors import SettingError
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.client_store import FinishedTask
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.wire_format import digest, task_body
-from piebald.runtimes.federation.wire_messages import Piece, Reply, Welcome, decode
+from piebald.core.errors import SettingError
+from piebald.federation.credentials import provisioning
+from piebald.federation.link.wire_format import digest, task_body
+from piebald.federation.link.wire_messages import Piece, Reply, Welcome, decode
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.client_store import FinishedTask
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
 
 from .conftest import provisioned
 from .test_policy import prepared

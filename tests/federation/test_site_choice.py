@@ -12,22 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from piebald import experiment
-from piebald.choice import BestForEach, KnnPer
 from piebald.contracts import Task
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.prepare import Options, PreparedRun, prepare
-from piebald.queries import Evaluate
-from piebald.runtimes.federation import provisioning, site_choice
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.client_store import ClientStore, FinishedTask
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.run_terms import RunTerms, terms
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.wire_format import digest, task_body
-from piebald.runtimes.federation.wire_messages import Piece, Welcome
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.run_terms import RunTerms, terms
+from piebald.federation.link.wire_format import digest, task_body
+from piebald.federation.link.wire_messages import Piece, Welcome
+from piebald.federation.site import site_choice
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.client_store import ClientStore, FinishedTask
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.choice import BestForEach, KnnPer
+from piebald.methods.queries import Evaluate
+from piebald.runs import run as experiment
+from piebald.runs.prepare import Options, PreparedRun, prepare
 
 from .conftest import SITES, Sites, provisioned, settings
 

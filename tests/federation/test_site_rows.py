@@ -15,15 +15,23 @@ import pandas as pd
 import pytest
 import torch
 
-from piebald import references
 from piebald.cli import main
-from piebald.deploy.site_process import SiteSettings, SiteWork, site_work
-from piebald.deploy.site_rows import SPLITS, RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_before_a_run
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.prepare import Options, prepare
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.run_terms import terms
+from piebald.core import references
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.site.site_process import SiteSettings, SiteWork, site_work
+from piebald.federation.site.site_rows import (
+    SPLITS,
+    RunRows,
+    SiteRows,
+    SiteSource,
+    missing_source,
+    own_rows,
+    rows_before_a_run,
+)
+from piebald.runs.prepare import Options, prepare
 
 from .conftest import provisioned
 

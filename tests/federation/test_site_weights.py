@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Task
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.parameters import frozen_digest
-from piebald.prepare import Options, prepare
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.run_terms import terms
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.core.errors import SettingError
+from piebald.core.parameters import frozen_digest
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.client_work import ClientWork
+from piebald.runs.prepare import Options, prepare
 
 from .conftest import SITES, provisioned
 

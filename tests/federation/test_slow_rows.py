@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from piebald.contracts import Task
-from piebald.runtimes.federation import client_runtime, provisioning, server_runtime
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.member_list import Member, OpenTask
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.presence import repeated
-from piebald.runtimes.federation.server_messages import ServerMessages
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.task_runner import SiteClient
-from piebald.runtimes.federation.timeouts import Timeouts
-from piebald.runtimes.federation.wire_messages import Hello
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub import server_runtime
+from piebald.federation.hub.member_list import Member, OpenTask
+from piebald.federation.hub.server_messages import ServerMessages
+from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.link.presence import repeated
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.wire_messages import Hello
+from piebald.federation.site import client_runtime
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient
 
 from .conftest import SITES, provisioned
 from .test_policy import prepared

@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 
 from piebald.cli import main
-from piebald.deploy import page_server
-from piebald.deploy.experiment_queue import ExperimentQueue
-from piebald.deploy.page_server import PageAddress, serving_page
-from piebald.deploy.prometheus import exposition
-from piebald.deploy.run_view import RunView, Viewer
-from piebald.deploy.status import RUN, check_health, killed_process, read_status, status_values
-from piebald.errors import SettingError
-from piebald.report.lock import RunLock
-from piebald.report.store import RunStore
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.core.errors import SettingError
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.operate import page_server
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.federation.operate.page_server import PageAddress, serving_page
+from piebald.federation.operate.prometheus import exposition
+from piebald.federation.operate.run_view import RunView, Viewer
+from piebald.federation.operate.status import RUN, check_health, killed_process, read_status, status_values
+from piebald.storage.lock import RunLock
+from piebald.storage.store import RunStore
 
 from .conftest import provisioned
 
@@ -111,7 +111,7 @@ def test_a_killed_site_is_no_stopped_one(tmp_path: Path, recorded: str, capsys: 
 
 def killed_holder(folder: Path) -> int:
     """Kill a process that holds the lock of a folder; returns its number."""
-    code = "import sys, time; from pathlib import Path; from piebald.report.lock import RunLock; "
+    code = "import sys, time; from pathlib import Path; from piebald.storage.lock import RunLock; "
     code += f"kept = RunLock(Path({str(folder)!r})); print('held', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

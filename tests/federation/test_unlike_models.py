@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 import piebald
-from piebald.errors import SettingError
-from piebald.runtimes.federation.run_terms import OwnTerms, RunTerms
+from piebald.core.errors import SettingError
+from piebald.federation.hub.run_terms import OwnTerms, RunTerms
 
 from .conftest import Sites, carry_out, settings, until
 from .in_process import in_process

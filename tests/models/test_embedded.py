@@ -10,7 +10,7 @@ from torch import nn
 
 import piebald
 from piebald import data, partition
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.models import build_model, embedded
 
 
@@ -69,7 +69,7 @@ def test_training_over_embeddings_repeats_and_runs_on_every_engine(clients) -> N
 
 
 def test_settings_name_the_extractor(tmp_path: Path) -> None:
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
 
     file = tmp_path / "run.toml"
     text = """
@@ -94,7 +94,7 @@ def test_settings_name_the_extractor(tmp_path: Path) -> None:
     "PIEBALD_DATA" not in __import__("os").environ, reason="PIEBALD_DATA is not set: it has the weights"
 )
 def test_a_run_from_settings_over_squeezenet(tmp_path: Path) -> None:
-    from piebald.experiment_file import ExperimentSettings
+    from piebald.experiments.file import ExperimentSettings
 
     file = tmp_path / "run.toml"
     file.write_text("""

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from piebald import data
-from piebald.data.dataset import DataSet
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.data.partition import ByEmbedding
+from piebald.data.sets.dataset import DataSet
 from piebald.models import LogMel, SqueezeNet, embed, squeezenet
-from piebald.partition import ByEmbedding
 
 prepared = pytest.mark.skipif(
     "PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set: set it to the folder of prepared data sets"
@@ -166,7 +166,7 @@ def test_weights_from_the_published_file(tmp_path: Path, monkeypatch: pytest.Mon
     """The Keras file holds the same numbers in another order, as [h, w, in, out] and with blue first."""
     import h5py
 
-    from piebald.models import extractors
+    from piebald.data.embeddings import extractors
 
     known = squeezenet()
     path = tmp_path / "cache" / "squeezenet" / "weights.h5"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.core.parameters import Layout, matching
 from piebald.models import Conditioning, GatedConvolution, GatedUnit, build_model
-from piebald.parameters import Layout, matching
 
 
 def drawn(module: nn.Module, seed: int = 0) -> nn.Module:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.core.parameters import Layout, matching
 from piebald.models import build_model, names
-from piebald.parameters import Layout, matching
 
 NETWORKS = [name for name in names() if name != "pretrained"]  # which needs weights: test_pretrained.py
 SHAPES = {"cnn_1d": (2, 30), "cnn_1d_bn": (2, 30)}  # the others read images

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from piebald import models
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.models.weights_folder import read_config
 
 pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")

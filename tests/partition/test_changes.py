@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from piebald import data
-from piebald.component import build
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
 from piebald.data import DataSet
-from piebald.errors import SettingError
-from piebald.partition import (
+from piebald.data.partition import (
     Blur,
     Contrast,
     DataChange,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from piebald.contracts import Clients, Rows
-from piebald.errors import SettingError
-from piebald.partition import LazyClients, Lists, PooledClients, clients_from
+from piebald.core.errors import SettingError
+from piebald.data.partition import LazyClients, Lists, PooledClients, clients_from
 
 
 def pooled() -> PooledClients:

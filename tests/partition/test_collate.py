@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import piebald
-from piebald import pytree
-from piebald.deploy.site_rows import RunRows, SiteSource, own_rows
-from piebald.errors import SettingError
-from piebald.partition import LazyClients, Sites, TorchClients, clients_from
+from piebald.core import pytree
+from piebald.core.errors import SettingError
+from piebald.data.partition import LazyClients, Sites, TorchClients, clients_from
+from piebald.federation.site.site_rows import RunRows, SiteSource, own_rows
 
 TEXTS = {
     "a": [[1, 2, 3], [4, 5], [6]],
@@ -184,7 +184,7 @@ def test_items_of_torch_data_sets_are_read_only_when_they_are_needed() -> None:
     assert not any(one.read for one in datasets.values())
     runtime = {"kind": "simulator", "engine": "sequential", "onednn": False, "workers": 0}
     run = piebald.run(
-        piebald.recipes.fedavg(cohort=1), clients, nn.Linear(3, 2), rounds=1, evaluate_every=0, runtime=runtime
+        piebald.methods.recipes.fedavg(cohort=1), clients, nn.Linear(3, 2), rounds=1, evaluate_every=0, runtime=runtime
     )
     trained = {row["client"] for row in run.results}
     for number, (name, dataset) in enumerate(datasets.items()):

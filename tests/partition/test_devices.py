@@ -6,10 +6,10 @@ import tomllib
 import numpy as np
 import pytest
 
-from piebald.component import build
 from piebald.contracts import Device, Fleet
-from piebald.errors import SettingError
-from piebald.partition import Devices, FastSlow, Homogeneous, LogNormal, Trace
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
+from piebald.data.partition import Devices, FastSlow, Homogeneous, LogNormal, Trace
 
 KINDS = [Homogeneous(seconds_per_step=2.0, dropout=0.1), FastSlow(latency=0.5), LogNormal(down=1e6, up=1e5, seed=2)]
 
@@ -94,7 +94,7 @@ def test_a_trace_runs_in_the_simulator(tmp_path) -> None:
 
     import piebald
     from piebald import data
-    from piebald.partition import Iid
+    from piebald.data.partition import Iid
 
     file = tmp_path / "phones.csv"
     file.write_text("seconds_per_step,on\n1,\n4,0-5\n")
@@ -102,7 +102,7 @@ def test_a_trace_runs_in_the_simulator(tmp_path) -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     simulator = piebald.Simulator(fleet=Trace(file=str(file)))
     run = piebald.run(
-        piebald.recipes.fedavg(cohort=2), clients, model, rounds=2, out=tmp_path / "run", runtime=simulator
+        piebald.methods.recipes.fedavg(cohort=2), clients, model, rounds=2, out=tmp_path / "run", runtime=simulator
     )
     assert run is not None
 

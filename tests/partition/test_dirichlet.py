@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import partition
-from piebald.component import build
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
 from piebald.data import DataSet
-from piebald.errors import SettingError
-from piebald.partition import Dirichlet
+from piebald.data.partition import Dirichlet
 
 CLIENTS, CLASSES, ROWS, REPEATS = 20, 10, 4000, 60
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from piebald import data
-from piebald.errors import SettingError
-from piebald.moments import merged
-from piebald.partition import Dirichlet, Iid, LazyClients, heterogeneity
-from piebald.partition.client_statistics import Statistics, collect, union
-from piebald.partition.heterogeneity import (
+from piebald.core.errors import SettingError
+from piebald.core.moments import merged
+from piebald.data.measures.client_statistics import Statistics, collect, union
+from piebald.data.measures.heterogeneity import (
     UNITS,
     frechet,
     frechet_to_rest,
@@ -26,6 +25,7 @@ from piebald.partition.heterogeneity import (
     total_variation,
     without,
 )
+from piebald.data.partition import Dirichlet, Iid, LazyClients, heterogeneity
 
 
 def covariance(rng: np.random.Generator, d: int, rows: int) -> np.ndarray:
@@ -163,7 +163,7 @@ def test_iid_clients_are_nearly_alike_and_uneven_ones_are_not() -> None:
 
 @pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
 def test_subjects_differ_more_than_a_random_deal() -> None:
-    from piebald.partition import ByOwner
+    from piebald.data.partition import ByOwner
 
     har = data.har()
     distance = [
@@ -263,7 +263,7 @@ def steps(kind: type, source, embed, shares=(0.0, 0.25, 0.5, 0.75, 1.0), **setti
 @pytest.mark.parametrize("seed", range(2))
 def test_distance_falls_as_clients_are_shuffled(seed: int) -> None:
     """The shape of CGAU's table 1: the more rows are swapped between clients, the more alike these are."""
-    from piebald.partition import ByEmbedding
+    from piebald.data.partition import ByEmbedding
 
     far = steps(ByEmbedding, data.digits(), lambda x: x.flatten(1), clients=3, seed=seed, limit=900)
     assert all(one > 1.1 * next_one for one, next_one in itertools.pairwise(far))
@@ -272,7 +272,7 @@ def test_distance_falls_as_clients_are_shuffled(seed: int) -> None:
 
 @pytest.mark.skipif("PIEBALD_DATA" not in os.environ, reason="PIEBALD_DATA is not set")
 def test_distance_falls_on_features_of_photographs() -> None:
-    from piebald.partition import ByEmbedding
+    from piebald.data.partition import ByEmbedding
 
     office = data.office_caltech10("squeezenet")
     far = steps(ByEmbedding, office, lambda x: x[:, :64], (0.0, 0.5, 1.0), clients=2, limit=1200)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.errors import SettingError
-from piebald.partition import clients_from
+from piebald.core.errors import SettingError
+from piebald.data.partition import clients_from
 
 pd = pytest.importorskip("pandas")
 

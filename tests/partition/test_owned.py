@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from piebald import clients_from
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 
 X = np.arange(36.0).reshape(12, 3)
 Y = np.arange(12) % 2

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald import data
-from piebald.component import build
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
 from piebald.data import DataSet
-from piebald.errors import SettingError
-from piebald.partition import (
+from piebald.data.partition import (
     ByEmbedding,
     ByOwner,
     Dirichlet,

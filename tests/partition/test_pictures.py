@@ -9,8 +9,9 @@ import torch
 from piebald import data
 from piebald.cli import main
 from piebald.data import DataSet
-from piebald.partition import Dirichlet, FastSlow, Iid, LazyClients, Lists, PooledClients, clients_from, pictures
-from piebald.partition.survey import survey
+from piebald.data.measures import pictures
+from piebald.data.measures.survey import survey
+from piebald.data.partition import Dirichlet, FastSlow, Iid, LazyClients, Lists, PooledClients, clients_from
 
 
 def test_every_picture_is_drawn(tmp_path) -> None:

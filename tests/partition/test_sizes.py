@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from piebald import data
-from piebald.component import build
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
 from piebald.data import DataSet
-from piebald.errors import SettingError
-from piebald.partition import (
+from piebald.data.partition import (
     ByEmbedding,
     Dirichlet,
     Disjoint,

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import piebald
-from piebald.errors import SettingError
-from piebald.partition import clients_from
+from piebald.core.errors import SettingError
+from piebald.data.partition import clients_from
 from piebald.runtimes import Simulator
 
 pd = pytest.importorskip("pandas")
@@ -285,8 +285,8 @@ def test_bad_settings(settings, message: str) -> None:
 @pytest.mark.full
 def test_heavy_packages_are_not_imported() -> None:
     code = (
-        "import sys, piebald.partition, piebald.data, piebald.models, numpy\n"
-        "piebald.partition.clients_from([(numpy.ones((2, 1)), [0, 1])])\n"
+        "import sys, piebald.data.partition, piebald.data, piebald.models, numpy\n"
+        "piebald.data.partition.clients_from([(numpy.ones((2, 1)), [0, 1])])\n"
         "print([name for name in ('sklearn', 'pandas', 'datasets', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

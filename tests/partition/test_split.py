@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.errors import SettingError
-from piebald.partition.lists import Lists, Numbered
-from piebald.partition.split import hold_out, mixed, places, thin
-from piebald.partition.three_way_split import check_shares, three_ways
+from piebald.core.errors import SettingError
+from piebald.data.clients.lists import Lists, Numbered
+from piebald.data.partition.split import hold_out, mixed, places, thin
+from piebald.data.partition.three_way_split import check_shares, three_ways
 
 sizes_of = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

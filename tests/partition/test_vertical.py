@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piebald.component import build
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
 from piebald.data import DataSet
-from piebald.errors import SettingError
-from piebald.partition import Vertical
+from piebald.data.partition import Vertical
 
 TABLE = DataSet(
     name="people",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from piebald.report.store import RunStore
+from piebald.storage.store import RunStore
 
 # final mean accuracy, rounds to two thirds of it, kilobytes per client and round, each way, personal models or not
 RECIPES = {

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from piebald.contracts import Checkpoint
-from piebald.report import schema, tensor_files
-from piebald.report.store import RunStore
+from piebald.storage import schema, tensor_files
+from piebald.storage.store import RunStore
 
 STEPS = 7
 WITHOUT_CHECKPOINT = {3, 6}

@@ -19,11 +19,13 @@ from typing import Any
 import pytest
 import torch
 
-from piebald import callbacks, data, experiment, models, partition
+from piebald import data, models, partition
 from piebald.cli import main
-from piebald.errors import RunFolderError
-from piebald.report.backup import backup, restore
-from piebald.report.store import RunStore
+from piebald.core.errors import RunFolderError
+from piebald.report import callbacks
+from piebald.runs import run as experiment
+from piebald.storage.backup import backup, restore
+from piebald.storage.store import RunStore
 from tests import processes
 from tests.report.test_kill import contents, dying_run, same
 from tests.scripts import loaded

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from piebald.choice.record import loses
-from piebald.report.choices_section import SHOWN, against_alone, headline
-from piebald.report.chosen_models import AXIS
+from piebald.methods.choice.record import loses
 from piebald.report.comparison import Comparison
-from piebald.report.page import render
-from piebald.report.store import RunStore
+from piebald.report.page.choices_section import SHOWN, against_alone, headline
+from piebald.report.page.page import render
 from piebald.report.tables import History
+from piebald.storage.chosen_models import AXIS
+from piebald.storage.store import RunStore
 
 NAMES = ["george", "<b>lucas</b>", "jackson"]
 

@@ -14,7 +14,7 @@ import pytest
 import piebald
 from piebald import data, models, partition
 from piebald.cli import main
-from piebald.errors import RunFolderError, SettingError
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.report import write_report
 from piebald.report.class_rows import class_rows
 from piebald.report.tables import History

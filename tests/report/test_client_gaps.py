@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from piebald.report.client_gaps import client_gaps, headline, noise
-from piebald.report.client_section import dots
 from piebald.report.comparison import Comparison
-from piebald.report.store import RunStore
+from piebald.report.page.client_section import dots
 from piebald.report.tables import History
+from piebald.storage.store import RunStore
 
 HOSPITALS = {"cleveland": 76, "hungarian": 74, "switzerland": 31, "va": 50}
 

@@ -12,10 +12,10 @@ import pytest
 
 import piebald
 from piebald import data, recipes
+from piebald.data.partition import Disjoint, FlipPairs, Iid
 from piebald.models import build_model
-from piebald.partition import Disjoint, FlipPairs, Iid
-from piebald.report import cluster_section, page, wording
 from piebald.report.comparison import Comparison
+from piebald.report.page import cluster_section, page, wording
 from piebald.report.tables import History
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch": 10}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.report.headline import rule
+from piebald.report.page.headline import rule
+from piebald.report.page.wording import count
 from piebald.report.paired import Scores, cannot_be_told_apart, level, ranking
-from piebald.report.wording import count
 
 
 def drawn(seed: int) -> dict[str, Scores]:

@@ -13,13 +13,13 @@ import torch
 import piebald
 from piebald import data, models, partition
 from piebald.contracts import Clients
-from piebald.deploy import experiment_queue
-from piebald.deploy.experiment_queue import ExperimentQueue
-from piebald.errors import RunFolderError, SettingError
-from piebald.kept_form import KeptForm
-from piebald.report import backup, schema
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.format_versions import KeptForm
+from piebald.federation.credentials import provisioning
+from piebald.federation.operate import experiment_queue
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.storage import backup, schema
+from piebald.storage.store import RunStore
 
 
 def number_of(path: Path) -> int:

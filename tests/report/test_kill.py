@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from piebald.report.store import RunStore
+from piebald.storage.store import RunStore
 from tests import processes
 from tests.scripts import loaded
 
@@ -33,7 +33,7 @@ def same(left, right):
 
 @pytest.mark.long
 def test_killed_anywhere_and_resumed_it_ends_like_an_undisturbed_run(tmp_path):
-    piebald = Path(sys.modules["piebald.report.store"].__file__).parents[2]
+    piebald = Path(sys.modules["piebald.storage.store"].__file__).parents[2]
     done = processes.run(
         [sys.executable, str(PROGRAM), str(tmp_path)],
         capture_output=True,

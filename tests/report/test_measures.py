@@ -10,9 +10,9 @@ import pytest
 import piebald
 from piebald import data, partition
 from piebald.report import write_report
-from piebald.report.store import RunStore
 from piebald.report.tables import History
 from piebald.runtimes import Simulator
+from piebald.storage.store import RunStore
 
 
 def a_run(folder: Path, **more) -> Path:

@@ -12,10 +12,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from piebald.errors import RunFolderError
-from piebald.report import charts, palette, write_report
+from piebald.core.errors import RunFolderError
+from piebald.report import write_report
 from piebald.report.comparison import Comparison
-from piebald.report.page import render
+from piebald.report.page import charts, palette
+from piebald.report.page.page import render
 from piebald.report.tables import History
 
 VOID = {"meta", "link", "line", "rect", "br"}
@@ -289,7 +290,7 @@ def test_a_report_that_cannot_be_made(runs, tmp_path):
 @pytest.mark.full
 def test_importing_the_store_loads_no_plotting_package():
     program = (
-        "import sys, piebald.report, piebald.report.store, piebald.report.tables, piebald.report.comparison; "
+        "import sys, piebald.report, piebald.storage.store, piebald.report.tables, piebald.report.comparison; "
         "print({'pandas', 'plotly', 'matplotlib', 'scipy'} & set(sys.modules))"
     )
     root = str(charts.__file__).rsplit("piebald", 1)[0]

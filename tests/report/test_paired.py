@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.report.paired import (
     Scores,
     against_best,

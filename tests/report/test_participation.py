@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from piebald.report import participation_section as participation
 from piebald.report.comparison import Comparison
-from piebald.report.page import render
-from piebald.report.store import RunStore
+from piebald.report.page import participation_section as participation
+from piebald.report.page.page import render
 from piebald.report.tables import History
+from piebald.storage.store import RunStore
 
 
 def result(number, version, client, sent, time, **more):

@@ -13,11 +13,12 @@ import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
-from piebald.errors import SettingError
-from piebald.report import charts, figures, palette
+from piebald.core.errors import SettingError
+from piebald.report import figures
 from piebald.report.comparison import Comparison
-from piebald.report.store import RunStore
+from piebald.report.page import charts, palette
 from piebald.report.tables import History
+from piebald.storage.store import RunStore
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from piebald.contracts import Checkpoint, Device
-from piebald.errors import RunFolderError, SettingError
-from piebald.report import schema, tensor_files
-from piebald.report.store import RunStore
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.storage import schema, tensor_files
+from piebald.storage.store import RunStore
 
 
 def state(version, states=()):
@@ -283,8 +283,8 @@ def test_a_damaged_database_is_refused(store):
 @pytest.mark.full
 def test_a_second_writer_is_refused_and_a_reader_welcome(store):
     store.commit({"version": 1}, [])
-    program = "import sys; from piebald.report.store import RunStore; RunStore.open(sys.argv[1])"
-    root = Path(sys.modules["piebald.report.store"].__file__).parents[2]
+    program = "import sys; from piebald.storage.store import RunStore; RunStore.open(sys.argv[1])"
+    root = Path(sys.modules["piebald.storage.store"].__file__).parents[2]
     env = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True, env=env)
     assert f"RunFolderError: {store.path} is being written to by process {os.getpid()}" in done.stderr
@@ -301,9 +301,9 @@ def test_a_second_writer_is_refused_and_a_reader_welcome(store):
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 def test_a_killed_run_can_be_read_before_it_is_resumed(tmp_path):
-    root = Path(sys.modules["piebald.report.store"].__file__).parents[2]
+    root = Path(sys.modules["piebald.storage.store"].__file__).parents[2]
     program = (
-        "import os, signal, sys; from piebald.report.store import RunStore; "
+        "import os, signal, sys; from piebald.storage.store import RunStore; "
         "s = RunStore.create(sys.argv[1], {'seed': 1}); s.commit({'version': 1}, []); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -7,14 +7,15 @@ import pytest
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.errors import RunFolderError, SettingError
-from piebald.report import findings, headline
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.report import findings
 from piebald.report.comparison import Comparison, Interval
-from piebald.report.found_runs import load
 from piebald.report.learning_curves import Band
-from piebald.report.page import render
-from piebald.report.store import RunStore
+from piebald.report.page import headline
+from piebald.report.page.page import render
+from piebald.report.run_search import load
 from piebald.report.tables import History
+from piebald.storage.store import RunStore
 
 
 def tiny(label, seed, values, *, sent=500_000, recipe=None, **meta):

@@ -16,20 +16,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from piebald import experiment
 from piebald.cli.queueing import Serving, _document
-from piebald.component import build
 from piebald.contracts import Task
-from piebald.deploy.experiment_queue import Queued
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.errors import PiebaldError
-from piebald.experiment_file import ExperimentSettings
-from piebald.prepare import Options, prepare
-from piebald.references import USERS, search
-from piebald.runtimes.federation.provisioning import Credentials
-from piebald.runtimes.federation.run_terms import terms
-from piebald.runtimes.federation.wire_format import task_body, unpack_task
-from piebald.toml_document import dumps
+from piebald.contracts.component import build
+from piebald.core.errors import PiebaldError
+from piebald.core.references import USERS, search
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.link.wire_format import task_body, unpack_task
+from piebald.federation.operate.experiment_queue import Queued
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.runs import run as experiment
+from piebald.runs.prepare import Options, prepare
+from piebald.settings.toml_document import dumps
 
 SITES = ["site-1", "site-2"]
 HONEST: dict[str, Any] = {
@@ -142,7 +142,8 @@ def main(folder: Path) -> None:
     os.chdir(folder)
     search(folder / "modules")
     texts = [
-        "canary:run", "canary.py:run", "piebald.deploy.status:os.system", "torch.utils.cpp_extension:subprocess.Popen",
+        "canary:run", "canary.py:run", "piebald.federation.operate.status:os.system",
+        "torch.utils.cpp_extension:subprocess.Popen",
         str(secret), str(secret / "rows.csv"),
     ]  # fmt: skip
     settings = ExperimentSettings.of_table(HONEST, "the honest settings", USERS)

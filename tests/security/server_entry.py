@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Query, Result, Task, Update
-from piebald.prepare import Options, PreparedRun, prepare
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.flare_link import serve
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.timeouts import Timeouts
-from piebald.runtimes.federation.wire_format import digest, pack_update
-from piebald.runtimes.federation.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.link.flare_link import serve
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.wire_format import digest, pack_update
+from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
+from piebald.runs.prepare import Options, PreparedRun, prepare
 from piebald.version import __version__
 from tests.federation.conftest import provisioned, settings
 

@@ -14,11 +14,11 @@ import pytest
 
 from piebald.cli import main
 from piebald.contracts import Checkpoint
-from piebald.errors import SettingError
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import audit
-from piebald.runtimes.federation.audit import FILE, HEAD, AuditLog, knows, missing, verify
-from piebald.runtimes.federation.wire_format import digest
+from piebald.core.errors import SettingError
+from piebald.federation.credentials import audit
+from piebald.federation.credentials.audit import FILE, HEAD, AuditLog, knows, missing, verify
+from piebald.federation.link.wire_format import digest
+from piebald.storage.store import RunStore
 from tests.federation.conftest import provisioned
 from tests.federation.test_policy import prepared
 from tests.federation.test_site_choice import site
@@ -260,8 +260,8 @@ def test_nothing_leaves_a_site_that_cannot_write_down_what_leaves(
     import torch
 
     from piebald.contracts import Update
-    from piebald.runtimes.federation.client_session import Delivery
-    from piebald.runtimes.federation.wire_format import pack_update
+    from piebald.federation.link.wire_format import pack_update
+    from piebald.federation.site.client_session import Delivery
 
     body = pack_update(Update({"model": torch.ones(3)}, 5, 2, {"loss": 0.5}), None)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from piebald import recipes
+from piebald.engines import clipping, row_gradients
+from piebald.methods.recipe import Recipe
+from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import central, fixed_cohorts, local, rows
-from piebald.recipe import Recipe
-from piebald.runtimes.engines import clipping, row_gradients
-from piebald.transforms import Gaussian
 
 from ..core.fakes import federation, simulate
 from .audits import Scores, from_one_run, from_pairs

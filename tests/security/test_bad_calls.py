@@ -17,9 +17,9 @@ from typing_extensions import TypeAliasType
 
 import piebald
 from piebald import data, models, partition, recipes, vertical
-from piebald.arguments import Count, PathLike, checked
-from piebald.component import Component
-from piebald.runtimes import Federation
+from piebald.contracts.component import Component
+from piebald.core.arguments import Count, PathLike, checked
+from piebald.federation import Federation
 from tests.security.fuzzers import fuzzer
 
 
@@ -121,7 +121,7 @@ def test_every_public_name_is_a_subject(tmp_path: Path) -> None:
     known = {one.name for one in calls.subjects(tmp_path)} | calls.LEFT_OUT
     for name in ("run", "resume", "compare", "adapt", "clients_from", "write_report", "LazyClients"):
         assert f"piebald.{name}" in known
-    assert {f"piebald.recipes.{name}" for name in recipes.names()} <= known
+    assert {f"piebald.methods.recipes.{name}" for name in recipes.names()} <= known
     assert not issubclass(Federation, Exception)
 
 

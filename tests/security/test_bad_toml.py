@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import piebald
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.toml_document import Document
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.settings.toml_document import Document
 from tests.security.fuzzers import fuzzer
 
 BAD = {

@@ -35,20 +35,21 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import piebald
-from piebald import data, export, models, partition
+from piebald import data, models, partition
 from piebald.cli import main
-from piebald.data.formats import read_idx, read_members, read_zip
-from piebald.data.images import decode
-from piebald.deploy.experiment_queue import ExperimentQueue
-from piebald.deploy.site_process import SiteSettings
-from piebald.errors import PiebaldError, RunFolderError, SettingError
-from piebald.models import extractors
-from piebald.partition.client_tables import read_table
-from piebald.reading import databases, files, packed, tables
-from piebald.report import backup, schema
-from piebald.report.store import RunStore
-from piebald.runtimes.federation import provisioning
-from piebald.toml_document import Document, check_length, value_of
+from piebald.core.errors import PiebaldError, RunFolderError, SettingError
+from piebald.core.reading import databases, files, packed, tables
+from piebald.data.clients.client_tables import read_table
+from piebald.data.embeddings import extractors
+from piebald.data.sets.formats import read_idx, read_members, read_zip
+from piebald.data.sets.images import decode
+from piebald.federation.credentials import provisioning
+from piebald.federation.operate.experiment_queue import ExperimentQueue
+from piebald.federation.site.site_process import SiteSettings
+from piebald.report import export
+from piebald.settings.toml_document import Document, check_length, value_of
+from piebald.storage import backup, schema
+from piebald.storage.store import RunStore
 from tests.federation.conftest import provisioned
 
 SMALL = 64 << 20  # bytes of memory that the machine of these tests is said to have
@@ -713,7 +714,7 @@ LIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_weights_that_lie_are_one_sentence(lie: str, tmp_path: Path) -> None:
     from piebald.models.weights_folder import mapped_tensors
-    from piebald.report.tensor_files import pick
+    from piebald.storage.tensor_files import pick
 
     path = safetensors(tmp_path / "model.safetensors", **LIES[lie])
     module = models.build_model("logistic", (4,), 2)
@@ -809,7 +810,7 @@ def test_text_tables_are_measured_by_any_separator(tmp_path: Path, little_memory
 @pytest.mark.parametrize("kind", ["view", "trigger", "pipe"])
 def test_a_study_of_a_stranger_computes_nothing(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="needs the extra: pip install 'piebald[tune]'")
-    from piebald.tuning.study import storage_in
+    from piebald.advice.tuning.study import storage_in
 
     file = tmp_path / "study.db"
     if kind == "pipe":

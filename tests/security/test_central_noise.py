@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import Cohort, ServerContext, Task
-from piebald.errors import SettingError
-from piebald.prepare import Options, prepare
+from piebald.core.errors import SettingError
+from piebald.methods.recipe import Recipe
 from piebald.privacy.accounting import central, fixed_cohorts, of_recipe
-from piebald.recipe import Recipe
+from piebald.runs.prepare import Options, prepare
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
 

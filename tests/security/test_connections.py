@@ -19,11 +19,11 @@ pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[fed
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from piebald.runtimes.federation import frame_queue, tls
-from piebald.runtimes.federation.flare_link import Link
-from piebald.runtimes.federation.frame_queue import FrameQueue, FrameRoom
-from piebald.runtimes.federation.local_federation import free_port
-from piebald.runtimes.federation.wire_messages import Reply, encode
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.link import frame_queue, tls
+from piebald.federation.link.flare_link import Link
+from piebald.federation.link.frame_queue import FrameQueue, FrameRoom
+from piebald.federation.link.wire_messages import Reply, encode
 from tests.federation.conftest import provisioned
 
 msgpack = pytest.importorskip("msgpack", reason="needs the extra: pip install 'piebald[federation]'")

@@ -15,9 +15,9 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.errors import SettingError
-from piebald.machine import machine
-from piebald.runtimes.engines import engine_choice
+from piebald.core.errors import SettingError
+from piebald.core.machine import machine
+from piebald.engines import engine_choice
 from piebald.runtimes.simulation import simulator
 
 from ..core.fakes import classified, seeded
@@ -83,7 +83,7 @@ def test_two_processes_on_a_busy_machine_end_with_equal_bits() -> None:
 
 def test_nothing_is_measured_where_choices_are_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     clients, trained = classified(*range(6, 40)), model()
-    from piebald.prepare import Options, prepare
+    from piebald.runs.prepare import Options, prepare
 
     no_clock(monkeypatch)
     made = recipes.fedavg(lr=0.2, batch=5)
@@ -140,7 +140,7 @@ def test_the_choice_is_recorded_and_can_be_repeated() -> None:
 
 
 def test_a_resumed_run_says_that_the_machine_has_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from piebald.report.store import RunStore
+    from piebald.storage.store import RunStore
 
     simulated("simulator", out=tmp_path / "a")
     with RunStore.open(tmp_path / "a") as store:
@@ -162,7 +162,7 @@ def test_a_federation_has_no_such_choice() -> None:
 )
 def test_the_command_line_and_the_file_have_it_too(flags: list[str], tmp_path: Path) -> None:
     from piebald.cli import main
-    from piebald.report.store import RunStore
+    from piebald.storage.store import RunStore
 
     out = tmp_path / "run"
     small = ["--set", "rounds=1", "--set", "partition.limit=100", "--set", "measure=none"]

@@ -12,14 +12,15 @@ pytest.importorskip("dp_accounting", reason="needs the extra: pip install 'pieba
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 import piebald
-from piebald import experiment, recipes
-from piebald.recipe import Recipe
-from piebald.runtimes.engines.stack import PRIVATE
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.client_store import ClientStore
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald import recipes
+from piebald.engines.stack import PRIVATE
+from piebald.federation.credentials import provisioning
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.client_store import ClientStore
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.recipe import Recipe
+from piebald.runs import run as experiment
 from piebald.testing.federation import plain_network, uneven_clients
 
 from ..federation.conftest import provisioned

@@ -23,12 +23,12 @@ from PIL import Image
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.adaptation import from_file
 from piebald.cli import main
-from piebald.deploy.site_rows import RunRows, SiteSource, own_rows
-from piebald.errors import RunFolderError
-from piebald.report import lock, schema, tensor_files
-from piebald.report.store import RunStore
+from piebald.core.errors import RunFolderError
+from piebald.federation.site.site_rows import RunRows, SiteSource, own_rows
+from piebald.runs.adaptation import from_file
+from piebald.storage import lock, schema, tensor_files
+from piebald.storage.store import RunStore
 from tests import processes
 from tests.security.fuzzers import fuzzer
 
@@ -206,7 +206,7 @@ def test_a_finished_run_on_read_only_media_can_be_reported(read_only: Path) -> N
     with RunStore.open_read_only(read_only) as store:
         assert store.meta["status"] == "finished"
         assert len(store.rows("step")) == 4
-    from piebald.report.found_runs import load
+    from piebald.report.run_search import load
 
     [history] = load([read_only])
     assert history.final["rounds"] == 4
@@ -393,7 +393,7 @@ def test_an_unknown_command_file_is_refused_with_code_2(tmp_path: Path, capsys: 
 def test_a_search_does_not_use_a_strange_storage(what: str, says: str, tmp_path: Path) -> None:
     """Before, it ended in an error of the database, wrote through a link, and two searches shared one folder."""
     pytest.importorskip("optuna", reason="needs the extra: pip install 'piebald[tune]'")
-    from piebald.tuning.study import storage_in
+    from piebald.advice.tuning.study import storage_in
 
     (precious := tmp_path / "precious").write_bytes(b"mine")
     (folder := tmp_path / "search").mkdir()

@@ -19,12 +19,12 @@ import torch
 
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.wire_format import pack_update
+from piebald.federation.link.wire_messages import Hello, encode
+from piebald.methods.queries import Evaluate, Validate
 from piebald.privacy.secure_aggregation.key_queries import AdvertiseKeys
-from piebald.queries import Evaluate, Validate
-from piebald.runtimes.federation.timeouts import Timeouts
-from piebald.runtimes.federation.wire_format import pack_update
-from piebald.runtimes.federation.wire_messages import Hello, encode
 from piebald.server import ResultChecks
 from piebald.server.records import plain_results, whole_result
 from tests.core.fakes import SGD, FakeRuntime, make_server, update

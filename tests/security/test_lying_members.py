@@ -17,7 +17,7 @@ from torch import Tensor
 
 from piebald import recipes
 from piebald.contracts import SIGNATURE, PartialSum, QueryRequest, Update
-from piebald.errors import Declined
+from piebald.core.errors import Declined
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import client_side, key_material, key_queries, shamir, share_checks, unmasking
 from piebald.privacy.secure_aggregation.key_queries import COMMITMENTS, KEYS, PROOF, PUBLISHED, SHARES, SIGNED

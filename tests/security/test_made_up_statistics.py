@@ -9,8 +9,8 @@ from torch import Tensor
 
 import piebald
 from piebald import data, models, partition, recipes
-from piebald.attacks.base import Attack
-from piebald.parameters import Layout
+from piebald.core.parameters import Layout
+from piebald.methods.attacks.base import Attack
 
 MODEL = models.build_model("mlp_bn", (1, 8, 8), 10)
 LAYOUT = Layout.of(MODEL)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import ExampleWeighted
-from piebald.cohort_matrix import weighted_sum
 from piebald.contracts import Cohort, ServerContext, Update
+from piebald.core.cohort_matrix import weighted_sum
+from piebald.methods.aggregation import ExampleWeighted
 
 from ..core.fakes import classified
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 import zstandard
 
-from piebald.component import build
 from piebald.contracts import Update
-from piebald.parameters import Layout
-from piebald.runtimes.federation.wire_format import pack_update
-from piebald.transforms import positions
-from piebald.transforms.bit_fields import pack
-from piebald.transforms.compression import Compressor, WireContext, as_bytes
+from piebald.contracts.component import build
+from piebald.core.parameters import Layout
+from piebald.federation.link.wire_format import pack_update
+from piebald.methods.transforms import positions
+from piebald.methods.transforms.bit_fields import pack
+from piebald.methods.transforms.compression import Compressor, WireContext, as_bytes
 
 from .server_entry import Entry
 

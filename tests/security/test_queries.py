@@ -12,20 +12,20 @@ from torch import Tensor
 
 from piebald import recipes
 from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemands, Task, TrainInput, TrainOutput, Trains
-from piebald.errors import SettingError
-from piebald.model_spec import ModelSpec
-from piebald.prepare import Options, PreparedRun, prepare
-from piebald.queries import Evaluate
-from piebald.queries.server_rows import RootLoss, RootTraining
-from piebald.queries.validate import Validate
-from piebald.recipe import Recipe
-from piebald.training.lowest_loss import LowestLoss
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError
+from piebald.methods.queries import Evaluate
+from piebald.methods.queries.server_rows import RootLoss, RootTraining
+from piebald.methods.queries.validate import Validate
+from piebald.methods.recipe import Recipe
+from piebald.methods.training.lowest_loss import LowestLoss
+from piebald.runs.prepare import Options, PreparedRun, prepare
 from tests.core.fakes import classified, seeded
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
 
 NOISY = {"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"}
 CENTRAL = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}

@@ -24,31 +24,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.asked_experiment import asked, asking_recipe
-from piebald.boosting.settings import TreeSettings
 from piebald.cli.statistics import site_flags
 from piebald.contracts import Task
-from piebald.errors import PiebaldError, SettingError
-from piebald.federated_statistics.exact_at_sites import stated_questions, statistics_at_sites
-from piebald.federated_statistics.wanted import wanted_of_numbers
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.float_order import keys_of
+from piebald.data.partition import clients_from
+from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
-from piebald.number_order import keys_of
-from piebald.partition import clients_from
-from piebald.prepare import Options, prepare
 from piebald.privacy import SecureAggregation
 from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_records
-from piebald.queries import Confusion, Evaluate
-from piebald.queries.statistics import StatisticsQuery
-from piebald.queries.trees import TreeScoresQuery
+from piebald.runs.prepare import Options, prepare
 from piebald.server.client_queries import ClientQueries
+from piebald.statistics.boosting.settings import TreeSettings
+from piebald.statistics.columns_asked import wanted_of_numbers
+from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
+from piebald.statistics.queries.statistics import StatisticsQuery
+from piebald.statistics.queries.trees import TreeScoresQuery
+from piebald.statistics.question_run import asked, asking_recipe
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.deploy.row_records import row_records
-from piebald.deploy.site_rows import SiteSource
-from piebald.runtimes.federation import consent
-from piebald.runtimes.federation.policy import UNTRAINED, Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner, rows_of
+from piebald.federation.site import consent
+from piebald.federation.site.policy import UNTRAINED, Policy
+from piebald.federation.site.row_records import row_records
+from piebald.federation.site.site_rows import SiteSource
+from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until
 from tests.statistics.sites import InProcess

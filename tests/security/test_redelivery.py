@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.contracts import Task
-from piebald.errors import RuntimeFault
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.client_runtime import FederationClient
-from piebald.runtimes.federation.client_session import ClientSession
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.update_count import UpdateCount
-from piebald.runtimes.federation.wire_format import digest, task_body, unpack_update
-from piebald.runtimes.federation.wire_messages import Piece, Welcome
+from piebald.core.errors import RuntimeFault
+from piebald.federation.credentials import provisioning
+from piebald.federation.link.wire_format import digest, task_body, unpack_update
+from piebald.federation.link.wire_messages import Piece, Welcome
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.client_session import ClientSession
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.update_count import UpdateCount
 
 from ..federation.conftest import provisioned
 from ..federation.test_policy import noisy, prepared

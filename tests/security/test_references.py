@@ -16,17 +16,18 @@ from typing import Any
 import pytest
 
 import piebald
-from piebald import models, recipes, references
+from piebald import models, recipes
 from piebald.cli import main
-from piebald.component import Component, build
 from piebald.contracts import Task
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.plugins import objective_named
-from piebald.references import NOBODY, USERS, Outside, Reference
-from piebald.runtimes.federation import server_runtime
-from piebald.runtimes.federation.server_runtime import FederationServer
-from piebald.runtimes.federation.wire_format import task_body, unpack_task
+from piebald.contracts.component import Component, build
+from piebald.core import references
+from piebald.core.errors import SettingError
+from piebald.core.references import NOBODY, USERS, Outside, Reference
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.hub import server_runtime
+from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.link.wire_format import task_body, unpack_task
+from piebald.settings.plugins import objective_named
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, settings, until
 
@@ -45,12 +46,12 @@ from pathlib import Path
 from subprocess import Popen
 from torch import nn
 from piebald.models import pretrained
-from piebald.training import Sgd
+from piebald.methods.training import Sgd
 
 run = functools.partial(subprocess.run)
 loaded = nn.Identity()
 bound = Path.cwd
-ready = piebald.recipes.fedavg(lr=0.3)
+ready = piebald.methods.recipes.fedavg(lr=0.3)
 _hidden = 3
 
 class Net(nn.Linear):
@@ -73,14 +74,14 @@ def falling(version):
 DEFINED = {"Net", "Net.forward", "Net.small", "Steady", "falling", "ready"}
 
 REFERENCES = (
-    "piebald.deploy.status:os.system",
-    "piebald.deploy.status:os.abort",
+    "piebald.federation.operate.status:os.system",
+    "piebald.federation.operate.status:os.abort",
     "torch.utils.cpp_extension:subprocess.Popen",
-    "piebald.plugins:importlib.import_module",
+    "piebald.settings.plugins:importlib.import_module",
     "piebald.models:pretrained",
     "piebald.models.pretrained:pretrained",
     "piebald:experiment.resume",
-    "piebald.aggregation:Krum",
+    "piebald.methods.aggregation:Krum",
     "piebald.cli:main",
     "torch:load",
     "torch.nn:Linear",
@@ -311,7 +312,10 @@ def test_terms_run_no_command_at_any_site(tmp_path: Path, monkeypatch: pytest.Mo
     folder, mark = provisioned(tmp_path / "credentials"), tmp_path / "mark"
 
     def change(values: dict[str, Any]) -> None:
-        values["experiment"]["model"] = {"name": "piebald.deploy.status:os.system", "command": f"id >> {mark}"}
+        values["experiment"]["model"] = {
+            "name": "piebald.federation.operate.status:os.system",
+            "command": f"id >> {mark}",
+        }
 
     (folder / "site-2" / "site.toml").write_text(STRICT)
     (folder / "site-3" / "site.toml").write_text('[policy]\naccept = ["ask"]\n')
@@ -356,7 +360,9 @@ def changed(run: Path, folder: Path, **values: Any) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("command", ["resume", "export"])
-@pytest.mark.parametrize("name", ["piebald.deploy.status:os.system", "torch.utils.cpp_extension:subprocess.Popen"])
+@pytest.mark.parametrize(
+    "name", ["piebald.federation.operate.status:os.system", "torch.utils.cpp_extension:subprocess.Popen"]
+)
 def test_a_folder_of_a_stranger_runs_no_command(command: str, name: str, finished: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     given = {"command": f"id > {mark}"} if "system" in name else {"args": ["sh", "-c", f"id > {mark}"]}
@@ -411,7 +417,7 @@ def test_rows_of_a_function_in_the_user_s_own_file_are_allowed_by_its_name(
 def test_tasks_and_questions_name_registered_kinds_alone(listed: str) -> None:
     plan, _ = prepared(json.dumps({"name": "fedavg"}))
     body = bytes(task_body(Task(1, 0, 0, {"model": plan.work.initial}, build("query", "evaluate"))))  # type: ignore[arg-type]
-    for kind in (f"{listed}:Steady", "canary:run", "piebald.deploy.status:os.system"):
+    for kind in (f"{listed}:Steady", "canary:run", "piebald.federation.operate.status:os.system"):
         kinds = b'"kind": "evaluate"' if b'"kind": "evaluate"' in body else b'"kind":"evaluate"'
         assert kinds in body
         own = body[:4].__class__(body)

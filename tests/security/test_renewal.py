@@ -19,14 +19,15 @@ import pytest
 from cryptography import x509
 
 from piebald.cli import main
-from piebald.errors import SettingError
-from piebald.runtimes.federation import certificates, expiry, provisioning, tls
-from piebald.runtimes.federation.certificates import Authority
-from piebald.runtimes.federation.expiry import ExpiryWatch
-from piebald.runtimes.federation.local_federation import free_port
-from piebald.runtimes.federation.provisioning import Description
-from piebald.runtimes.federation.revocation import Admission, name_in
-from piebald.runtimes.federation.signing import CertificateSigner, SignatureCheck
+from piebald.core.errors import SettingError
+from piebald.federation.credentials import certificates, expiry, provisioning
+from piebald.federation.credentials.certificates import Authority
+from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.provisioning import Description
+from piebald.federation.credentials.revocation import Admission, name_in
+from piebald.federation.credentials.signing import CertificateSigner, SignatureCheck
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.link import tls
 from tests.federation.conftest import until
 
 from .server_entry import Entry

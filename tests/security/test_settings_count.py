@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from piebald import recipes
-from piebald.component import Component
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.recipe import Recipe
-from piebald.recipe_settings import CHOICES, holds
-from piebald.training import Proximal, Sgd
+from piebald.contracts.component import Component
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipe_settings import CHOICES, holds
+from piebald.methods.training import Proximal, Sgd
 
 NAMES = recipes.names()
 AXES = [axis for axis in Recipe.axes if axis != "transforms"]

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from piebald import recipes
 from piebald.contracts import SUM, ClientSecrets, Task, Update, shown, shown_digest, task_digest
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, server_side, transform, unmasking
 from piebald.privacy.secure_aggregation.client_side import masked, replied
 from piebald.privacy.secure_aggregation.key_material import rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.queries.column_sums import MaskedSumsQuery
+from piebald.statistics.queries.column_sums import MaskedSumsQuery
 from tests.core.fakes import few
 
 from .lying_server import Clients

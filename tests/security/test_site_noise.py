@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from piebald import recipes
 from piebald.contracts import Task
-from piebald.prepare import Options, PreparedRun, prepare
-from piebald.recipe import Recipe
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.serve_stack import serve
-from piebald.runtimes.engines.stack import ClientStack
-from piebald.runtimes.federation.client_session import ClientSession
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.serve_stack import serve
+from piebald.engines.stack import ClientStack
+from piebald.federation.site.client_session import ClientSession
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.recipe import Recipe
+from piebald.runs.prepare import Options, PreparedRun, prepare
 
 from ..core.fakes import classified, seeded
 

@@ -15,11 +15,11 @@ from torch import nn
 import piebald
 from piebald import recipes
 from piebald.contracts import Task, Update
-from piebald.partition import Lists, PooledClients
-from piebald.scheduling import Asynchronous, Buffered, Deadline, Synchronous
+from piebald.core.tensor_store import TensorStore
+from piebald.data.partition import Lists, PooledClients
+from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchronous
+from piebald.methods.server_optimizer import CachedAverage, ServerSgd
 from piebald.server.model_cache import ModelCache
-from piebald.server_optimizer import CachedAverage, ServerSgd
-from piebald.tensor_store import TensorStore
 
 from ..core.fakes import FakeRuntime, few, make_server, update
 from ..core.test_metis import recipe

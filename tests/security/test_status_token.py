@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from piebald.deploy import page_server
-from piebald.deploy.page_server import FREE, TOKEN, Token, WrongTokens, token_of
-from piebald.errors import SettingError
-from piebald.private_files import write_private
+from piebald.core.errors import SettingError
+from piebald.core.private_files import write_private
+from piebald.federation.operate import page_server
+from piebald.federation.operate.page_server import FREE, TOKEN, Token, WrongTokens, token_of
 
 pytest.importorskip("starlette", reason="needs the extra: pip install 'piebald[page]'")
 
@@ -141,7 +141,7 @@ def test_few_addresses_are_remembered_and_a_network_counts_as_one() -> None:
 
 
 def test_a_password_of_basic_is_a_token_and_what_is_none_is_a_wrong_one(tmp_path: Path) -> None:
-    from piebald.deploy.page_server import _given
+    from piebald.federation.operate.page_server import _given
 
     basic = base64.b64encode(b"me:secret").decode()
     assert _given({"authorization": f"Basic {basic}"}) == "secret"

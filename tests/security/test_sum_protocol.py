@@ -14,7 +14,8 @@ from torch import Tensor
 
 from piebald import recipes
 from piebald.contracts import SIGNATURE, SumDemands, Update
-from piebald.errors import Declined
+from piebald.core.errors import Declined
+from piebald.methods.transforms import Gaussian
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.key_material import commitment, public_keys
 from piebald.privacy.secure_aggregation.key_queries import (
@@ -31,7 +32,6 @@ from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import keep_shares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
-from piebald.transforms import Gaussian
 from tests.core.fakes import classified, seeded, simulate
 
 from .lying_server import Clients

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from piebald.contracts import SumDemands
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import public_keys

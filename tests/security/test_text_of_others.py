@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from piebald.cli import main
 from piebald.cli.printing import print_table
 from piebald.contracts import Update
-from piebald.deploy.logs import OneLine
-from piebald.errors import SettingError
-from piebald.plain_text import printable
-from piebald.runtimes.federation.wire_format import pack_update, unpack_update
-from piebald.runtimes.federation.wire_messages import Hello, decode
+from piebald.core.errors import SettingError
+from piebald.core.plain_text import printable
+from piebald.federation.link.wire_format import pack_update, unpack_update
+from piebald.federation.link.wire_messages import Hello, decode
+from piebald.federation.operate.logs import OneLine
 from tests.core.fakes import few
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m[red]north\u202e[/red]\r\n2026 all is well\x00\u200b"
@@ -86,7 +86,7 @@ def test_an_error_of_the_command_line_is_one_line(
     def refuse(*_: object, **__: object) -> None:
         raise SettingError(f"1 of 1 sites do not take part, north: {HOSTILE}")
 
-    monkeypatch.setattr("piebald.deploy.status.read_status", refuse)
+    monkeypatch.setattr("piebald.federation.operate.status.read_status", refuse)
     assert main(["status", "somewhere"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("1 of 1 sites do not take part, north: ")

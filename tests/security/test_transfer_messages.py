@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from piebald.cli import main
-from piebald.component import build
-from piebald.errors import PiebaldError, SettingError
+from piebald.contracts.component import build
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.vertical.channel import Channel, InMemoryChannel
 from piebald.vertical.encryption.backend import InvalidMessage
-from piebald.vertical.holdings import load
 from piebald.vertical.kernels import ProductSize
+from piebald.vertical.party_data import load
 from piebald.vertical.party_messages import HEADER, TAG, MessageKind, pack_frame
 from piebald.vertical.party_store import read
 from piebald.vertical.protocol import ROLES, PartySession

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.chunks import own_chunks
-from piebald.vertical.holdings import PartyHolding
+from piebald.vertical.disclosure_ledger import ToldLedger
 from piebald.vertical.party import Party
+from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Products
 from piebald.vertical.row_noise import RowNoise
 from piebald.vertical.table_files import load
-from piebald.vertical.told_ledger import ToldLedger
 from piebald.vertical.transfer_page import write_page
 from piebald.vertical.transfer_runs import run
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles, TransferSettings

@@ -18,16 +18,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from piebald.errors import PiebaldError, RunFolderError
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.core.errors import PiebaldError, RunFolderError
+from piebald.federation.hub.local_federation import free_port
 from piebald.vertical.channel import Channel, InMemoryChannel, connect
-from piebald.vertical.holdings import load
+from piebald.vertical.disclosure_ledger import ToldLedger, plan
 from piebald.vertical.party import Party
+from piebald.vertical.party_data import load
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import PartyStore
 from piebald.vertical.protocol import PartySession, SettingsDiffer
-from piebald.vertical.told_ledger import ToldLedger, plan
 from piebald.vertical.transfer_runs import resume, run, train_party
 from piebald.vertical.transfer_settings import TransferSettings
 from tests import processes

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from piebald.vertical.chunks import common_chunks, exposures, own_chunks, unknown_numbers, warning
 from piebald.vertical.ftl import Alignment
-from piebald.vertical.holdings import PartyHolding, load
 from piebald.vertical.kernels import LinearKernel
 from piebald.vertical.loss_terms import DiscrepancyTerm, LabelTerm
 from piebald.vertical.party import Party
+from piebald.vertical.party_data import PartyHolding, load
 from piebald.vertical.party_network import PartyNetwork
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.transfer_settings import TransferSettings

@@ -19,16 +19,16 @@ import pytest
 import torch
 
 from piebald import models
-from piebald.boosting.settings import TreeSettings
 from piebald.contracts import Task
-from piebald.deploy.site_process import SiteSettings, SiteWork
-from piebald.errors import Declined, SettingError
-from piebald.queries.trees import TreesQuery
-from piebald.runtimes.federation import provisioning
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.run_terms import RunTerms, terms
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
-from piebald.runtimes.federation.work_limits import TaskWatch, WorkLimits
+from piebald.core.errors import Declined, SettingError
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.run_terms import RunTerms, terms
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.work_limits import TaskWatch, WorkLimits
+from piebald.statistics.boosting.settings import TreeSettings
+from piebald.statistics.queries.trees import TreesQuery
 from tests.federation.conftest import SITES, provisioned, settings
 
 from .server_entry import prepared

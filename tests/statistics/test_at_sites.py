@@ -15,13 +15,13 @@ import torch
 
 from piebald.cli import main
 from piebald.contracts import Update
-from piebald.errors import PiebaldError
-from piebald.experiment_file import ExperimentSettings
-from piebald.federated_statistics import statistics
-from piebald.federated_statistics.exact_at_sites import statistics_at_sites
-from piebald.federated_statistics.pooled_statistics import FederatedStatistics
-from piebald.federated_statistics.wanted import wanted_of_numbers
-from piebald.partition.three_way_split import SPLITS
+from piebald.core.errors import PiebaldError
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.experiments.file import ExperimentSettings
+from piebald.statistics import statistics
+from piebald.statistics.columns_asked import wanted_of_numbers
+from piebald.statistics.exact_at_sites import statistics_at_sites
+from piebald.statistics.pooled_statistics import FederatedStatistics
 
 from .sites import Change, InProcess, Policy, plan
 

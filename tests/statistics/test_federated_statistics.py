@@ -12,15 +12,15 @@ import pandas
 import pytest
 
 import piebald
-from piebald.bounded_sums import STEP, SumPlan, as_text
-from piebald.errors import SettingError
-from piebald.federated_statistics import Ledger, statistics
-from piebald.federated_statistics.columns import ClientColumns
-from piebald.federated_statistics.secure_sum import masked
-from piebald.number_order import keys_of, number_of
-from piebald.partition import clients_from
+from piebald.core.errors import SettingError
+from piebald.core.float_order import keys_of, number_of
+from piebald.data.partition import clients_from
 from piebald.privacy.ledger import noise_for
 from piebald.privacy.secure_aggregation import masks
+from piebald.statistics import Ledger, statistics
+from piebald.statistics.bounded_sums import STEP, SumPlan, as_text
+from piebald.statistics.columns import ClientColumns
+from piebald.statistics.secure_sum import masked
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 

@@ -13,8 +13,8 @@ import pytest
 from scipy import optimize
 
 import piebald
-from piebald.errors import SettingError
-from piebald.federated_statistics.linear_models import Family
+from piebald.core.errors import SettingError
+from piebald.statistics.linear_models import Family
 
 COLUMNS = ["age", "sex", "cp", "trestbps", "thalach", "exang", "oldpeak"]
 

@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from piebald import recipes
-from piebald.bounded_sums import STEP, SumPlan
 from piebald.contracts import SUM, Task
-from piebald.errors import PiebaldError, SettingError
-from piebald.federated_statistics.columns import ClientColumns
-from piebald.federated_statistics.hidden_at_sites import AskedSites, hidden_at_sites
-from piebald.federated_statistics.pooled_statistics import FederatedStatistics
-from piebald.federated_statistics.wanted import wanted_of_numbers
-from piebald.prepare import PreparedRun
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.ledger import Ledger, noise_for
-from piebald.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
-from piebald.queries.statistics import StatisticsQuery
+from piebald.runs.prepare import PreparedRun
+from piebald.statistics.bounded_sums import STEP, SumPlan
+from piebald.statistics.columns import ClientColumns
+from piebald.statistics.columns_asked import wanted_of_numbers
+from piebald.statistics.hidden_at_sites import AskedSites, hidden_at_sites
+from piebald.statistics.pooled_statistics import FederatedStatistics
+from piebald.statistics.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
+from piebald.statistics.queries.statistics import StatisticsQuery
 
 from .sites import InProcess, Policy, coded_plan, plan
 

@@ -14,11 +14,11 @@ from sklearn.preprocessing import StandardScaler
 
 import piebald
 from piebald import models
-from piebald.errors import SettingError
-from piebald.experiment_file import ExperimentSettings
-from piebald.finished_run import Run
-from piebald.partition import LazyClients, Standardisation, clients_from, standardised
-from piebald.partition.three_way_split import SPLITS
+from piebald.core.errors import SettingError
+from piebald.data.partition import LazyClients, Standardisation, clients_from, standardised
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.experiments.file import ExperimentSettings
+from piebald.runs.finished_run import Run
 
 
 def clients(poison: float = 0.0) -> Any:
@@ -157,11 +157,11 @@ def test_a_run_is_not_resumed_with_other_inputs(table: Path) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        piebald.recipes.dp_sgd(lr=0.1, noise=1.0),
-        piebald.recipes.fedavg().with_(
+        piebald.methods.recipes.dp_sgd(lr=0.1, noise=1.0),
+        piebald.methods.recipes.fedavg().with_(
             aggregation="equal_weighted", transforms=[{"kind": "gaussian", "clip": 1.0, "noise": 1.0}]
         ),
-        piebald.recipes.fedavg().with_(transforms=[{"kind": "gaussian", "clip": 1.0, "where": "client"}]),
+        piebald.methods.recipes.fedavg().with_(transforms=[{"kind": "gaussian", "clip": 1.0, "where": "client"}]),
     ],
 )
 def test_constants_that_tell_of_rows_are_refused_beside_noise(recipe: piebald.Recipe) -> None:

@@ -15,11 +15,11 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import piebald
-from piebald.boosting.forest import Forest, nodes, reject_reason
-from piebald.boosting.here import fresh
-from piebald.errors import RunFolderError, SettingError
-from piebald.federated_trees.encoding import tree_data
-from piebald.partition import clients_from
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.data.partition import clients_from
+from piebald.statistics.boosting.clients import fresh
+from piebald.statistics.boosting.forest import Forest, nodes, reject_reason
+from piebald.statistics.trees.encoding import tree_data
 
 xgboost = pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 
@@ -183,7 +183,7 @@ def test_patience_and_balanced_classes() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"max_depth": 11}, "boosting 'trees': max_depth must be less than or equal to 10, got 11"),
+        ({"max_depth": 11}, "section 'trees': max_depth must be less than or equal to 10, got 11"),
         ({"max_dept": 3}, "did you mean 'max_depth'"),
         ({"target": "diagnosi"}, "did you mean 'diagnosis'"),
         ({"columns": ["diagnosis"]}, "columns must not include the target"),

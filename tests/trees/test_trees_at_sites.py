@@ -13,21 +13,21 @@ import torch
 
 import piebald
 from piebald import recipes
-from piebald.boosting.settings import TreeSettings
 from piebald.contracts import Task, Update
-from piebald.errors import PiebaldError
-from piebald.federated_trees.boosted_trees import BoostedTrees
-from piebald.federated_trees.trees_at_sites import trees_at_sites
+from piebald.core.errors import PiebaldError
+from piebald.data.partition import clients_from
 from piebald.models import Logistic
-from piebald.partition import clients_from
-from piebald.prepare import Options, PreparedRun, prepare
-from piebald.queries.trees import TreesQuery
+from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.statistics.boosting.settings import TreeSettings
+from piebald.statistics.queries.trees import TreesQuery
+from piebald.statistics.trees.boosted_trees import BoostedTrees
+from piebald.statistics.trees.trees_at_sites import trees_at_sites
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from tests.statistics.test_at_sites import InProcess, put
 
 ALLOWED = Policy(queries=["trees"])

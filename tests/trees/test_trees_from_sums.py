@@ -12,26 +12,26 @@ import torch
 
 import piebald
 from piebald import recipes
-from piebald.boosting.forest import Forest
-from piebald.boosting.here import TreeRows
-from piebald.boosting.settings import TreeSettings
-from piebald.boosting.summed_rounds import Growing, SummedBoosting
-from piebald.boosting.summed_rows import SummedRows, summed_loss
-from piebald.boosting.targets import Target
-from piebald.boosting.thresholds import NOWHERE, counts_at_most, thresholds_of
 from piebald.contracts import SUM, Task
-from piebald.errors import PiebaldError, SettingError
-from piebald.federated_trees import summed
-from piebald.federated_trees.summed import SummedAtSites, SummedHere
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.privacy import SecureAggregation
-from piebald.queries.tree_sums import MaskedTreeSumsQuery
+from piebald.statistics.boosting.clients import TreeRows
+from piebald.statistics.boosting.forest import Forest
+from piebald.statistics.boosting.settings import TreeSettings
+from piebald.statistics.boosting.summed_rounds import Growing, SummedBoosting
+from piebald.statistics.boosting.summed_rows import SummedRows, summed_loss
+from piebald.statistics.boosting.targets import Target
+from piebald.statistics.boosting.thresholds import NOWHERE, counts_at_most, thresholds_of
+from piebald.statistics.queries.tree_sums import MaskedTreeSumsQuery
+from piebald.statistics.trees import summed
+from piebald.statistics.trees.summed import SummedAtSites, SummedHere
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
-from piebald.federated_trees.trees_at_sites import trees_at_sites
-from piebald.runtimes.federation.policy import Policy
-from piebald.runtimes.federation.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.statistics.trees.trees_at_sites import trees_at_sites
 from tests.statistics.sites import InProcess
 
 from .test_trees import KINDS, rows

@@ -16,17 +16,17 @@ import pytest
 
 import piebald
 from piebald import models, partition, recipes
-from piebald.adaptation import held_out as adaptation
+from piebald.advice.tuning import Budget, Choices, Range, SearchSpace, Tuning, tune, with_settings
+from piebald.advice.tuning.budget import rungs_of
+from piebald.advice.tuning.pruning import lag_beyond_noise
+from piebald.advice.tuning.study import grid
+from piebald.advice.tuning.without_test_rows import VALIDATION, without_test_rows
 from piebald.cli import main
-from piebald.errors import RunFolderError, SettingError
-from piebald.partition import PooledClients
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.data.partition import PooledClients
 from piebald.report.paired import Scores
-from piebald.report.store import RunStore
-from piebald.tuning import Budget, Choices, Range, SearchSpace, Tuning, tune, with_settings
-from piebald.tuning.budget import rungs_of
-from piebald.tuning.choosing_clients import VALIDATION, without_test_rows
-from piebald.tuning.pruning import lag_beyond_noise
-from piebald.tuning.study import grid
+from piebald.runs.adaptation import held_out as adaptation
+from piebald.storage.store import RunStore
 
 SPACE = {"lr": {"low": 0.01, "high": 1.0, "log": True}, "lam": [0.1, 1.0]}
 FORK = multiprocessing.get_context("fork")

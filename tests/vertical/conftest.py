@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from piebald.vertical.channel import Channel, InMemoryChannel
-from piebald.vertical.holdings import PartyHolding, load
 from piebald.vertical.kernels import Floats, GaussianKernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party import Party, TransferStep
+from piebald.vertical.party_data import PartyHolding, load
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import TransferSettings

@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from piebald.component import build
-from piebald.errors import SettingError
+from piebald.contracts.component import build
+from piebald.core.errors import SettingError
 from piebald.vertical.encryption.backend import (
     FixedPointScale,
     InvalidMessage,
@@ -164,7 +164,7 @@ def test_damaged_messages_are_refused_in_one_sentence(backend):
 @ENCRYPTED
 def test_a_constant_and_coefficients_that_are_no_numbers_are_refused(backend):
     made, size = build("backend", backend), ProductSize(2, 2, 2, 1.0)
-    from piebald.errors import RuntimeFault
+    from piebald.core.errors import RuntimeFault
 
     with pytest.raises(RuntimeFault, match="training has diverged"):
         product(made, size, np.full((2, 2), np.nan), np.zeros(2), np.ones((2, 2)))

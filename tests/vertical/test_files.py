@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from piebald.cli import main
-from piebald.errors import PiebaldError, SettingError
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.federation.hub.local_federation import free_port
 from piebald.vertical import table_files as files
 from piebald.vertical.transfer_runs import run, run_party
 from piebald.vertical.transfer_settings import PartyFile, PartyFiles

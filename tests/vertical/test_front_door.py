@@ -10,7 +10,7 @@ import pytest
 
 import piebald
 from piebald.cli import main
-from piebald.errors import RunFolderError, SettingError
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.vertical.party_store import is_transfer, read_settings
 
 from .conftest import small
@@ -57,7 +57,7 @@ def test_a_finished_run_is_shown_again_and_reported_elsewhere(file, capsys):
 
 def test_from_python_with_rows_of_ones_own():
     from piebald import vertical as transfer
-    from piebald.vertical.holdings import load
+    from piebald.vertical.party_data import load
 
     settings = small(steps=2)
     watched = []

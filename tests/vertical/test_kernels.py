@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel, cross_gradient, mmd2, nodes, pairs
 
 from .conftest import KERNELS, unit

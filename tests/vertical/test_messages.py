@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piebald.errors import RuntimeFault, SettingError
+from piebald.core.errors import RuntimeFault, SettingError
 from piebald.vertical.channel import InMemoryChannel, SocketChannel, parse
 from piebald.vertical.encryption.backend import InvalidMessage, MessageLength
 from piebald.vertical.party_messages import (
@@ -134,7 +134,7 @@ def wrong_product(frames: list[bytes]) -> bytes:
     ids=["changed", "truncated", "replayed", "replayed greeting", "wrong key"],
 )
 def test_both_parties_end_with_one_sentence_that_holds_no_values(number, change, said):
-    from piebald.vertical.holdings import load
+    from piebald.vertical.party_data import load
 
     settings, (one, other) = small(), InMemoryChannel.pair()
     held = load(settings.data, 0)
@@ -236,7 +236,7 @@ def test_a_socket_carries_what_memory_does_and_counts_it():
 def test_a_whole_run_over_a_socket_is_the_run_in_memory():
     import torch
 
-    from piebald.vertical.holdings import load
+    from piebald.vertical.party_data import load
 
     settings = small()
     held, parties = load(settings.data, 0), {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from piebald.runtimes.federation.local_federation import free_port
+from piebald.federation.hub.local_federation import free_port
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.party_store import read_steps
 from piebald.vertical.transfer_runs import resume, run

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.vertical.baselines import train_jointly
-from piebald.vertical.holdings import load
 from piebald.vertical.kernels import GaussianKernel, PolynomialKernel, mmd2
+from piebald.vertical.party_data import load
 from piebald.vertical.party_network import taylor_loss, translator
 from piebald.vertical.protocol import ROLES
 from piebald.vertical.transfer_settings import TransferSettings
@@ -160,7 +160,7 @@ def test_holdings_share_rows_where_they_overlap_and_nothing_else():
 
 def test_a_larger_table_is_divided_in_its_natural_way(monkeypatch):
     from piebald.data import DataSet
-    from piebald.vertical.holdings import division
+    from piebald.vertical.party_data import division
 
     names = ["LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE", "PAY_0", "BILL_AMT1", "PAY_AMT1"]
     credit = DataSet(name="credit", x=torch.zeros(3, 8), y=torch.tensor([0, 1, 0]), classes=["a", "b"], features=names)

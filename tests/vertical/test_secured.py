@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from piebald.errors import RuntimeFault, SettingError
-from piebald.runtimes.federation.local_federation import free_port
-from piebald.runtimes.federation.provisioning import Credentials, Description, provision, read
-from piebald.runtimes.federation.revocation import write_revoked
-from piebald.runtimes.federation.tls import context
+from piebald.core.errors import RuntimeFault, SettingError
+from piebald.federation.credentials.provisioning import Credentials, Description, provision, read
+from piebald.federation.credentials.revocation import write_revoked
+from piebald.federation.hub.local_federation import free_port
+from piebald.federation.link.tls import context
 from piebald.vertical.channel import GONE
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded, pack_frame
 from piebald.vertical.party_store import read_steps

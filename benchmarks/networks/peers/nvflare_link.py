@@ -27,7 +27,7 @@ def measured(link: Link, size: str) -> dict[str, Any]:
     """Seconds and bytes of the second exchange, since the first one makes the connection."""
     from nvflare.fuel.f3.message import Message
 
-    from piebald.runtimes.federation.local_federation import free_port
+    from piebald.federation.hub.local_federation import free_port
 
     port, nbytes = free_port(), 4 * parameters(size)
     server = subprocess.Popen([sys.executable, __file__, str(port), str(nbytes)], stdin=subprocess.PIPE)

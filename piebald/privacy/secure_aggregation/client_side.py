@@ -9,12 +9,12 @@ from functools import lru_cache
 
 import torch
 
-from piebald.client_work import ClientWork
 from piebald.contracts import SIGNATURE, ClientSecrets, SumDemands, Task, Update
-from piebald.errors import Declined
-from piebald.parameters import nbytes
+from piebald.core.errors import Declined
+from piebald.core.parameters import nbytes
+from piebald.core.randomness import key
+from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.randomness import key
 
 ANY_SUM = SumDemands(least=2, threshold=0.5, colluding=0)  # what clients of a simulation demand
 Outcome = tuple[Update | None, str | None]  # an update, or why there is none

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SIGNATURE, AsksClients, Query, QueryRequest
-from piebald.errors import Declined
+from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import (
     BOTH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from piebald.contracts import ClientSecrets, Task, task_digest
-from piebald.errors import Declined
+from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, texts
 

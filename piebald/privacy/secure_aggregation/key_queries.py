@@ -22,8 +22,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets, Query, ResultForm, Split, Update
-from piebald.errors import Declined
-from piebald.model_spec import ModelSpec
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import Declined
+from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import (
@@ -49,7 +50,6 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     rows,
     texts,
 )
-from piebald.transforms.base import MaskingTransform
 
 COMMITMENTS = MASKING + "commitments"
 SENDERS, BOXES, SHARES = MASKING + "senders", MASKING + "boxes", MASKING + "shares"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import MASKING
-from piebald.errors import Declined
+from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation.masks import KEY, derive
 from piebald.privacy.secure_aggregation.security import quorum
 

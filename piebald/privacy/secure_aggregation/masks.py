@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from piebald.errors import Declined
+from piebald.core.errors import Declined
 
 KEY = 32  # bytes of a key
 TAG = 16  # bytes that a box is longer than what is in it

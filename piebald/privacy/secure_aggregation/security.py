@@ -26,8 +26,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piebald.arguments import Count, Fraction, Share, Whole, checked, checked_class
-from piebald.errors import SettingError
+from piebald.core.arguments import Count, Fraction, Share, Whole, checked, checked_class
+from piebald.core.errors import SettingError
 
 SECURITY = 40  # the chance that a graph is bad must be below 2^-SECURITY
 Bits = Annotated[int, Field(ge=1, le=1000)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SIGNATURE, SUM, AsksClients, PartialSum, ServerContext, Update
-from piebald.errors import Declined
+from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_exchange import ExchangedKeys, asked, exchange_keys
 from piebald.privacy.secure_aggregation.key_material import BOTH, pair_seed, proof, survivor_claim
@@ -24,7 +24,7 @@ from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, Con
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from piebald.model_spec import ModelSpec
+    from piebald.contracts.model_spec import ModelSpec
 
 Vector = np.ndarray[Any, Any]
 Shares = dict[int, dict[int, bytes]]  # by whose they are, and by place

@@ -22,7 +22,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets
-from piebald.errors import Declined
+from piebald.core.errors import Declined
+from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import (
     BOTH,
@@ -47,7 +48,6 @@ from piebald.privacy.secure_aggregation.key_queries import (
     partners_among,
 )
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
-from piebald.transforms.base import MaskingTransform
 
 DISPUTED, READERS = MASKING + "disputed", MASKING + "readers"
 SHOWN_BY, SHOWN = MASKING + "shown_by", MASKING + "shown"  # shares that came by way of the server

@@ -24,8 +24,6 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from piebald.aggregation.linear import Linear
-from piebald.component import RecipeComponents, build
 from piebald.contracts import (
     SUM,
     ClientSecrets,
@@ -37,9 +35,17 @@ from piebald.contracts import (
     WeighsUpdates,
     task_digest,
 )
-from piebald.errors import Declined, SettingError
-from piebald.model_spec import ModelSpec
-from piebald.parameters import nbytes
+from piebald.contracts.component import RecipeComponents, build
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import Declined, SettingError
+from piebald.core.parameters import nbytes
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.scheduling.base import Scheduler, round_kind
+from piebald.methods.sharing.base import Sharing
+from piebald.methods.training.base import KeepsServerVectors, Trainer
+from piebald.methods.transforms.base import MaskingTransform
+from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
+from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
@@ -47,18 +53,12 @@ from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clien
 from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
-from piebald.scheduling.base import Scheduler, round_kind
-from piebald.sharing.base import Sharing
-from piebald.training.base import KeepsServerVectors, Trainer
-from piebald.transforms.base import MaskingTransform
-from piebald.transforms.compression import SendsSameNumbers, WireContext
-from piebald.transforms.gaussian import Gaussian
 
 _HEAD = 2  # numbers before the model: the weight, and weight times loss
 _COARSEST = 1 << 12  # the range must be cut into at least so many steps
 _HEAVIEST = 10_000.0
 _RANGE = 8.0
-_TAIL = 8.6  # Gaussian noise is never longer, in standard deviations (`piebald.noise`)
+_TAIL = 8.6  # Gaussian noise is never longer, in standard deviations (`piebald.core.noise`)
 _FLOAT = 1.001  # a clipped vector may be longer than the clip by an error of float32
 
 

@@ -16,7 +16,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from piebald.contracts import MASKING, SIGNATURE, ClientSecrets
-from piebald.errors import Declined
+from piebald.core.errors import Declined
+from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy.secure_aggregation import masks, shamir
 from piebald.privacy.secure_aggregation.key_material import own_shares, root_of, survivor_claim
 from piebald.privacy.secure_aggregation.key_queries import (
@@ -33,7 +34,6 @@ from piebald.privacy.secure_aggregation.key_queries import (
 )
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, clients_in, numbers, rows, texts
 from piebald.privacy.secure_aggregation.share_checks import held_shares
-from piebald.transforms.base import MaskingTransform
 
 SURVIVORS, SIGNERS = MASKING + "survivors", MASKING + "signers"
 CONFIRMED, OPENED = "confirmed", "opened"  # what a client keeps, besides

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Clients, SumRequest
-from piebald.errors import RuntimeFault
-from piebald.machine import set_up_gpu
-from piebald.runtimes.engines.engine_choice import make_engine
-from piebald.runtimes.engines.matrix_products import set_onednn
-from piebald.runtimes.engines.sequential import SequentialEngine
-from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.core.errors import RuntimeFault
+from piebald.core.machine import set_up_gpu
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.matrix_products import set_onednn
+from piebald.engines.sequential import SequentialEngine
+from piebald.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.methods.client_work import ClientWork
 from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, gone
 from piebald.runtimes.ray.state_actors import StateActorRing, StateActors
 from piebald.runtimes.workers.pool import LaterWork, serve_all, share_out

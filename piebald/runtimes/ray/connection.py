@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Clients, InMemory
-from piebald.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.methods.client_work import ClientWork
 
 _TIMEOUT = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
 _IN_ARRAYS = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)

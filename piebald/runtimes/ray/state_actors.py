@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Task
-from piebald.errors import RuntimeFault
-from piebald.parameters import nbytes
-from piebald.runtimes.engines.stack import ClientStack, StackResult
+from piebald.core.errors import RuntimeFault
+from piebald.core.parameters import nbytes
+from piebald.core.tensor_store import TensorStore, by_client
+from piebald.engines.stack import ClientStack, StackResult
+from piebald.methods.client_work import ClientWork
 from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, imported
 from piebald.runtimes.workers.state_store import ClientStateStore
-from piebald.tensor_store import TensorStore, by_client
 
 _PIECE = 32 << 20  # bytes of client state that are moved between actors, or to the driver, at a time
 _TRIES = 5  # to replace state actors that die again and again

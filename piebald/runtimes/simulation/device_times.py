@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from piebald.client_work import ClientWork
 from piebald.contracts import SERVER_ID, Clients, Device, Fleet, SumRequest, Task, Update
+from piebald.core.randomness import generator
+from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.randomness import generator
 
 _DEVICES = 4096  # that are remembered
 

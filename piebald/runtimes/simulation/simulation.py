@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import (
     MASKING,
     SERVER_ID,
@@ -31,10 +30,11 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.parameters import nbytes
+from piebald.core.parameters import nbytes
+from piebald.engines.stack import PRIVATE, ClientStack, StackResult
+from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runtimes.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
 from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool
 from piebald.runtimes.workers.serialization import PARTS

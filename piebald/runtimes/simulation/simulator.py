@@ -8,14 +8,12 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from piebald.client_work import ClientWork
-from piebald.component import build
 from piebald.contracts import Clients, Fleet
-from piebald.machine import count_cores, device_named, one_thread, set_up_gpu
-from piebald.randomness import generator
-from piebald.runtimes.base import RuntimeSettings
-from piebald.runtimes.engines.compilation import ENGINES as COMPILED
-from piebald.runtimes.engines.engine_choice import (
+from piebald.contracts.component import build
+from piebald.core.machine import count_cores, device_named, one_thread, set_up_gpu
+from piebald.core.randomness import generator
+from piebald.engines.compilation import ENGINES as COMPILED
+from piebald.engines.engine_choice import (
     DEFAULT_LANES,
     LANES,
     agrees,
@@ -26,14 +24,16 @@ from piebald.runtimes.engines.engine_choice import (
     stack_sizes,
     trial,
 )
-from piebald.runtimes.engines.matrix_products import onednn_is_faster, set_onednn
-from piebald.runtimes.engines.remembered_choices import EngineChoice, key_of, recall, remember
+from piebald.engines.matrix_products import onednn_is_faster, set_onednn
+from piebald.engines.remembered_choices import EngineChoice, key_of, recall, remember
+from piebald.methods.client_work import ClientWork
+from piebald.methods.training.sgd import Sgd
+from piebald.runtimes.base import RuntimeSettings
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.runtimes.workers.forked import ForkedWorkers
 from piebald.runtimes.workers.forked_call import check_forkable, in_fork
 from piebald.runtimes.workers.pool import InProcess, WorkerPool, can_fork
 from piebald.runtimes.workers.state_store import ClientStateStore
-from piebald.training.sgd import Sgd
 
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
 
@@ -44,7 +44,7 @@ def _fleet(table: Any) -> Any:
         return None
     made = build("fleet", table)
     if not isinstance(made, Fleet):
-        raise ValueError(f"must be one of piebald.partition's fleets or its table, got {table!r}")
+        raise ValueError(f"must be one of piebald.data.partition's fleets or its table, got {table!r}")
     return made
 
 

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from piebald.contracts import SumRequest
-from piebald.errors import PiebaldError, RuntimeFault
-from piebald.machine import one_thread
-from piebald.runtimes.engines.engine import Engine
-from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.core.errors import PiebaldError, RuntimeFault
+from piebald.core.machine import one_thread
+from piebald.engines.engine import Engine
+from piebald.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.runtimes.workers.pool import kept_pages, serve_all, share_out
 from piebald.runtimes.workers.serialization import PARTS, Arena, pack_result, pack_stack, unpack_result, unpack_stack
 
@@ -270,8 +270,8 @@ def _serve_all(
     outbox: Arena,
     total: RunningSum,
 ) -> list[dict[str, Any]]:
-    from piebald.aggregation.linear import Linear
-    from piebald.component import build
+    from piebald.contracts.component import build
+    from piebald.methods.aggregation.linear import Linear
 
     sum_request = None
     if message["sum_request"] is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piebald.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 
 
 def check_forkable(device: str) -> None:

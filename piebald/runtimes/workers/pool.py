@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
-from piebald.errors import PiebaldError, RuntimeFault
-from piebald.machine import naming_lost, one_thread, raise_if_lost
-from piebald.runtimes.engines.engine import Engine
-from piebald.runtimes.engines.later_numbers import LaterNumbers
-from piebald.runtimes.engines.row_loader import RowLoader
-from piebald.runtimes.engines.serve_stack import serve
-from piebald.runtimes.engines.stack import ClientStack, RunningSum, StackResult
+from piebald.core.errors import PiebaldError, RuntimeFault
+from piebald.core.machine import naming_lost, one_thread, raise_if_lost
+from piebald.engines.deferred_reads import LaterNumbers
+from piebald.engines.engine import Engine
+from piebald.engines.row_loader import RowLoader
+from piebald.engines.serve_stack import serve
+from piebald.engines.stack import ClientStack, RunningSum, StackResult
 
 MIN_ARENA = 64 << 20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)

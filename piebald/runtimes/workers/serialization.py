@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from piebald.component import build
 from piebald.contracts import Query
-from piebald.runtimes.engines.stack import ClientStack, StackResult
+from piebald.contracts.component import build
+from piebald.engines.stack import ClientStack, StackResult
 
 PARTS = 2  # of an arena: one is written while the other is read
 _ALIGN = 64

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from piebald.client_work import ClientWork
 from piebald.contracts import Task
-from piebald.runtimes.engines.stack import PRIVATE
-from piebald.tensor_store import TensorStore
+from piebald.core.tensor_store import TensorStore
+from piebald.engines.stack import PRIVATE
+from piebald.methods.client_work import ClientWork
 
 
 class ClientStateStore:

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.component import Component
-from piebald.errors import RuntimeFault, SettingError
+from piebald.contracts.component import Component
+from piebald.core.errors import RuntimeFault, SettingError
 from piebald.vertical.kernels import Floats, ProductSize
 
 Ints = NDArray[np.int64]

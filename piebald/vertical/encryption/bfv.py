@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.vertical.encryption.backend import (
     Backend,
     Evaluator,

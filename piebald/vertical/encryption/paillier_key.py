@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.vertical.encryption.backend import InvalidMessage
 
 WINDOW = 8  # bits of an exponent per entry of a table

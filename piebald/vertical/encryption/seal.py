@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.errors import PiebaldError, SettingError
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.vertical.encryption.backend import InvalidMessage
 from piebald.vertical.encryption.seal_bytes import HEADER, MAGIC, packer, unpacked
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from piebald.errors import SettingError
+from piebald.core.errors import SettingError
 from piebald.vertical.encryption.backend import InvalidMessage
 
 HEADER = struct.Struct("<HB2sBHQ")  # magic number, its own size, SEAL's version, how it is packed, nothing, whole size

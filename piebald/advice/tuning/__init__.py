@@ -1,0 +1,8 @@
+"""Search for settings of recipes by validation rows, so that each method is compared at its best."""
+
+from piebald.advice.tuning.budget import Budget, Cost
+from piebald.advice.tuning.search import Tuning, tune
+from piebald.advice.tuning.space import Choices, Range, SearchSpace, with_settings
+from piebald.advice.tuning.trial import Trial
+
+__all__ = ["Budget", "Choices", "Cost", "Range", "SearchSpace", "Trial", "Tuning", "tune", "with_settings"]

@@ -1,0 +1,131 @@
+"""What a search may cost, and how far its trials are trained before the worse ones are dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from piebald.core.arguments import LARGEST, Fraction, checked
+from piebald.core.errors import SettingError, shown, unknown
+
+Unit = Literal["rounds", "minutes", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The cost that a search stays below, as long as it has tried each recipe once.
+
+    Attributes:
+        amount: above 0.
+        unit: "rounds" of all runs together, "minutes" of training on the clock of the wall, or "bytes" sent in both
+            directions.
+    """
+
+    amount: float
+    unit: Unit = "rounds"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.unit, str) or self.unit not in get_args(Unit):
+            raise unknown("unit of a budget called", self.unit, get_args(Unit))
+        whole = self.unit != "minutes"
+        kinds = int if whole else int | float
+        if isinstance(self.amount, bool) or not isinstance(self.amount, kinds) or not 0 < self.amount <= LARGEST:
+            what = "a whole number of at least 1" if whole else "a number above 0"
+            raise SettingError(f"budget: {self.unit} must be {what}, got {shown(self.amount)}")
+
+    @classmethod
+    def of(cls, given: Any) -> Budget:
+        """A budget from a number of rounds, from words, or from a table with one of rounds, minutes and bytes."""
+        if isinstance(given, Budget):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            return cls(given)
+        if not isinstance(given, Mapping) or len(given) != 1:
+            raise SettingError(
+                "budget must be a number of rounds, or a table with one of rounds, minutes and bytes, got "
+                f"{shown(given)}"
+            )
+        ((unit, amount),) = given.items()
+        return cls(amount, unit)
+
+    @classmethod
+    @checked
+    def parse(cls, text: str) -> Budget:
+        """A budget from words like "300 rounds", "10 minutes" or "2e9 bytes"; a number alone counts rounds."""
+        number, _, unit = text.strip().partition(" ")
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = math.nan
+        if not math.isfinite(amount):
+            raise SettingError(
+                f"budget must be a number and a unit, like '300 rounds' or '10 minutes', got {shown(text)}"
+            )
+        whole = unit.strip() != "minutes" and amount == int(amount)
+        return cls.of({unit.strip() or "rounds": int(amount) if whole else amount})
+
+    @checked
+    def part(self, share: Fraction) -> Budget:
+        """A share of the budget, at least one round or byte."""
+        amount = self.amount * share
+        return Budget(amount if self.unit == "minutes" else max(1, int(amount)), self.unit)
+
+    def __str__(self) -> str:
+        return f"{self.amount:,g} {self.unit}" if self.unit == "minutes" else f"{self.amount:,} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What was spent.
+
+    Attributes:
+        rounds: server steps.  bytes: in both directions.  minutes: on the clock of the wall.  steps: of optimizers.
+        seconds: of the runtime's clock, that of the devices.
+    """
+
+    rounds: int = 0
+    bytes: int = 0
+    minutes: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.rounds + other.rounds,
+            self.bytes + other.bytes,
+            self.minutes + other.minutes,
+            self.steps + other.steps,
+            self.seconds + other.seconds,
+        )
+
+    def __sub__(self, other: Cost) -> Cost:
+        return self + Cost(-other.rounds, -other.bytes, -other.minutes, -other.steps, -other.seconds)
+
+    def of(self, unit: Unit) -> float:
+        """The amount in the unit of a budget."""
+        return {"rounds": self.rounds, "minutes": self.minutes, "bytes": self.bytes}[unit]
+
+    def used_up(self, budget: Budget) -> bool:
+        """Whether nothing is left of a budget."""
+        return self.of(budget.unit) >= budget.amount
+
+
+def rungs_of(rounds: int, count: int, factor: int) -> tuple[int, ...]:
+    """The server steps after which trials are judged, the last one at the end: rounds / factor^2,
+    rounds / factor, rounds.
+
+    Successive halving (Jamieson and Talwalkar 2016): each rung keeps one trial in `factor`.
+
+    Args:
+        rounds: server steps of a whole run.
+        count: the number of rungs, at least 1; fewer where there are too few rounds.
+        factor: at least 2.
+    """
+    while count > 1 and rounds < factor ** (count - 1):
+        count -= 1
+    first = rounds // factor ** (count - 1)
+    return (*(first * factor**rung for rung in range(count - 1)), rounds)

@@ -1,0 +1,295 @@
+"""Choose the settings of one or several recipes by validation rows, each with the same budget."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from piebald.advice.tuning.budget import Budget, Cost, rungs_of
+from piebald.advice.tuning.space import Point, SearchSpace, has_setting, with_settings
+from piebald.advice.tuning.study import Sampler, Study, first_points, folder_name, grid, imported, storage_in
+from piebald.advice.tuning.trial import Trial, best_of, words
+from piebald.advice.tuning.trial_runs import TrialRuns, named
+from piebald.contracts import Clients
+from piebald.core.arguments import Count, PathLike, Seed, Seeds, checked
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.plain_text import printable
+from piebald.core.reading.files import read_json
+from piebald.data.clients.sources import clients_of
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipe_settings import plain
+from piebald.privacy.several_runs import together
+from piebald.report.notebook import html_table
+from piebald.runs.prepare import Model
+from piebald.storage.schema import DATABASE
+from piebald.storage.store import RunStore
+
+RECORD = "search.json"  # what a folder's search is, as JSON
+LR = {"low": 0.003, "high": 1.0, "log": True}
+ROUNDS = 10
+_OUTCOME = ("label", "recipe", "settings", "score", "trials", "rounds", "megabytes", "minutes")
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What was chosen for each recipe, and what was tried.
+
+    Attributes:
+        recipes: the recipes with the settings that were chosen, by label.
+        chosen: the trial that was chosen, by label.
+        trials: all trials.
+        metric: the metric that they were chosen by, the mean over clients' validation rows.
+        folder: of the trials' runs, None where it was removed again.
+        privacy: the privacy budgets of all their runs together, see `several_runs.together`.
+    """
+
+    recipes: Mapping[str, Recipe]
+    chosen: Mapping[str, Trial]
+    trials: Sequence[Trial]
+    metric: str
+    folder: Path | None
+    privacy: Sequence[Mapping[str, Any]] = ()
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each recipe: the settings that were chosen, their score, and what the search cost."""
+        rows = []
+        for label, trial in self.chosen.items():
+            tried = [one for one in self.trials if one.label == label]
+            cost = sum((one.cost for one in tried), Cost())
+            row = (label, self.recipes[label].name, words(trial.settings), trial.score, len(tried))
+            rows.append(dict(zip(_OUTCOME, (*row, cost.rounds, cost.bytes / 1e6, cost.minutes), strict=True)))
+        return rows
+
+    def plain(self) -> dict[str, Any]:
+        """The table, and all trials, as JSON values."""
+        chosen = {
+            label: {name: plain(value) for name, value in one.settings.items()} for label, one in self.chosen.items()
+        }
+        tried = [
+            {**one.row(), "settings": {name: plain(value) for name, value in one.settings.items()}}
+            for one in self.trials
+        ]
+        return {
+            "metric": self.metric,
+            "chosen": chosen,
+            "summary": self.table(),
+            "trials": tried,
+            "privacy": [dict(one) for one in self.privacy],
+        }
+
+    def __repr__(self) -> str:
+        found = "; ".join(
+            f"{row['label']}: {row['settings']} ({self.metric} {row['score']:.4g})" for row in self.table()
+        )
+        return f"<Tuning of {len(self.chosen)} recipes, {len(self.trials)} trials: {found}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(_OUTCOME, [list(row.values()) for row in self.table()])
+
+
+@checked
+def tune(
+    methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str,
+    clients: Clients | Any,
+    model: Model | Mapping[str, Model],
+    *,
+    space: Mapping[str, Any] | SearchSpace | None = None,
+    budget: Budget | int | str | Mapping[str, Any] | None = None,
+    rounds: Count = ROUNDS,
+    seeds: Seeds = (0,),
+    sampler: Sampler = "tpe",
+    rungs: Count = 3,
+    factor: Count = 3,
+    seed: Seed = 0,
+    out: PathLike | None = None,
+    progress: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Tuning:
+    """Choose the settings of recipes by validation rows, each recipe with the same budget.
+
+    Optuna samples settings, stores trials, and drops the worse ones after each rung (successive halving), but none that
+    is within one standard error of the best: the paired difference over clients and seeds decides.  A trial goes on
+    from rung to rung and is not started over.  Test rows are not passed on, so nothing can be chosen by them.  Where no
+    client has validation rows, a fifth of each client's training rows is held out.
+
+    Args: What is tuned
+        methods: recipes by label, a list of recipes or names, or one of them.
+        clients, model: see `run`.
+        space: the values of settings by name, `Range` or `Choices` values, tables {"low": 0.01, "high": 1, "log": True}
+            or lists; those that a recipe does not have are left out for it.  The learning rate by default.
+        rounds: server steps of a whole run.
+        seeds: each trial has a run for each.
+        options: other options of `run`.
+
+    Args: How
+        budget: of each recipe: a number of server steps over all its trials, words such as "10 minutes", or
+            {"bytes": 10**9}; ten whole runs by default.  The first trial, the recipe's own settings, is trained to the
+            end in any case.
+        sampler: "tpe", "random", or "grid" for all combinations of choices and whole numbers.
+        rungs, factor: a run is judged at rounds / factor^(rungs - 1), ..., rounds / factor, and rounds.
+        seed: of the sampler.
+        out: a folder, in which an interrupted search goes on; a temporary one by default.
+        progress: print a line to standard error for each thing that happens.
+        settings: plain values kept with the search, from which the command line rebuilds it to go on.
+
+    Raises:
+        SettingError: Optuna is missing, a setting is wrong, or a recipe cannot be trained.
+        RunFolderError: `out` holds something else.
+    """
+    imported()
+    made = named(methods)
+    federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
+    steps = rungs_of(rounds, rungs, factor_of(factor))
+    runs = TrialRuns.of(made, federation, model, steps, options)
+    spaces = spaces_of(made, space)
+    limit = Budget.of(10 * rounds * len(seeds) if budget is None else budget)
+    if sampler == "grid":
+        for one in spaces.values():
+            grid(one)
+    describe = {
+        "kind": "tune", "recipes": {label: recipe.model_dump() for label, recipe in made.items()},
+        "space": {label: one.plain() for label, one in spaces.items()}, "rungs": list(steps), "seeds": list(seeds),
+        "sampler": sampler, "factor": factor, "seed": seed, "clients": len(federation), "budget": str(limit),
+        "settings": settings,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
+        claim(folder, describe)
+        say = lines_to_stderr(progress)
+        storage = stack.enter_context(storage_in(folder))
+        trials: list[Trial] = []
+        for label, recipe in made.items():
+            study = study_of(label, recipe, spaces[label], runs, folder, sampler, seeds=tuple(seeds), seed=seed,
+                             factor=factor, say=say)  # fmt: skip
+            trials += study.search(storage, limit)
+        kept = None if out is None else folder
+        found = Tuning(*chosen(made, trials, runs), trials, runs.metric, kept, spent_together(folder))
+        (folder / "tuning.json").write_text(json.dumps(found.plain(), indent=1), encoding="utf-8")
+    return found
+
+
+def spent_together(folder: Path) -> list[dict[str, Any]]:
+    """The privacy budgets of all runs in a folder, which are on the same rows; see `several_runs.together`."""
+    metas = []
+    for database in sorted(folder.rglob(DATABASE)):
+        with RunStore.open_read_only(database.parent) as store:
+            metas.append(store.meta)
+    return together(metas)
+
+
+def study_of(
+    label: str,
+    recipe: Recipe,
+    space: SearchSpace,
+    runs: TrialRuns,
+    folder: Path,
+    sampler: Sampler,
+    first: Sequence[Point] = (),
+    **more: Any,
+) -> Study:
+    """The search for one recipe's settings, its own ones first."""
+    return Study(
+        label,
+        space,
+        functools.partial(with_settings, recipe),
+        lambda number, point: folder / "trials" / folder_name(label) / str(number),
+        runs,
+        first=[*first_points(space, recipe, sampler), *first],
+        sampler=sampler,
+        **more,
+    )
+
+
+def chosen(
+    methods: Mapping[str, Recipe], trials: Sequence[Trial], runs: TrialRuns
+) -> tuple[dict[str, Recipe], dict[str, Trial]]:
+    """The recipes with the settings of their best trials, and these trials.
+
+    Raises:
+        SettingError: all trials of a recipe failed.
+    """
+    recipes: dict[str, Recipe] = {}
+    best: dict[str, Trial] = {}
+    for label, recipe in methods.items():
+        own = [trial for trial in trials if trial.label == label]
+        found = best_of(own, runs.higher_is_better)
+        if found is None:
+            why = own[0].why if own else "the budget has no room for one"
+            raise SettingError(f"recipe {label!r}: no trial could be scored: {why}")
+        recipes[label], best[label] = with_settings(recipe, found.settings), found
+    return recipes, best
+
+
+def spaces_of(methods: Mapping[str, Recipe], space: Mapping[str, Any] | SearchSpace | None) -> dict[str, SearchSpace]:
+    """The search space of each recipe.
+
+    Raises:
+        SettingError: no recipe has one of the settings, or a recipe does not take a value.
+    """
+    whole = space if isinstance(space, SearchSpace) else SearchSpace.of({"lr": LR} if space is None else space)
+    for name in whole.values:
+        if not any(has_setting(recipe, name) for recipe in methods.values()):
+            with_settings(next(iter(methods.values())), {name: None})  # refuses it, with the nearest name
+    found = {}
+    for label, recipe in methods.items():
+        try:
+            found[label] = whole.of_recipe(recipe)
+        except SettingError as error:
+            raise SettingError(f"space of recipe {label!r}: {error}") from None
+    return found
+
+
+def factor_of(factor: int) -> int:
+    """The factor of rungs, checked."""
+    if factor < 2:
+        raise SettingError(f"factor must be at least 2, got {factor}")
+    return factor
+
+
+def claim(folder: Path, search: Mapping[str, Any]) -> None:
+    """Take a folder for a search: an empty one, or one with the same search, which goes on.
+
+    Raises:
+        RunFolderError: it holds something else.
+    """
+    record = folder / RECORD
+    text = json.dumps(search, indent=1, sort_keys=True, default=str)
+    if record.is_file():
+        try:
+            known = read_json(record)
+        except (OSError, ValueError):
+            raise RunFolderError(f"{record} cannot be read: choose another folder") from None
+        for name, value in json.loads(text).items():
+            if name == "settings":  # what they define is compared
+                continue
+            if not isinstance(known, dict) or known.get(name) != value:
+                raise RunFolderError(f"{folder} holds a search with another {name}: choose another folder")
+        return
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise RunFolderError(f"{folder} is not empty and holds no search: choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{RECORD}.part"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(record)
+    except OSError as error:
+        raise RunFolderError(f"a search cannot be kept in {folder}: {(error.strerror or str(error)).lower()}") from None
+
+
+def lines_to_stderr(wanted: bool) -> Callable[[str], None]:
+    """What takes the lines of progress."""
+
+    def say(line: str) -> None:
+        if wanted:
+            indent = " " * (len(line) - len(line.lstrip(" ")))
+            print(f"{indent}{printable(line)}", file=sys.stderr, flush=True)
+
+    return say

@@ -1,0 +1,375 @@
+"""One recipe's search: Optuna samples, stores and prunes; each trial is a run folder for each seed.
+
+    <folder>/trials/<label>/<number>/seed-<seed>/     the runs of a trial, continued from rung to rung
+    <folder>/study.db                                  Optuna's storage, an SQLite file
+
+Trials are tried one after the other.  Whenever the process dies, the same call goes on: a trial that was not finished
+is continued, and the sampler of a trial is made from the seed and the trial's number, so that the search is the same as
+one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from piebald.advice.tuning.budget import Budget, Cost
+from piebald.advice.tuning.pruning import lag_beyond_noise, outside_one_standard_error
+from piebald.advice.tuning.space import Choices, Point, Range, SearchSpace, Values
+from piebald.advice.tuning.trial import State, Trial, words
+from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
+from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
+from piebald.core.plain_text import printable
+from piebald.core.randomness import generator
+from piebald.core.reading.files import UnfitFile, regular
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipe_settings import plain
+from piebald.report.paired import Scores, difference
+from piebald.storage.lock import RunLock
+
+if TYPE_CHECKING:
+    import optuna
+
+Sampler = Literal["tpe", "random", "grid"]
+FIRST = 5  # trials before TPE learns from them
+_PROGRAMS = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%'"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A search for settings.
+
+    Attributes:
+        label: of what is searched for, the study's name in the storage.
+        space: the values that settings may have.
+        make: the recipe with some settings.
+        place: the folder of the runs of a trial, by its number and its settings.
+        runs: how trials are trained and scored.
+        seeds: each trial has a run for each.
+        first: settings to try before the sampler is asked.
+        seed, sampler, factor: of the sampler, and of successive halving.
+        most: the largest number of trials, None where only the budget ends the search.
+        least: as many trials are tried and trained to the end whatever happens.
+        paid: what the runs of a trial had cost before this search.
+        say: takes a line for each thing that happens.
+    """
+
+    label: str
+    space: SearchSpace
+    make: Callable[[Point], Recipe]
+    place: Callable[[int, Point], Path]
+    runs: TrialRuns
+    seeds: Sequence[int]
+    first: Sequence[Point] = ()
+    seed: int = 0
+    sampler: Sampler = "tpe"
+    factor: int = 3
+    most: int | None = None
+    least: int = 1
+    paid: Callable[[Point], Cost] = lambda point: Cost()
+    say: Callable[[str], None] = lambda line: None
+
+    def name(self, point: Point) -> str:
+        """A trial as lines of progress call it."""
+        return f"{self.label} {words(point)}"
+
+    def search(self, storage: optuna.storages.BaseStorage, budget: Budget) -> list[Trial]:
+        """Try settings until the budget is used up."""
+        study = self._opened(storage)
+        while (trial := self._next(study, budget)) is not None:
+            self._try(study, trial, budget)
+        return self._tried(study)
+
+    # -- Optuna
+
+    def _opened(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
+        import optuna
+
+        halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=self.runs.rungs[0], reduction_factor=self.factor)
+        higher = self.runs.higher_is_better
+        study = optuna.create_study(
+            storage=storage,
+            study_name=self.label,
+            load_if_exists=True,
+            direction="maximize" if higher else "minimize",
+            pruner=outside_one_standard_error(halving, self._scores_of, higher),
+            sampler=optuna.samplers.RandomSampler(seed=0),  # each trial has its own, see `_next`
+        )
+        for point in self.first:
+            coded = {name: _coded(self.space.values[name], value) for name, value in point.items()}
+            study.enqueue_trial(coded, skip_if_exists=True)
+        return study
+
+    def _next(self, study: optuna.Study, budget: Budget) -> optuna.Trial | None:
+        """The trial that was interrupted, or else a new one while the budget lasts."""
+        import optuna
+
+        found = study.get_trials(deepcopy=False)
+        running = [one for one in found if one.state == optuna.trial.TrialState.RUNNING]
+        if running:
+            trial = optuna.trial.Trial(study, running[0]._trial_id)
+        else:
+            ended = [one for one in found if one.state.is_finished()]
+            waiting = len(found) > len(ended)
+            if len(ended) >= self.least and not self._affords(study, budget, self.runs.rungs[0]):
+                return None
+            if (self.sampler == "grid" and not waiting) or (self.most is not None and len(ended) >= self.most):
+                return None
+            study.sampler = self._sampler(len(ended))
+            trial = study.ask()
+        for name, values in self.space.values.items():
+            _suggest(trial, name, values)
+        return trial
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        import optuna
+
+        seed = int(generator("tune", self.seed, self.label, number).integers(2**31))
+        if self.sampler == "tpe":
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST)
+        return optuna.samplers.RandomSampler(seed=seed)
+
+    def _affords(self, study: optuna.Study, budget: Budget, rounds: int) -> bool:
+        """Whether the budget has room for so many more rounds of each seed.
+
+        What an interrupted rung has cost counts when it is done, so that a search that goes on decides as one that was
+        not interrupted.
+        """
+        spent = sum((self._cost(trial) for trial in study.get_trials(deepcopy=False)), Cost())
+        return not spent.used_up(budget) and (
+            budget.unit != "rounds" or spent.rounds + rounds * len(self.seeds) <= budget.amount
+        )
+
+    # -- one trial
+
+    def _try(self, study: optuna.Study, trial: optuna.Trial, budget: Budget) -> None:
+        """Train a trial from rung to rung until it is dropped or finished."""
+        from optuna.trial import TrialState
+
+        point = self._point(trial.params)
+        name = self.name(point)
+        kept = trial.number < self.least
+        reached = 0
+        for rung in self.runs.rungs:
+            if not kept and not self._affords(study, budget, rung - reached):
+                return self._drop(
+                    study, trial, f"{name}: not continued, the budget is used up", "the budget was used up"
+                )
+            try:
+                scores = self._scores(study, trial, point, rung)
+            except DeviceLost:
+                raise  # the next trial would fail as well
+            except PiebaldError as error:
+                trial.set_user_attr("why", str(error))
+                study.tell(trial, state=TrialState.FAIL)
+                return self.say(f"{name}: failed: {error}")
+            mean = float(np.nanmean(scores.values))
+            reached = rung
+            self.say(f"{name}: {self.runs.metric} {mean:.4g} after {rung} of {self.runs.rungs[-1]} rounds")
+            if rung == self.runs.rungs[-1]:
+                study.tell(trial, mean)
+            elif trial.should_prune() and not kept:
+                why = self._why(study, trial.number, rung)
+                return self._drop(study, trial, f"{name}: dropped, {why}", why)
+        return None
+
+    def _scores(self, study: optuna.Study, trial: optuna.Trial, point: Point, rung: int) -> Scores:
+        """The scores of a trial after a rung, from its runs, or as they were recorded before an interruption."""
+        found = self._scores_of(trial, rung)
+        if found is None:
+            recipe, folder = self.make(point), self.place(trial.number, point)
+            runs = [self.runs.train(recipe, folder / f"seed-{seed}", self.label, seed, rung) for seed in self.seeds]
+            found, cost = self.runs.scores(runs, rung), cost_of(runs)
+            for run in runs:
+                run.close()
+            if np.isnan(found.values).all():
+                raise SettingError("no client has a finite score on its validation rows")
+            trial.set_user_attr(f"cost/{rung}", asdict(cost))
+            trial.set_user_attr(f"scores/{rung}", plain_scores(found))
+        known = next(one for one in study.get_trials(deepcopy=False) if one.number == trial.number)
+        if rung not in known.intermediate_values:
+            trial.report(float(np.nanmean(found.values)), rung)
+        return found
+
+    def _drop(self, study: optuna.Study, trial: optuna.Trial, line: str, why: str) -> None:
+        from optuna.trial import TrialState
+
+        trial.set_user_attr("why", why)
+        study.tell(trial, state=TrialState.PRUNED)
+        self.say(line)
+
+    def _why(self, study: optuna.Study, number: int, rung: int) -> str:
+        """Why a trial was dropped: how far it lies behind the trial that shows it most clearly."""
+        trials = {one.number: one for one in study.get_trials(deepcopy=False)}
+        found = {place: self._scores_of(one, rung) for place, one in trials.items()}
+        own = found.pop(number)
+        assert own is not None
+        lags = {
+            other: lag
+            for other, scores in found.items()
+            if scores is not None and (lag := lag_beyond_noise(scores, own, self.runs.higher_is_better)) is not None
+        }
+        if not lags:
+            return "another trial is better"
+        best = max(lags, key=lambda other: lags[other])
+        scores = found[best]
+        assert scores is not None
+        error = one.error if (one := difference(scores, own)) else None
+        other = self.name(self._point(trials[best].params))
+        return f"{lags[best]:.3g} behind {other}, with a standard error of {error or 0:.2g}"
+
+    # -- reading
+
+    def _tried(self, study: optuna.Study) -> list[Trial]:
+        from optuna.trial import TrialState
+
+        states: dict[Any, State] = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "dropped"}
+        found = []
+        for one in study.get_trials(deepcopy=False):
+            if not one.state.is_finished():
+                continue
+            scores = {rung: own for rung in self.runs.rungs if (own := self._scores_of(one, rung)) is not None}
+            rounds = max(scores, default=0)
+            mean = float(np.nanmean(scores[rounds].values)) if scores else None
+            why = str(one.user_attrs.get("why", ""))
+            state = states.get(one.state, "failed")
+            found.append(
+                Trial(
+                    self.label, one.number, self._point(one.params), rounds, mean, state, why, scores, self._cost(one)
+                )
+            )
+        return found
+
+    def _cost(self, trial: Any) -> Cost:
+        """What a trial has cost, as it was recorded after its last rung."""
+        recorded = {int(name[5:]): cost for name, cost in trial.user_attrs.items() if name.startswith("cost/")}
+        return Cost(**recorded[max(recorded)]) - self.paid(self._point(trial.params)) if recorded else Cost()
+
+    def _scores_of(self, trial: Any, rung: int) -> Scores | None:
+        known = trial.user_attrs.get(f"scores/{rung}")
+        return None if known is None else whole_scores(known, self.runs, self.seeds)
+
+    def _point(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _value(self.space.values[name], value) for name, value in params.items()}
+
+
+def first_points(space: SearchSpace, recipe: Recipe, sampler: Sampler) -> list[dict[str, Any]]:
+    """The settings that are tried before the sampler is asked: the recipe's own, and with "grid" all combinations."""
+    own = space.own_point(recipe)
+    points = ([] if own is None else [own]) + (grid(space) if sampler == "grid" else [])
+    return list({json.dumps(plain(point), sort_keys=True): point for point in points}.values())
+
+
+def grid(space: SearchSpace) -> list[dict[str, Any]]:
+    """All combinations of a space's values.
+
+    Raises:
+        SettingError: a range of numbers that are not whole has no end of values.
+    """
+    lists = []
+    for name, values in space.values.items():
+        if isinstance(values, Range):
+            if not values.whole:
+                raise SettingError(
+                    f"sampler 'grid' tries all combinations, so {name} needs a list of values: give one, or choose "
+                    "sampler 'tpe'"
+                )
+            lists.append(list(range(int(values.low), int(values.high) + 1)))
+        else:
+            lists.append(list(values.values))
+    return [dict(zip(space.values, point, strict=True)) for point in itertools.product(*lists)]
+
+
+@contextmanager
+def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
+    """Optuna's storage in a folder, which no other process may use meanwhile, with Optuna's log for warnings only.
+
+    Raises:
+        RunFolderError: another process uses it, the file is a link, or it is no storage of Optuna.
+    """
+    optuna = imported()
+    from sqlalchemy.exc import SQLAlchemyError
+
+    lock, file = RunLock(folder), (folder / "study.db").resolve()
+
+    def connect() -> sqlite3.Connection:
+        if file.exists():
+            regular(file)  # a pipe would wait for its writer
+        # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
+        connection = sqlite3.connect(file, check_same_thread=False)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        if connection.execute(_PROGRAMS).fetchone() is not None:
+            connection.close()
+            raise RunFolderError(f"{file} has a view, a trigger or a virtual table, which no study has: remove it")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs={"creator": connect})
+        try:
+            yield storage
+        finally:
+            storage.remove_session()
+            storage.engine.dispose()
+    except (SQLAlchemyError, UnfitFile, optuna.exceptions.StorageInternalError) as error:
+        what = printable(str(error).splitlines()[0], 150)
+        raise RunFolderError(f"{file} cannot be used ({what}): remove it, or choose another folder") from None
+    finally:
+        optuna.logging.set_verbosity(before)
+        lock.release()
+
+
+def imported() -> Any:
+    """Optuna, which is an extra."""
+    try:
+        import optuna
+    except ImportError:
+        raise SettingError("optuna is missing: pip install 'piebald[tune]'") from None
+    return optuna
+
+
+def plain_scores(scores: Scores) -> list[list[float | None]]:
+    """Scores as JSON, None where a client has none."""
+    return [[None if value != value else value for value in row] for row in scores.values.tolist()]
+
+
+def whole_scores(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
+    """Scores that `plain_scores` wrote."""
+    values = np.array([[np.nan if value is None else value for value in row] for row in table], dtype=np.float64)
+    return Scores(values, runs.names, list(seeds))
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder."""
+    return "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-") or "recipe"
+
+
+def _suggest(trial: optuna.Trial, name: str, values: Values) -> None:
+    if isinstance(values, Choices):
+        trial.suggest_categorical(name, [_coded(values, value) for value in values.values])
+    elif values.whole:
+        trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+    else:
+        trial.suggest_float(name, values.low, values.high, log=values.log)
+
+
+def _coded(values: Values, value: Any) -> Any:
+    """A value as Optuna keeps it: choices as JSON, since it takes no lists."""
+    if isinstance(values, Range):
+        return value
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def _value(values: Values, kept: Any) -> Any:
+    return kept if isinstance(values, Range) else json.loads(kept)

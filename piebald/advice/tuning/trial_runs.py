@@ -1,0 +1,200 @@
+"""The runs of trials: trained to a rung, continued to the next one, and scored on validation rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from piebald.advice.tuning.budget import Cost
+from piebald.advice.tuning.without_test_rows import WithoutTestRows, without_test_rows
+from piebald.contracts import Clients
+from piebald.core.errors import SettingError, unknown
+from piebald.core.references import USERS
+from piebald.methods import recipes
+from piebald.methods.recipe import Recipe
+from piebald.report.paired import Scores
+from piebald.report.tables import History
+from piebald.runs.finished_run import Run
+from piebald.runs.prepare import Model, Options, check_repeats, prepare
+from piebald.runs.run import resume, run
+from piebald.runtimes import Simulator
+from piebald.storage.schema import DATABASE
+
+_OWN = (
+    "rounds",
+    "seed",
+    "evaluate_every",
+    "evaluate_split",
+    "checkpoint_every",
+    "keep",
+    "label",
+    "settings",
+    "per_class",
+)
+_WHOLE = ("unseen", "stop")  # of a run whose length or clients are not those of the others
+OPTIONS = tuple(field.name for field in fields(Options) if field.name not in (*_OWN, *_WHOLE))
+
+
+@dataclass(frozen=True)
+class TrialRuns:
+    """What all runs of a search share.
+
+    Attributes:
+        clients: all clients with all their rows; runs see `choosing`, which has no test rows.
+        model: the model, or a function of the seed that makes it; or one for each recipe, by its label.
+        rungs: the server steps after which runs are judged, the last one at the end.
+        every: server steps between evaluations.
+        options: options of `experiment.run`.
+        metric, higher_is_better: what runs are judged by, and whether a larger value is better.
+    """
+
+    clients: Clients
+    choosing: WithoutTestRows
+    model: Model | Mapping[str, Model]
+    rungs: tuple[int, ...]
+    every: int
+    options: Mapping[str, Any]
+    metric: str
+    higher_is_better: bool
+
+    @classmethod
+    def of(
+        cls,
+        methods: Mapping[str, Recipe],
+        clients: Clients,
+        model: Model | Mapping[str, Model],
+        rungs: tuple[int, ...],
+        options: Mapping[str, Any],
+    ) -> TrialRuns:
+        """Check that each recipe can be trained by these clients, before the first one is.
+
+        Raises:
+            SettingError: an option is unknown or wrong, or a recipe cannot be trained by these clients; it is named.
+        """
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown("option of a search called", name, OPTIONS)
+        if isinstance(model, Mapping) and (missing := [label for label in methods if label not in model]):
+            raise SettingError(f"model has none for recipe {missing[0]!r}: give one for each, or one for all")
+        choosing = without_test_rows(clients)
+        options = USERS.mark(options)
+        shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
+        made = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
+        for label, recipe in methods.items():
+            try:
+                made = made.judged_as(recipe, label)
+            except SettingError as error:
+                raise SettingError(f"recipe {label!r}: {error}") from None
+        return made
+
+    def judged_as(self, recipe: Recipe, label: str) -> TrialRuns:
+        """The same, with the metric by which the runs of a recipe are judged.
+
+        Raises:
+            SettingError: the recipe cannot be trained by these clients.
+        """
+        meta = prepare(recipe, self.choosing, self.model_of(label), Options(**self._options(self.rungs[-1], 0))).meta
+        return replace(self, metric=meta["metric"], higher_is_better=meta["higher_is_better"])
+
+    def model_of(self, label: str) -> Model:
+        """The model of a recipe."""
+        return self.model[label] if isinstance(self.model, Mapping) else self.model
+
+    def train(self, recipe: Recipe, folder: Path, label: str, seed: int, rounds: int) -> Run:
+        """A run that is trained to a rung: a new one, or one that is continued."""
+        if (folder / DATABASE).exists():
+            with History(folder) as history:
+                check_repeats(
+                    folder,
+                    {**history.meta, "rounds": rounds},
+                    recipe,
+                    Options(**self._options(rounds, seed)),
+                )
+                reached = max(rounds, history.meta["rounds"])
+            given: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
+            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **given)
+        options = self._options(rounds, seed)
+        return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
+
+    def scores(self, runs: Sequence[History], version: int) -> Scores:
+        """The main metric of each client's validation rows after so many server steps, under the seeds of runs."""
+        table = np.full((len(runs), len(self.choosing)), math.nan)
+        for row, history in zip(table, runs, strict=True):
+            personal: set[int] = set()
+            for score in history.scores:
+                judged = score["split"] == "validation" and score["metric"] == self.metric
+                if not judged or score["version"] != version or score["value"] is None:
+                    continue
+                client = score["client"]
+                if client is not None and (score["model"] == "personal" or client not in personal):
+                    row[client] = score["value"]
+                    personal |= {client} if score["model"] == "personal" else set()
+        seeds = [history.seed or 0 for history in runs]
+        return Scores(np.where(np.isfinite(table), table, math.nan), self.names, seeds)
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each client, each once: with its number where names repeat."""
+        names = [str(name) for name in self.choosing.names]
+        repeat = len(set(names)) < len(names)
+        return [f"{name} ({number})" for number, name in enumerate(names)] if repeat else names
+
+    def _options(self, rounds: int, seed: int) -> dict[str, Any]:
+        own = {"rounds": rounds, "seed": seed, "evaluate_every": self.every, "evaluate_split": "validation"}
+        return {**self.options, **own, "per_class": False}
+
+
+def _repeating(runtime: Any) -> Any:
+    """The runtime, a simulator without choices that are made by measuring times: the same choice is made again."""
+    if runtime == "simulator":
+        return Simulator(deterministic=True)
+    if not isinstance(runtime, Simulator) or runtime.deterministic:
+        return runtime
+    return Simulator(**{**{name: getattr(runtime, name) for name in runtime.model_fields_set}, "deterministic": True})
+
+
+def cost_of(runs: Sequence[History]) -> Cost:
+    """What runs cost."""
+    spent = Cost()
+    for history in runs:
+        final = history.final
+        spent += Cost(
+            final["rounds"],
+            final["bytes_down"] + final["bytes_up"],
+            final["wall"] / 60,
+            sum(row["steps"] or 0 for row in history.results if row["kind"] == "train"),
+            final["seconds"],
+        )
+    return spent
+
+
+def named(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str) -> dict[str, Recipe]:
+    """Recipes by label.
+
+    Raises:
+        SettingError: there is none, or two have one name.
+    """
+    if isinstance(methods, Recipe | str):
+        methods = [methods]
+    if isinstance(methods, Mapping):
+        found = {str(label): _made(recipe) for label, recipe in methods.items()}
+    else:
+        made = [_made(recipe) for recipe in methods]
+        found = {recipe.name: recipe for recipe in made}
+        if len(found) < len(made):
+            raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
+    if not found:
+        raise SettingError("there is no recipe: give at least one")
+    return found
+
+
+def _made(recipe: Any) -> Recipe:
+    made = recipes.make(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(made, Recipe):
+        raise SettingError(f"a recipe must be a Recipe or the name of one, got {type(made).__name__}")
+    return made

@@ -1,5 +1,0 @@
-"""How the updates of a step are combined."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

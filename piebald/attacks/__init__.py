@@ -1,5 +1,0 @@
-"""Malicious clients: what some clients send instead of their updates."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

@@ -1,5 +1,0 @@
-"""Which clients are aggregated with which."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

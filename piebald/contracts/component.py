@@ -1,0 +1,266 @@
+"""Components: frozen values that recipes, partitions and runtimes consist of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from piebald.core.arguments import STRICT, settled, wants_list
+from piebald.core.discovery import public_classes
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.references import Reference
+
+if TYPE_CHECKING:
+    from piebald.contracts.model_spec import ModelSpec
+
+
+class RecipeComponents(Protocol):
+    """The components of a recipe, one for each question; `recipe.Recipe` has them."""
+
+    @property
+    def training(self) -> Component: ...
+    @property
+    def sharing(self) -> Component: ...
+    @property
+    def transforms(self) -> Sequence[Component]: ...
+    @property
+    def scheduling(self) -> Component: ...
+    @property
+    def clustering(self) -> Component: ...
+    @property
+    def aggregation(self) -> Component: ...
+    @property
+    def server_optimizer(self) -> Component: ...
+
+
+# The packages or modules of Piebald's own components, by axis, those of a recipe first.
+HOMES: Mapping[str, tuple[str, ...]] = {
+    "training": ("piebald.methods.training",),
+    "sharing": ("piebald.methods.sharing",),
+    "transforms": ("piebald.methods.transforms", "piebald.methods.attacks", "piebald.privacy.secure_aggregation"),
+    "scheduling": ("piebald.methods.scheduling",),
+    "clustering": ("piebald.methods.clustering",),
+    "aggregation": ("piebald.methods.aggregation",),
+    "server_optimizer": ("piebald.methods.server_optimizer",),
+    "augmentation": ("piebald.methods.training",),
+    "lr_schedule": ("piebald.methods.training",),
+    "optimizer": ("piebald.methods.training",),
+    "step_schedule": ("piebald.methods.training",),
+    "query": (
+        "piebald.methods.queries",
+        "piebald.methods.choice",
+        "piebald.privacy.secure_aggregation",
+        "piebald.statistics.queries",
+    ),
+    "partition": ("piebald.data.partition", "piebald.data.clients.sites"),
+    "sizes": ("piebald.data.partition",),
+    "change": ("piebald.data.partition",),
+    "fleet": ("piebald.data.partition",),
+    "vertical": ("piebald.data.partition",),
+    "runtime": (
+        "piebald.runtimes.simulation.simulator",
+        "piebald.runtimes.ray.settings",
+        "piebald.federation.hub.settings",
+    ),
+    "section": ("piebald.statistics.boosting.settings",),
+    "tracker": ("piebald.report.callbacks",),
+    "kernel": ("piebald.vertical.kernels",),
+    "method": ("piebald.vertical.transfer_methods",),
+    "backend": ("piebald.vertical.encryption",),
+}
+
+
+def load(*axes: str) -> None:
+    """Import Piebald's own components of these axes."""
+    for axis in axes:
+        for place in HOMES.get(axis, ()):
+            public_classes(place)
+
+
+class Registry(dict[str, dict[str, "type[Component]"]]):
+    """Components by axis and kind.  Piebald's own of an axis are imported when one of them is first looked up."""
+
+    def __getitem__(self, axis: str) -> dict[str, type[Component]]:
+        load(axis)
+        return super().__getitem__(axis)
+
+    def get(self, axis: str, default: Any = None) -> Any:
+        load(axis)
+        return super().get(axis, default)
+
+    def items(self) -> Any:
+        load(*HOMES)
+        return super().items()
+
+    def values(self) -> Any:
+        load(*HOMES)
+        return super().values()
+
+
+class Component(BaseModel):
+    """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
+
+    The kind leaves out the name of the axis at the end: `ExampleWeighted` is "example_weighted", and `GaussianKernel`
+    on the axis "kernel" is "gaussian".  A subclass registers itself, so a recipe can be rebuilt from (kind, fields) on
+    any machine with nothing pickled.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, **STRICT)
+
+    axis: ClassVar[str] = ""
+    protects: ClassVar[bool] = False  # whether it hides rows or updates, by noise or in sums
+    kind: ClassVar[str] = ""
+    registry: ClassVar[Registry] = Registry()
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        what = f"{self.axis} {self.kind!r}"
+        if values:
+            names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
+            raise SettingError(f"{what} takes its settings by name ({names}), got {shown(values[0])}")
+        for name, value in fields.items():
+            try:
+                fields[name] = settled(value)
+                if name in type(self).model_fields and wants_list(type(self).model_fields[name].annotation):
+                    fields[name] = list(value) if isinstance(value, list | tuple) else value
+            except ValueError as error:
+                raise SettingError(f"{what}: {name} {error}") from None
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, what, type(self).model_fields)) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if "axis" in vars(cls):  # the base class of an axis, not a choice on it
+            return
+        cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().removesuffix(f"_{cls.axis}")
+        if not cls.__module__.startswith("piebald."):
+            load(cls.axis)  # so that a kind of Piebald's is known to be taken
+        kinds = Component.registry.setdefault(cls.axis, {})
+        known = kinds.get(cls.kind)
+        # a module that is executed again, as in a notebook, defines its own classes anew
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise SettingError(
+                f"{cls.axis} {cls.kind!r} is already defined by {known.__name__} in {known.__module__}: "
+                f"rename {cls.__name__} in {cls.__module__}"
+            )
+        kinds[cls.kind] = cls
+
+    def needs_server_rows(self) -> bool:
+        """Whether the server must hold rows of its own (`Clients.server_rows`)."""
+        return False
+
+    def needs_validation_rows(self) -> bool:
+        """Whether clients must hold validation rows."""
+        return False
+
+    def discloses(self) -> str | None:
+        """What clients tell about their rows for this component, besides updates, or None.
+
+        No privacy budget counts it, so it is refused beside noise and secure aggregation.
+        """
+        return None
+
+    def references(self) -> tuple[str, ...]:
+        """The functions that its own settings name as "module:name"."""
+        return ()
+
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        """Why this component cannot work beside the other components of a recipe, or None."""
+        return None
+
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        """Why this component cannot work with a model or its objective, or None; asked before anything is trained."""
+        return None
+
+    def unsupported_cohort(self, count: int) -> str | None:
+        """Why this component cannot work with the updates of so many clients at a step, or None; asked before anything
+        is trained.
+        """
+        return None
+
+    def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
+        """This component with those settings filled in that follow from the rest of the recipe and from the model."""
+        return self
+
+    def table(self) -> dict[str, Any]:
+        """This component as plain values: its kind and its fields, without those that are None."""
+        return {"kind": self.kind, **self.model_dump(exclude_none=True)}
+
+
+def imported() -> Collection[dict[str, type[Component]]]:
+    """Return the components that have been imported so far, by kind, for each axis; all that are not Piebald's."""
+    return dict.values(Component.registry)
+
+
+def knows(kind: str) -> bool:
+    """Return whether a component has this kind on some axis; no more is imported than is needed to find one."""
+    return any(kind in kinds for kinds in imported()) or any(kind in Component.registry.get(axis, ()) for axis in HOMES)
+
+
+def build(axis: str, table: Any) -> Component:
+    """A component from its `table`, or from its kind alone; a component is returned as it is.
+
+    A kind may be a `Reference` to a component's class.  A function, or a reference to one, stands for the kind
+    "function" of its axis.
+
+    Raises:
+        SettingError: the component is on another axis, or there is no such kind or setting, or a value is not allowed.
+    """
+    if isinstance(table, Component):
+        if table.axis != axis:
+            raise SettingError(f"{axis} must be on the axis of {axis}, got {table.axis} {table.kind!r}")
+        return table
+    named = table.resolved(axis) if isinstance(table, Reference) else table
+    if callable(named) and not isinstance(named, type) and "function" in Component.registry.get(axis, {}):
+        table = {"kind": "function", "function": table}
+    if isinstance(table, str):
+        table = {"kind": table}
+    if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
+        raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
+    fields = {str(name): value for name, value in table.items()}
+    kind = kind_of(fields.pop("kind"))
+    kinds: dict[str, type[Component]] = dict.get(Component.registry, axis, {})
+    if kind not in kinds:
+        kinds = Component.registry.get(axis, {})
+    if kind not in kinds:
+        raise unknown(axis, kind, kinds)
+    return kinds[kind](**fields)
+
+
+def kind_of(name: str) -> str:
+    """The kind that a name means: that of the class, for a reference.
+
+    Raises:
+        SettingError: it refers to something else than a component.
+    """
+    if not isinstance(name, Reference):
+        return name
+    found = name.resolved("component")
+    if not (isinstance(found, type) and issubclass(found, Component) and found.kind):
+        raise SettingError(f"{name} must be a component, a class like piebald.methods.training.Trainer, got {found!r}")
+    return found.kind
+
+
+def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
+    """A pydantic error as one sentence: the first problem, and the nearest name where a name is unknown."""
+    errors = error.errors()
+    # a mistyped name comes before the field that is missing because of it
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
+    where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
+    if first["type"] == "extra_forbidden":
+        return str(unknown(f"setting of {what} called", where, fields))
+    if first["type"] == "missing":
+        return f"{what} needs a value for {where}"
+    if first["type"] == "value_error":
+        text = str(first["ctx"]["error"])
+        return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
+    text = re.sub(r"^Input should be ", "must be ", first["msg"])
+    text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
+    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text)
+    text = text.replace("a integer", "an integer").replace("a tuple", "a list")
+    return f"{what}: {where} {text}, got {shown(first['input'])}"

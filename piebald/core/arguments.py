@@ -1,0 +1,318 @@
+"""Checks of what users give: settings and arguments, strictly by their types, and refused in one sentence.
+
+`settled` prepares the settings of components and files for pydantic's strict mode, and `checked` checks the arguments
+of a public function by its annotations:
+
+    @checked
+    def run(..., rounds: Count | None = None): ...
+
+Strict means that no value is taken for another: text is no number, true is no 1, bytes are no text.  NumPy's numbers
+count as numbers, and lists as tuples.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import datetime
+import difflib
+import functools
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from piebald.core.errors import SettingError, shown, unknown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
+
+LARGEST = 2**63 - 1  # of whole numbers: what SQLite, NumPy and torch can hold
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+LONGEST_PATH = 4096
+DEEPEST = 50  # lists and tables inside each other
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_CONFIG = ConfigDict(arbitrary_types_allowed=True, **STRICT)
+_PLAIN = (int, float, str, bool, bytes, type(None))
+_LIMITS: dict[type, Callable[[Any], str]] = {
+    Ge: lambda rule: f"of at least {rule.ge:g}",
+    Gt: lambda rule: f"above {rule.gt:g}",
+    Le: lambda rule: f"of at most {rule.le:g}",
+    Lt: lambda rule: f"below {rule.lt:g}",
+}
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+
+
+def _usable(path: Path | str) -> Path | str:
+    text = os.fspath(path)
+    if not text or len(text) > LONGEST_PATH or any(ord(letter) < 32 for letter in text):
+        raise ValueError(f"must be a path of 1 to {LONGEST_PATH} characters, without control characters")
+    return path
+
+
+def _different(seeds: Sequence[int]) -> Sequence[int]:
+    """Seeds, at least one and none twice: a run that counted twice would narrow every interval."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"must be a list of different seeds, at least one, got {shown(list(seeds))}")
+    return seeds
+
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0)]
+Seeds = Annotated[Sequence[Seed], AfterValidator(_different)]
+SeedList = Annotated[list[Seed], Field(min_length=1), AfterValidator(_different)]  # of an experiment file
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+PathLike = Annotated[Path | str, AfterValidator(_usable)]
+
+
+def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
+    """A setting as strict checks take it: NumPy's numbers as Python's, lists as tuples.
+
+    Args:
+        dates: whether dates and times pass, which TOML has; no setting takes one, and run folders cannot keep it.
+
+    Raises:
+        ValueError: a number is larger than torch can hold, lists and tables are nested too deeply, or a date.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"must be nested at most {DEEPEST} deep")
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        value = value.item()
+    if isinstance(value, datetime.date | datetime.time) and not dates:  # a date with a time is a date, too
+        raise ValueError(f"must be a number, text, true or false, a list or a table, got the date or time {value}")
+    if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
+        raise ValueError(f"must be a whole number of at most 64 bits, got {shown(value)}")
+    if isinstance(value, float) and LARGEST_FLOAT < abs(value) < float("inf"):
+        raise ValueError(f"must be a number that 32 bits can hold, got {value}")
+    if type(value) in (list, tuple):
+        return tuple([settled(one, depth + 1, dates=dates) for one in value])
+    if type(value) is dict:
+        return {name: settled(one, depth + 1, dates=dates) for name, one in value.items()}
+    return value
+
+
+def wants_list(annotation: Any) -> bool:
+    """Whether a setting is kept as a list; a list is a tuple for all others, since components are frozen."""
+    return any(typing.get_origin(one) is list for one in (annotation, *typing.get_args(annotation)))
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the arguments of a function by its annotations, each time that it is called.
+
+    Classes are checked with `isinstance`, `Any` and protocols not at all; ranges are given as `Annotated` types.
+
+    Raises:
+        SettingError: from the function that is made, where an argument is unknown, missing or not allowed.
+    """
+    signature = inspect.signature(function)
+    checks: dict[str, _Check] = {}  # made at the first call: imports of types may be circular before
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = _bound(function, signature, args, kwargs)
+        for name, given in bound.arguments.items():
+            parameter = signature.parameters[name]
+            if name == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            if name not in checks:
+                checks[name] = _Check(_resolved(parameter.annotation, function), parameter.default)
+            bound.arguments[name] = checks[name].value(name, given)
+        return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def check_some(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check some arguments of a function by its annotations, as `checked` does, without calling it."""
+    parameters = inspect.signature(function).parameters
+    for name, value in given.items():
+        parameter = parameters[name]
+        _Check(_resolved(parameter.annotation, function), parameter.default).value(name, value)
+
+
+def checked_class(made: type[C]) -> type[C]:
+    """Check the arguments with which instances of a class are made, as `checked` does."""
+    made.__init__ = checked(made.__init__)  # type: ignore[method-assign]
+    return made
+
+
+def _bound(
+    function: Callable[..., Any], signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = [name for name in signature.parameters if name != "self"]
+        own = function.__qualname__.removesuffix(".__init__")
+        strange = next((name for name in kwargs if name not in known), None)
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        if strange is not None and not open_ended:
+            raise unknown(f"argument of {own} called", strange, known) from None
+        raise SettingError(f"{own} cannot be called so: {error}") from None
+
+
+class _Check:
+    """The check of one argument.
+
+    Args:
+        annotation: its type.
+        default: its default, which is always allowed.
+    """
+
+    def __init__(self, annotation: Any, default: Any) -> None:
+        self.annotation, self.default = annotation, default
+        self.adapter: TypeAdapter[Any] = TypeAdapter(strict(annotation), config=_CONFIG)
+
+    def value(self, name: str, given: Any) -> Any:
+        """The argument, with NumPy's numbers as Python's."""
+        if given is self.default:
+            return given
+        given = given.item() if isinstance(given, np.bool_ | np.integer | np.floating) else given
+        looked_at = tuple(given) if isinstance(given, range) else given
+        try:
+            if isinstance(looked_at, int | float | tuple) or (
+                isinstance(looked_at, list) and self.annotation is not Any
+            ):
+                settled(looked_at)
+            self.adapter.validate_python(looked_at)
+        except ValidationError as error:
+            first = next((one for one in error.errors() if one["type"] == "value_error"), None)
+            why = f"must be {described(self.annotation)}" if first is None else str(first["ctx"]["error"])
+            got = "" if ", got " in why else f", got {shown(given)}"
+            raise SettingError(f"{name} {why}{got}{self._advice(name, given)}") from None
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise SettingError(f"{name} {error}" if "must be" in str(error) else f"{name}: {error}") from None
+        return given
+
+    def _advice(self, name: str, given: Any) -> str:
+        """What was probably meant."""
+        if not isinstance(given, str):
+            return ""
+        kinds = [self.annotation, *typing.get_args(self.annotation)]
+        if any(typing.get_origin(kind) is collections.abc.Sequence for kind in kinds):
+            return f": write {name}=[{shown(given)}]"
+        near = difflib.get_close_matches(given[:100], [one for one in kinds if isinstance(one, str)], n=1, cutoff=0.5)
+        return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+    """An annotation as a type; `Any` where it is only known to type checkers."""
+    if not isinstance(annotation, str):
+        return Any if annotation is inspect.Parameter.empty else annotation
+    try:
+        made = inspect.unwrap(function)
+        return eval(annotation, vars(sys.modules[made.__module__]) if isinstance(made, type) else made.__globals__)
+    except (NameError, AttributeError, KeyError):
+        return Any
+
+
+def _other(value: Any) -> Any:
+    """Refuse what is looked at more closely: the entries of containers of one's own are not."""
+    if isinstance(value, str | bytes | bytearray | list | tuple | dict):
+        raise PydanticCustomError("entries", "has other entries")
+    return value
+
+
+def _instance(kind: type) -> Any:
+    """The type of instances of a class, which are not looked into."""
+
+    def be(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise PydanticCustomError("instance", "is no instance")
+        return value
+
+    return Annotated[Any, AfterValidator(be)]
+
+
+_OTHER_SEQUENCE: Any = Annotated[_instance(collections.abc.Sequence), AfterValidator(_other)]
+_OTHER_MAPPING: Any = Annotated[_instance(collections.abc.Mapping), AfterValidator(_other)]
+
+
+def _behind(annotation: Any) -> Any:
+    """What an alias of a type stands for (PEP 695), as `numpy.typing.NDArray` is one since NumPy 2.5."""
+    inner = typing.get_args(annotation)
+    alias = typing.get_origin(annotation) or annotation
+    value = None if isinstance(alias, type) else getattr(alias, "__value__", None)
+    if value is None:
+        return annotation
+    return _behind(value[inner] if inner else value)
+
+
+def strict(annotation: Any) -> Any:
+    """A type for pydantic whose classes are checked with `isinstance` and whose protocols are not checked."""
+    annotation = _behind(annotation)
+    if annotation is Any:
+        return Any
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(strict(one) for one in inner)]  # noqa: UP007 - made of types known at run time only
+    if origin is Annotated:
+        return Annotated[(strict(inner[0]), *inner[1:])]
+    if origin is typing.Literal:
+        return annotation
+    if origin is collections.abc.Callable or annotation is collections.abc.Callable:
+        return Callable
+    if origin is collections.abc.Sequence:
+        one = strict(inner[0])
+        return tuple[one, ...] | list[one] | _OTHER_SEQUENCE  # type: ignore[valid-type]
+    if origin is collections.abc.Mapping:
+        key, value = map(strict, inner)
+        return dict[key, value] | _OTHER_MAPPING  # type: ignore[valid-type]
+    if origin in _CONTAINERS:
+        return origin[tuple(one if one is Ellipsis else strict(one) for one in inner)]
+    if isinstance(origin, type):  # arrays, whose numbers are not looked at here
+        return _instance(origin)
+    if annotation in _PLAIN or annotation is None or not isinstance(annotation, type):
+        return annotation if annotation in _PLAIN or annotation is None else Any
+    if Protocol not in annotation.__bases__:
+        return _instance(annotation)
+    # the base of protocols first: it has methods only, and asking for a property may read all files of a data set
+    return next((_instance(base) for base in reversed(annotation.__mro__) if _can_be_asked(base)), Any)
+
+
+def _can_be_asked(protocol: type) -> bool:
+    """Whether `isinstance` works with a protocol."""
+    try:
+        isinstance(None, protocol)
+    except TypeError:
+        return False
+    return Protocol in protocol.__bases__
+
+
+def described(annotation: Any) -> str:
+    """A type in words, with its range."""
+    annotation = _behind(annotation)
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        words = [described(one) for one in inner if one not in (None, type(None))]
+        return " or ".join(dict.fromkeys(words))
+    if origin is Annotated:
+        rules = [rule for one in inner[1:] if isinstance(one, FieldInfo) for rule in one.metadata]
+        said = [words(rule) for rule in rules for kind, words in _LIMITS.items() if isinstance(rule, kind)]
+        return " ".join([described(inner[0]), " and ".join(said)]).strip()
+    if origin is typing.Literal:
+        return " or ".join(repr(one) for one in inner)
+    if origin in (tuple, list, collections.abc.Sequence):
+        return "a list" if not inner or inner[0] is Any else f"a list whose entries are each {described(inner[0])}"
+    if origin in (dict, collections.abc.Mapping):
+        return "a table"
+    if origin is collections.abc.Callable:
+        return "a function"
+    if isinstance(origin, type):
+        return f"a {origin.__name__}"
+    words_of = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Path: "a path"}
+    return words_of.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"

@@ -1,0 +1,131 @@
+"""Models that some clients have in place of the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from piebald.core.errors import SettingError
+from piebald.core.randomness import generator
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from piebald.core.parameters import Layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnModel:
+    """A model that some clients have.
+
+    Attributes:
+        model: the module.
+        layout: where each of its tensors lies in a vector [p'] of its own, and which s' numbers are shared.
+        initial: [p'], the parameters that it starts from.
+        outputs: shape of the scores that it returns for one input.
+        held: [s'] int64, where its shared numbers lie among the s shared numbers of the run's model, increasing; None
+            where they are the same.
+    """
+
+    model: nn.Module
+    layout: Layout
+    initial: Tensor
+    outputs: tuple[int, ...]
+    held: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnModels:
+    """Which clients have which model.
+
+    Attributes:
+        models: the models that are not the run's.
+        numbers: of each client's model among these, None for the run's; clients beyond the last begin with the first
+            again.
+        drawn: the numbers that each training task draws one from, with equal chances; empty where a client trains its
+            own model.
+        asked: whether clients are asked about each other's models.
+        seed: of these draws.
+    """
+
+    models: tuple[OwnModel, ...]
+    numbers: tuple[int | None, ...]
+    drawn: tuple[int | None, ...] = ()
+    asked: bool = False
+    seed: int = 0
+
+    @property
+    def by_task(self) -> bool:
+        """Whether a client's tasks may be about other models than its own."""
+        return bool(self.drawn) or self.asked
+
+    def number(self, client: int) -> int | None:
+        """The number of a client's model, None for the run's, which the server uses itself."""
+        return None if client < 0 else self.numbers[client % len(self.numbers)]
+
+    def trained(self, client: int, version: int) -> int | None:
+        """The number of the model that a training task at this version is about."""
+        if not self.drawn:
+            return self.number(client)
+        return self.drawn[int(generator("width", self.seed, client, version).integers(len(self.drawn)))]
+
+    def plain(self) -> dict[str, Any]:
+        """Who has which tensors, as plain values for the run folder."""
+        layouts = [[[slot.name, list(slot.shape)] for slot in one.layout.slots] for one in self.models]
+        more = {"drawn": list(self.drawn)} if self.drawn else {}
+        return {"numbers": list(self.numbers), "layouts": layouts, **more}
+
+
+def nested_positions(whole: Layout, part: Layout) -> Tensor:
+    """Where the numbers [p'] of a narrower model lie in the vector [p] of the whole one, increasing within each tensor.
+
+    Each tensor of the narrower model is the corner of the tensor of the same name: its first rows, columns, and so on.
+
+    Raises:
+        SettingError: a tensor has no such counterpart.
+    """
+    there, found = {slot.name: slot for slot in whole.slots}, []
+    for slot in part.slots:
+        one = there.get(slot.name)
+        fits = one is not None and len(one.shape) == len(slot.shape)
+        if one is None or not fits or any(a > b for a, b in zip(slot.shape, one.shape, strict=True)):
+            raise SettingError(f"{slot.name} {list(slot.shape)} is no part of the whole model")
+        places = torch.arange(one.start, one.stop).view(one.shape)
+        found.append(places[tuple(slice(size) for size in slot.shape)].flatten())
+    return torch.cat(found)
+
+
+def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
+    """Refuse clients' models whose shared tensors are not those of the first one.
+
+    Args:
+        layouts: of the models.
+        recipe: the recipe's name.
+
+    Raises:
+        SettingError: shared tensors differ.
+    """
+    first, *others = [{slot.name: slot.shape for slot in one.slots if slot.stop <= one.shared} for one in layouts]
+    for tensors in others:
+        if list(tensors.items()) != list(first.items()):
+            name = next((one for one in [*first, *tensors] if first.get(one) != tensors.get(one)), next(iter(first)))
+            raise SettingError(
+                f"{recipe} averages what clients share, but {name} is not alike in the models of all clients: keep "
+                "such layers private, choose fedproto, fedmd or local, or give heterofl one model"
+            )
+
+
+def own_pattern(patterns: Sequence[str], name: str) -> str:
+    """The first of these patterns that fits a client's name.
+
+    Raises:
+        SettingError: none does.
+    """
+    for pattern in patterns:
+        if pattern == name or fnmatchcase(name, pattern):
+            return pattern
+    raise SettingError(f"model has none for client {name!r}: name it, or give '*' for all others")

@@ -1,0 +1,200 @@
+"""Arithmetic on a cohort matrix [n, s] in blocks of columns, so that memory stays bounded however long the model is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from piebald.core.machine import float64_device, moved
+from piebald.core.stored_vectors import numel_of, part_of
+
+BUDGET = 1 << 24  # numbers of a temporary: 64 MiB of float32
+_CACHED = 1 << 18  # numbers of a temporary that stays in a processor's cache
+_AT_ONCE = 1 << 25  # of one on a GPU, where each block costs several launches and no cache is so large: 256 MiB
+
+
+def blocks(matrix: Tensor, copies: int = 1, budget: int = BUDGET) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of columns and the matrix's blocks [n, width], float64 nowhere, each a view.
+
+    Args:
+        matrix: [n, s].
+        copies: numbers that the caller makes of each number of a block, e.g. n for all pairs of rows.
+        budget: how many numbers a temporary may have.
+    """
+    rows, columns = matrix.shape
+    width = max(1, budget // max(1, rows * copies))
+    for start in range(0, columns, width):
+        span = slice(start, min(start + width, columns))
+        yield span, matrix[:, span]
+
+
+def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1) -> Tensor:
+    """A function [n, width] -> [width] carried out on all columns: [s]."""
+    result = matrix.new_empty(matrix.shape[1])
+    for span, block in blocks(matrix, copies):
+        result[span] = rule(block)
+    return result
+
+
+def too_many_pairs(name: str, count: int, copies: int) -> str | None:
+    """Why a component cannot compare all pairs of so many clients on this machine, or None.
+
+    Args:
+        name: of the component.
+        count: clients of a step.
+        copies: float64 numbers that it holds for each pair at once.
+    """
+    wanted, there = 8 * copies * count**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted <= there:
+        return None
+    return (
+        f"{name} compares all pairs of the {count:,} clients of a step, which takes {wanted / 1e9:,.0f} GB, and this "
+        f"machine has {there / 1e9:,.0f} GB: ask fewer clients at a step, like cohort = 1000"
+    )
+
+
+def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The median of each column [s] of a matrix [n, s]; of an even number of rows the mean of the middle two.
+
+    Args:
+        matrix: [n, s].
+        weights: how much each row counts [n], None for all alike.  The weighted median has at most half of the weight
+            on either side; where exactly half lies below, it is the mean of the two values next to that place.
+    """
+    rows = len(matrix)
+    if weights is None:
+        low, high = (rows - 1) // 2, rows // 2
+        return by_column(matrix, lambda block: block.sort(dim=0).values[[low, high]].mean(0), copies=3)
+    shares = (weights.double() / weights.double().sum()).to(matrix.device)
+
+    def middle(block: Tensor) -> Tensor:
+        values, places = block.sort(dim=0, stable=True)
+        below = shares[places].cumsum(0)
+        near = [(below < bound).sum(0).clamp(max=rows - 1)[None] for bound in (0.5 - 1e-9, 0.5 + 1e-9)]
+        return torch.cat([values.gather(0, place) for place in near]).mean(0)
+
+    return by_column(matrix, middle, copies=8)
+
+
+def gram(matrix: Tensor, about: Tensor | None = None) -> Tensor:
+    """Inner products of all rows [n, n] in float64, of their differences from `about` [s] if given."""
+    found = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
+    for span, block in blocks(matrix, copies=2):
+        wide = block.double() if about is None else block.double() - about[span].double()
+        found += wide @ wide.T
+    return (found + found.T) / 2  # a product of a matrix with itself is not symmetric to the last bit
+
+
+def squared_distances(matrix: Tensor) -> Tensor:
+    """Squared Euclidean distances of all rows [n, n] in float64, the diagonal exactly 0.
+
+    By matrix products about the first row, not about the origin: the small differences of large vectors survive.
+    """
+    inner = gram(matrix, matrix[0])
+    squares = inner.diagonal()
+    found = (squares[:, None] + squares[None, :] - 2 * inner).clamp(min=0)
+    return found.fill_diagonal_(0)
+
+
+def norms(matrix: Tensor, about: Tensor | None = None) -> Tensor:
+    """Euclidean length of each row [n] in float64, of its difference from `about` [s] if given."""
+    found = torch.zeros(len(matrix), dtype=torch.float64, device=matrix.device)
+    for span, block in blocks(matrix, copies=2):
+        wide = block.double() if about is None else block.double() - about[span].double()
+        found += wide.square().sum(1)
+    return found.sqrt()
+
+
+def mean(matrix: Tensor, shares: Tensor) -> Tensor:
+    """Weighted mean [s] with shares [n] that sum to one; rows that count nothing are left out, whatever is in them."""
+    rows = torch.nonzero(shares).flatten()
+    kept = matrix if len(rows) == len(matrix) else matrix[rows]
+    return shares[rows].to(matrix.dtype) @ kept
+
+
+def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
+    """Weighted sum of rows, [s] in float64.
+
+    Each addition rounds at 1e-16 of the numbers and not at 6e-8, so that once the sum is rounded to float32 the order
+    of the rows, and how they were divided among processes and machines, practically never shows.
+    """
+    matrix = matrix.to(float64_device(matrix.device))
+    own = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
+    found = torch.empty(matrix.shape[1], dtype=torch.float64, device=matrix.device)
+    for span, block in _summed_blocks(matrix):  # also for one row: both types at once take two more
+        wide = block.double()
+        if len(matrix) == 1:
+            torch.mul(wide[0], own, out=found[span])
+        else:
+            torch.mv(wide.T, own, out=found[span])
+    return found
+
+
+def _summed_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    return blocks(matrix, budget=_CACHED if matrix.device.type == "cpu" else _AT_ONCE)
+
+
+def divided(total: Tensor, whole: float) -> Tensor:
+    """A sum [...] in float64 divided by a number and rounded to float32 once, without a quotient in float64 in memory.
+
+    By blocks, since torch computes a result of another type than its arguments' in a temporary of theirs.
+    """
+    found = total.new_empty(total.shape, dtype=torch.float32)
+    if total.device.type != "cpu":
+        return torch.div(total, whole, out=found)
+    flat = found.view(1, -1)
+    for span, block in blocks(total.reshape(1, -1), budget=_CACHED):
+        flat[0, span] = block[0] / whole
+    return found
+
+
+def weighted_mean(vectors: Sequence[Mapping[str, Tensor]], name: str, weights: Sequence[float], whole: float) -> Tensor:
+    """The weighted sum of vectors [s] divided by a number, without a matrix of them, which may lie in files.
+
+    The numbers are those of `divided(weighted_sum(matrix, weights), whole)`, to the bit: the same blocks are added.
+
+    Args:
+        vectors: of each update; the one that is meant counts as flat.
+        name: the one that is meant.
+        weights: of each update.
+        whole: what their sum is divided by.
+    """
+    size, count = numel_of(vectors[0], name), len(vectors)
+    own = torch.tensor(weights, dtype=torch.float64, device=part_of(vectors[0], name, slice(0, 0)).device)
+    width = max(1, _CACHED // count)
+    taken = width * max(1, BUDGET // 32 // (width * count))  # columns that are read at a time
+    found, room = own.new_empty(size, dtype=torch.float32), own.new_empty(min(width, size))
+    for first in range(0, size, taken):
+        matrix = torch.stack([part_of(one, name, slice(first, first + taken)) for one in vectors])
+        for start in range(0, matrix.shape[1], width):
+            block = matrix[:, start : start + width].double()
+            total = block[0] * own if count == 1 else torch.mv(block.T, own, out=room[: block.shape[1]])
+            torch.div(total, whole, out=found[first + start : first + start + block.shape[1]])
+    return found
+
+
+def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> None:
+    """Add the weighted sum of rows to `total` [s], in float64 and in place.
+
+    The numbers are those of `total += weighted_sum(matrix, weights)`, without a new vector: for a long model, most of
+    its time would go into memory pages that the system has to clear.
+    """
+    matrix = matrix.to(total.device)
+    if matrix.device.type != "cpu" and len(matrix) == 1:
+        total.add_(matrix[0], alpha=weights[0])  # one launch, which converts as it adds
+        return
+    own = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
+    for span, block in _summed_blocks(matrix):
+        wide = block.double()
+        total[span].add_(wide[0] * own if len(matrix) == 1 else torch.mv(wide.T, own))
+
+
+def coordinates(matrix: Tensor) -> Tensor:
+    """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
+    inner = gram(matrix, matrix.mean(0))
+    values, vectors = torch.linalg.eigh(inner)
+    points: Tensor = vectors * values.clamp(min=0).sqrt()
+    return points

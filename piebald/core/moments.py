@@ -1,0 +1,119 @@
+"""Counts, means and squared deviations of columns of numbers, which can be merged over clients without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.core.errors import SettingError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Moments of the finite numbers in d columns, of one or several clients.
+
+    Attributes:
+        rows: number of rows.
+        present: finite numbers in each column [d].
+        missing: numbers that are not there (NaN) in each column [d].
+        infinite: numbers that are infinite in each column [d]; they count in nothing else.
+        mean: mean of each column's finite numbers [d], 0 where there are none.
+        scatter: sum of their squared deviations from that mean [d].
+    """
+
+    rows: int
+    present: Ints
+    missing: Ints
+    infinite: Ints
+    mean: Floats
+    scatter: Floats
+
+    @classmethod
+    def of(cls, values: NDArray[np.floating], names: Sequence[str] = ()) -> Moments:
+        """The moments of rows [n, d], by the corrected two-pass algorithm (Chan, Golub, LeVeque 1983, eq. 1.7).
+
+        Args:
+            values: the rows.
+            names: names of the columns, for the error message.
+
+        Raises:
+            SettingError: numbers are so large that their squared deviations overflow.
+        """
+        # columns one after the other: numpy adds numbers that lie together in pairs, whatever columns are beside
+        table = np.ascontiguousarray(np.asarray(values, dtype=np.float64).T)
+        finite = np.isfinite(table)
+        present, missing = finite.sum(1), np.isnan(table).sum(1)
+        counts, rows = np.maximum(present, 1), table.shape[1]
+        # the first number of a column as its origin: a constant column has its mean to the bit, and sums stay small
+        first = table[np.arange(len(table)), np.argmax(finite, axis=1)] if rows else np.zeros(len(table))
+        origin = np.where(present > 0, first, 0.0)[:, None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = origin[:, 0] + np.where(finite, table - origin, 0.0).sum(1) / counts
+            apart = np.where(finite, table - mean[:, None], 0.0)
+            off = apart.sum(1)
+            scatter = np.maximum(np.square(apart).sum(1) - np.square(off) / counts, 0.0)
+            mean = mean + off / counts
+        if not (sound := np.isfinite(mean) & np.isfinite(scatter)).all():
+            place = int(np.argmin(sound))
+            raise SettingError(
+                f"column {names[place] if names else place!r} must hold numbers below 1e150 for their variance to be "
+                "computed, got larger ones: replace codes for missing values by empty cells"
+            )
+        return cls(rows, present, missing, rows - present - missing, mean, scatter)
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of the union of both sets of rows (Chan, Golub, LeVeque 1983, eq. 2.1).
+
+        Raises:
+            SettingError: they have another number of columns.
+        """
+        if len(self.mean) != len(other.mean):
+            raise SettingError(f"moments must be of as many columns, got {len(self.mean)} and {len(other.mean)}")
+        present = self.present + other.present
+        share = other.present / np.maximum(present, 1)
+        apart = other.mean - self.mean
+        return Moments(
+            self.rows + other.rows,
+            present,
+            self.missing + other.missing,
+            self.infinite + other.infinite,
+            np.where(self.present == 0, other.mean, self.mean + share * apart),
+            self.scatter + other.scatter + self.present * share * np.square(apart),
+        )
+
+    @property
+    def variance(self) -> Floats:
+        """Unbiased variance of each column [d]; NaN for fewer than two numbers."""
+        return np.where(self.present > 1, self.scatter / np.maximum(self.present - 1, 1), np.nan)
+
+
+class Mergeable(Protocol):
+    """Statistics of some rows, which can be merged with those of others."""
+
+    def merge(self, other: Self, /) -> Self:
+        """The statistics of both."""
+        ...
+
+
+T = TypeVar("T", bound=Mergeable)
+
+
+def merged(statistics: Iterable[T]) -> T:
+    """The statistics of all rows; in pairs, so that rounding errors grow with the logarithm of the number of clients.
+
+    Raises:
+        SettingError: there are none, or they do not fit together.
+    """
+    found = list(statistics)
+    if not found:
+        raise SettingError("there must be statistics of at least one client, got none")
+    while len(found) > 1:
+        found = [found[i].merge(found[i + 1]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
+    return found[0]

@@ -1,0 +1,255 @@
+"""Objectives: the loss that clients minimize, and the metrics of evaluation.
+
+A loss maps (outputs, targets) to one value per example, [batch], so that engines can mask and batch them; a loss that
+returns a single mean is also accepted and runs without masks.  A metric maps (outputs, targets) to one value per
+example and is averaged; objects with `update`, `compute` and `reset` (torchmetrics) are also accepted and run client by
+client.  Those by name are in `losses` and `metrics`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.losses import (
+    Loss,
+    absolute_error,
+    binary_cross_entropy,
+    cross_entropy,
+    huber_loss,
+    model_loss,
+    next_token_loss,
+    squared_error,
+    survival_loss,
+    survival_pair,
+    token_cross_entropy,
+)
+from piebald.core.metrics import (
+    Auc,
+    Concordance,
+    Perplexity,
+    accuracy,
+    label_accuracy,
+    next_token_accuracy,
+    token_accuracy,
+)
+from piebald.core.pytree import Tree, described
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss and named metrics.  The first metric is the main one, shown in progress bars and tables.
+
+    Attributes:
+        name: one of `OBJECTIVES`, or "custom".
+        loss: function of (outputs, targets).
+        metrics: metrics by name.
+        higher_is_better: whether higher values of the first metric are better.
+        compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
+    """
+
+    name: str
+    loss: Loss
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    higher_is_better: bool = True
+    compares_rows: bool = False
+
+    @property
+    def classifies(self) -> bool:
+        """Whether each row has one class, as far as that is known: a loss of the user's own may take others."""
+        return self.name in ("classification", "model") or self.name not in OBJECTIVES
+
+    @property
+    def metric(self) -> str:
+        """Name of the main metric."""
+        return next(iter(self.metrics), "loss")
+
+
+_ABSOLUTE: dict[str, Any] = {"absolute_error": absolute_error}
+
+OBJECTIVES = {
+    "classification": Objective("classification", cross_entropy, {"accuracy": accuracy}),
+    "regression": Objective("regression", squared_error, _ABSOLUTE, higher_is_better=False),
+    "l1": Objective("l1", absolute_error, _ABSOLUTE, higher_is_better=False),
+    "huber": Objective("huber", huber_loss, _ABSOLUTE, higher_is_better=False),
+    "multilabel": Objective("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}),
+    "token_classification": Objective("token_classification", token_cross_entropy, {"accuracy": token_accuracy}),
+    "language_modelling": Objective(
+        "language_modelling",
+        next_token_loss,
+        {"perplexity": Perplexity(), "accuracy": next_token_accuracy},
+        higher_is_better=False,
+    ),
+    "survival": Objective("survival", survival_loss, {"concordance": Concordance()}, compares_rows=True),
+    "model": Objective("model", model_loss, {"accuracy": accuracy}),
+}
+_OF_NUMBERS = ("regression", "l1", "huber")
+
+METRICS: dict[str, Any] = {
+    "absolute_error": absolute_error,
+    "accuracy": accuracy,
+    "auc": Auc(),
+    "concordance": Concordance(),
+    "label_accuracy": label_accuracy,
+    "next_token_accuracy": next_token_accuracy,
+    "perplexity": Perplexity(),
+    "squared_error": squared_error,
+    "token_accuracy": token_accuracy,
+}
+# what a name of METRICS means for an objective, where it means something else
+_MEANT: dict[str, dict[str, Any]] = {
+    "token_classification": {"accuracy": token_accuracy, "perplexity": Perplexity(shifted=False)},
+    "language_modelling": {"accuracy": next_token_accuracy},
+}
+
+
+def objective_for(
+    targets: Tree,
+    loss: Loss | str | Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | Sequence[str] | None = None,
+) -> Objective:
+    """Choose the objective for targets: classification for whole numbers, regression for real numbers, or that of
+    `loss`.
+
+    Args:
+        targets: any client's targets.
+        loss: None, the name of an objective, a table of its name and the settings of its loss, like {"name":
+            "classification", "label_smoothing": 0.1}, or a callable (outputs, targets) -> [batch] or a mean.
+        metrics: names from `METRICS`, or metrics by name, instead of the objective's own.
+    """
+    if isinstance(loss, Mapping):
+        objective = _with_settings(dict(loss))
+    elif isinstance(loss, str):
+        objective = _named_objective(loss)
+    else:
+        objective = _for_targets(targets, loss)
+    if metrics is not None:
+        metrics = named_metrics(metrics, objective.name)
+        for name, metric in metrics.items():
+            if not callable(metric) and not _accumulates(metric):
+                raise SettingError(f"metric {name!r} must be a function or a torchmetrics object, got {shown(metric)}")
+        objective = replace(objective, metrics=dict(metrics), higher_is_better=_higher_is_better(metrics))
+    if objective.name in ("classification", "token_classification", "language_modelling"):
+        _check_classes(objective.name, targets)
+    if objective.name == "survival":
+        _check_survival(targets)
+    return objective
+
+
+def unfit_classes(loss: Any, classes: Sequence[str] | None) -> str | None:
+    """Why a loss of an experiment file does not fit targets that are classes, or None."""
+    name = loss.get("name") if isinstance(loss, Mapping) else loss
+    if classes is None or name not in _OF_NUMBERS:
+        return None
+    return (
+        f"loss {name!r} predicts numbers, but the targets are {len(classes)} classes: set regression = true in [data] "
+        "if their whole numbers are no classes"
+    )
+
+
+def _named_objective(name: str) -> Objective:
+    if name not in OBJECTIVES:
+        raise unknown("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]
+
+
+def _with_settings(table: dict[str, Any]) -> Objective:
+    """An objective from its name and the settings of its loss."""
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise SettingError(f"loss must be a table with a name, like {{ name = 'classification' }}, got {shown(table)}")
+    objective = _named_objective(name)
+    parameters = inspect.signature(inspect.unwrap(objective.loss)).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    for setting, value in table.items():
+        if setting not in known:
+            raise unknown(f"setting of loss {name!r} called", setting, known)
+        allowed, fits = _SETTINGS[setting]
+        if not fits(value):
+            raise SettingError(f"{setting} of loss {name!r} must be {allowed}, got {shown(value)}")
+    return replace(objective, loss=functools.partial(objective.loss, **table)) if table else objective
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_weights(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(_is_number(one) and one >= 0 for one in value)
+
+
+_WEIGHTS = "a list of numbers of at least 0"
+_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "label_smoothing": ("a number in [0, 1)", lambda value: _is_number(value) and 0 <= value < 1),
+    "class_weights": (f"{_WEIGHTS}, one for each class", _are_weights),
+    "positive_weights": (f"{_WEIGHTS}, one for each label", _are_weights),
+    "delta": ("a number above 0", lambda value: _is_number(value) and value > 0),
+}
+
+
+def _for_targets(targets: Tree, loss: Loss | None) -> Objective:
+    """The objective that targets mean, perhaps with a loss of the user's own."""
+    if loss is not None and not callable(loss):
+        raise SettingError(
+            f"loss must be a function of (outputs, targets) or the name of an objective, got {shown(loss)}"
+        )
+    if not isinstance(targets, Tensor):
+        if loss is None:
+            raise SettingError(
+                f"targets of several tensors ({described(targets)}) need a loss: name one, such as 'survival', or pass "
+                "a function of (outputs, targets)"
+            )
+        return Objective("custom", loss, {}, higher_is_better=False)
+    objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
+    if loss is None:
+        return objective
+    return Objective("custom", loss, objective.metrics, objective.higher_is_better)
+
+
+def _check_classes(name: str, targets: Tree) -> None:
+    whole = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
+    if not isinstance(targets, Tensor) or targets.dtype not in whole:
+        got = targets.dtype if isinstance(targets, Tensor) else described(targets)
+        raise SettingError(f"{name} needs whole-number targets, got {got}: pass loss='regression'")
+    if name != "classification" and targets.dim() != 2:
+        raise SettingError(f"{name} needs targets [batch, length], got rows {list(targets.shape[1:])}")
+
+
+def _check_survival(targets: Tree) -> None:
+    time, event = survival_pair(targets)
+    if not bool(torch.isfinite(time).all()) or bool((time < 0).any()):
+        raise SettingError("survival needs finite times of at least 0")
+    if not bool(((event == 0) | (event == 1)).all()):
+        raise SettingError(f"survival needs events of 0 or 1, got {event[(event != 0) & (event != 1)][0]:g}")
+
+
+def _accumulates(metric: object) -> bool:
+    """Whether a metric accumulates examples and is computed at the end, as torchmetrics objects are."""
+    return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
+
+
+def named_metrics(metrics: Mapping[str, Any] | Sequence[str], objective: str) -> Mapping[str, Any]:
+    """Metrics by name, looked up for an objective if only names are given."""
+    if isinstance(metrics, Mapping):
+        return metrics
+    if isinstance(metrics, str):
+        raise SettingError(f"metrics must be a list of names, got {shown(metrics)}: write metrics=[{shown(metrics)}]")
+    for name in metrics:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+    return {name: _MEANT.get(objective, METRICS).get(name, METRICS[name]) for name in metrics}
+
+
+def _higher_is_better(metrics: Mapping[str, Any]) -> bool:
+    """Whether higher values of the first metric are better: not for losses and errors, else as the metric declares."""
+    first = next(iter(metrics.values()), None)
+    falls = (None, *(objective.loss for objective in OBJECTIVES.values()))
+    return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False

@@ -1,0 +1,117 @@
+"""Tables: CSV, measured before it is parsed, and Parquet, metered by its metadata and while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError
+from piebald.core.reading.files import check_size, opened, regular
+from piebald.core.reading.packed import unpacked
+
+MOST_COLUMNS = 100_000
+_LINE = 64 * MOST_COLUMNS  # bytes of the first line
+_CHUNK = 1 << 20
+_BATCH = 1 << 14  # rows that are decoded before they are counted
+_FLAT = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}  # bytes of a value
+
+
+def check_text_table(path: Path, separators: str) -> None:
+    """Refuse a text table with too many columns, or one whose cells would fill the memory.
+
+    Args:
+        path: the file.
+        separators: what may stand between cells.
+
+    Raises:
+        SettingError: it has too many columns.
+        OSError, EOFError, zlib.error: it cannot be read, is damaged, or expands too far.
+    """
+    stored = regular(path)
+    with unpacked(path) as file:
+        line = file.readline(_LINE)
+        if max(line.count(one.encode()) for one in separators) >= MOST_COLUMNS:
+            raise SettingError(f"{path} has more than {MOST_COLUMNS:,} columns: leave out those that are not needed")
+        if len(line) == _LINE:
+            raise SettingError(f"{path} has a first line of more than {_LINE:,} bytes, which are no names of columns")
+        wanted = 0
+        while line:
+            wanted += len(line) + 8 * sum(line.count(one.encode()) for one in f"{separators}\n")
+            check_size(path, wanted, stored)
+            line = file.read(_CHUNK)
+
+
+def read_parquet(path: Path) -> Any:
+    """Read a Parquet file as a pandas DataFrame.
+
+    A run of equal values takes a few bytes in the file, and a long text is stored once however often it occurs.  So the
+    rows that the metadata promise are counted first, and then what they take, batch by batch; texts stay codes of a
+    dictionary until it is known how long they are together.
+
+    Raises:
+        ImportError: pyarrow is missing.
+        SettingError: a column holds lists or tables.
+        OSError, ValueError, MemoryError: it cannot be read, is damaged, or expands too far.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    stored = regular(path)
+    with opened(path) as source:
+        limits = {"thrift_string_size_limit": 64 << 20, "thrift_container_size_limit": 1_000_000}
+        with parquet.ParquetFile(source, **limits) as file:
+            texts, schema = _checked_columns(path, file, stored), file.schema_arrow
+        source.seek(0)
+        with parquet.ParquetFile(source, read_dictionary=texts, **limits) as file:
+            table = pyarrow.Table.from_batches(_metered(path, file, stored), file.schema_arrow)
+            return _with_texts(table, schema).to_pandas()
+
+
+def _checked_columns(path: Path, file: Any, stored: int) -> list[str]:
+    """The columns of texts, after a check of all columns by the metadata."""
+    rows, texts, wanted = file.metadata.num_rows, [], 0
+    if file.metadata.num_columns > MOST_COLUMNS:
+        raise SettingError(f"{path} has more than {MOST_COLUMNS:,} columns: leave out those that are not needed")
+    for number in range(file.metadata.num_columns):
+        column = file.schema.column(number)
+        if column.max_repetition_level or column.path != column.name:
+            raise SettingError(
+                f"{path}: column {column.path.partition('.')[0]!r} holds lists or tables, and a table has one value in "
+                "each cell: save it without that column"
+            )
+        wanted += rows * _FLAT.get(column.physical_type, 4)
+        if column.physical_type == "BYTE_ARRAY":
+            texts.append(column.path)
+    check_size(path, wanted, stored)
+    for group in range(file.metadata.num_row_groups):
+        wanted += file.metadata.row_group(group).total_byte_size
+        check_size(path, wanted, stored)
+    return texts
+
+
+def _metered(path: Path, file: Any, stored: int) -> Iterator[Any]:
+    taken = 0
+    for batch in file.iter_batches(_BATCH, use_threads=False):
+        taken += sum(_bytes(column) for column in batch.columns)
+        check_size(path, taken, stored)
+        yield batch
+
+
+def _bytes(column: Any) -> int:
+    """The bytes of a column once its texts are no codes any more."""
+    import pyarrow
+    from pyarrow import compute
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    lengths = compute.binary_length(column.dictionary)
+    return int(compute.sum(compute.take(lengths, column.indices)).as_py() or 0) + 8 * len(column)
+
+
+def _with_texts(table: Any, schema: Any) -> Any:
+    """The table with texts in place of codes, in the form of the file's own schema."""
+    for number, field in enumerate(schema):
+        if table.schema.field(number).type != field.type:
+            table = table.set_column(number, field.name, table.column(number).cast(field.type))
+    return table.replace_schema_metadata(schema.metadata)

@@ -1,0 +1,225 @@
+"""Conversion of clients' data to arrays that models train on: inputs float32, targets int64 or float32.
+
+uint8 images are stored as they are, in a quarter of the memory, and `floats` converts them to float32 in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from piebald.core.errors import SettingError
+from piebald.core.losses import IGNORED
+from piebald.core.pytree import mapped, named_leaves
+
+Array = NDArray[Any]
+MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measurement, not a class
+
+
+def floats(x: Any) -> Any:
+    """Stored inputs as float32: uint8 images are scaled to [0, 1], all else is returned as it is."""
+    return mapped(lambda one: one.float().div_(255) if one.dtype == torch.uint8 else one, x)
+
+
+def class_numbers(y: Any) -> NDArray[np.int64] | None:
+    """The class of each row [n], or None where targets are other than one class number for each row."""
+    whole = isinstance(y, Tensor) and y.dim() == 1 and not y.dtype.is_floating_point
+    return np.asarray(y.numpy(), dtype=np.int64) if whole else None
+
+
+def array(value: Any, who: str, what: str) -> Array:
+    """A tensor, array, list or column as a NumPy array of numbers or text, [n, ...].
+
+    Args:
+        value: the value to convert.
+        who: its owner, for the error message.
+        what: "inputs" or "targets", for the error message.
+
+    Raises:
+        SettingError: rows of different shapes, objects, or no rows at all.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype == torch.bfloat16:
+            value = value.float()
+        value = value.detach().cpu().resolve_conj().resolve_neg().numpy()
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        found = np.empty(1, dtype=object)
+    if found.dtype == object and found.ndim == 1 and len(found) and all(isinstance(word, str) for word in found):
+        found = found.astype(str)
+    if found.dtype.kind == "S":
+        found = np.char.decode(found, "utf-8", "replace")
+    if found.dtype.kind not in "biufU":
+        raise SettingError(
+            f"{who}: {what} must be one array of numbers with rows of one shape, got {_describe(value, found)}: "
+            "stack or pad the rows to one shape and convert them to numbers, or set collate = 'pad' for sequences"
+        )
+    if found.ndim == 0:
+        raise SettingError(f"{who}: {what} must have one row for each example [n, ...], got the single value {value!r}")
+    return found
+
+
+def _describe(value: Any, found: Array) -> str:
+    if found.dtype == object:
+        first = next(iter(value), None) if isinstance(value, Sequence | np.ndarray) and len(value) else value
+        return f"objects like {type(first).__name__}" if not isinstance(first, Sequence | np.ndarray) else "ragged rows"
+    return f"{found.dtype}"
+
+
+def inputs(value: Any, who: str, tokens: bool = False) -> Array:
+    """Inputs [n, ...] as float32, or as uint8 where they are images [n, channels, height, width].
+
+    uint8 arrays [n, h, w] get a channel axis.  Other numbers become float32 as they are; `tokens` must be whole numbers
+    of at least 0 and become int64.
+
+    Raises:
+        SettingError: text, NaN or infinite values, no feature axis, or images with the channels last.
+    """
+    x = array(value, who, "inputs")
+    if x.dtype.kind == "U":
+        raise SettingError(
+            f"{who}: inputs must be numbers, got text like {str(x.flat[0])!r}: encode it as numbers first"
+        )
+    if x.ndim == 1:
+        raise SettingError(
+            f"{who}: inputs must be [n, features] or larger, got [{len(x)}]: reshape them to [{len(x)}, 1]"
+        )
+    if tokens:
+        if x.dtype.kind not in "iu" or (x.size and int(x.min()) < 0):
+            found = f"{x.dtype} numbers" if x.dtype.kind not in "iu" else str(int(x.min()))
+            raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {found}: number tokens from 0")
+        return np.require(x, dtype=np.int64, requirements=["C", "W"])
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        x = x[:, None] if x.ndim == 3 else x
+        if x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+            raise SettingError(
+                f"{who}: images must be [n, channels, height, width], got {list(x.shape)}: "
+                f"move the channels with x.transpose(0, 3, 1, 2)"
+            )
+        return np.require(x, requirements=["C", "W"])
+    with np.errstate(over="ignore"):  # values that do not fit are refused below
+        x = np.require(x, dtype=np.float32, requirements=["C", "W"])
+    _finite(x, who, "inputs")
+    return x
+
+
+def _finite(values: Array, who: str, what: str) -> None:
+    if not np.isfinite(values).all():
+        row = np.argwhere(~np.isfinite(values))[0][0]
+        raise SettingError(
+            f"{who}: {what} must be finite float32 numbers, got a missing, infinite or too large one in row {row}: "
+            f"drop such rows or fill them in"
+        )
+
+
+def is_several(value: Any) -> bool:
+    """Whether inputs or targets are several arrays or tensors, in a tuple or a dict."""
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, tuple) and bool(value) and all(isinstance(one, np.ndarray | Tensor) for one in value)
+
+
+def input_arrays(value: Any, who: str, tokens: bool = False) -> Any:
+    """Inputs as `inputs` returns them; or several of them, in a tuple or dict as they came, each converted by `_part`.
+
+    Raises:
+        SettingError: as for `inputs`, or several inputs have different numbers of rows.
+    """
+    return _several(value, who, "inputs") if is_several(value) else inputs(value, who, tokens)
+
+
+def target_arrays(value: Any, who: str, classes: Sequence[str] | None = None) -> Any:
+    """Targets as `targets` returns them; or several of them, in a tuple or dict as they came."""
+    return _several(value, who, "targets") if is_several(value) else targets(value, who, classes)
+
+
+def _several(value: Any, who: str, what: str) -> Any:
+    tree = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else tuple(value)
+    if not tree:
+        raise SettingError(f"{who}: {what} must be one array or more, got an empty dict")
+    names = iter([name for name, _ in named_leaves(tree)])
+    made = mapped(lambda part: _part(part, f"{who}, {what} {next(names)!r}", what), tree)
+    lengths = {name: len(part) for name, part in named_leaves(made)}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{count} of {name!r}" for name, count in lengths.items())
+        raise SettingError(f"{who}: {what} must have the same rows in every part, got {told}")
+    return made
+
+
+def _part(value: Any, who: str, what: str) -> Array:
+    """One of several arrays [n, ...]: whole numbers become int64, booleans stay, real numbers become float32, and
+    uint8 images stay.
+    """
+    found = array(value, who, what)
+    if found.dtype == np.uint8 and found.ndim in (3, 4):
+        return inputs(found, who)
+    if found.dtype.kind == "U":
+        raise SettingError(f"{who} must be numbers, got text like {str(found.flat[0])!r}: encode it as numbers first")
+    if found.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            found = np.require(found, dtype=np.float32, requirements=["C", "W"])
+        _finite(found, who, what)
+        return found
+    return np.require(found, dtype=bool if found.dtype.kind == "b" else np.int64, requirements=["C", "W"])
+
+
+def kind(y: Any) -> Literal["text", "whole", "real", "several"]:
+    """The kind of targets: names of classes, numbers of classes, real numbers, or several arrays."""
+    if not isinstance(y, np.ndarray):
+        return "several"
+    return "text" if y.dtype.kind == "U" else "real" if y.dtype.kind == "f" else "whole"
+
+
+def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array:
+    """Targets as int64 class numbers [n, ...] or float32 numbers [n, ...].
+
+    Text is looked up in `classes`; whole numbers are class numbers; real numbers stay real.
+
+    Raises:
+        SettingError: a class that is not among `classes`, a negative class number, a missing or infinite number.
+    """
+    y = array(value, who, "targets")
+    if kind(y) == "real":
+        with np.errstate(over="ignore"):
+            y = np.require(y, dtype=np.float32, requirements=["C", "W"])
+        _finite(y, who, "targets")
+        return y
+    if y.ndim == 2 and y.shape[1] == 1:  # a column, as scikit-learn's encoders give it
+        y = y[:, 0]
+    if kind(y) == "text":
+        return _numbered(y, who, classes)
+    odd = y[y != IGNORED] if y.ndim > 1 else y
+    if odd.size and int(odd.min()) < 0:
+        raise SettingError(
+            f"{who}: class numbers must be at least 0, got {int(odd.min())}: "
+            "number them from 0, or pass floats, or regression = true, to predict numbers"
+        )
+    limit = MOST_CLASSES if classes is None else len(classes)
+    if y.size and int(y.max()) >= limit:
+        advice = (
+            "pass floats, or regression = true, to predict numbers"
+            if classes is None
+            else "name every class in classes"
+        )
+        raise SettingError(f"{who}: class numbers must be below {limit}, got {int(y.max())}: {advice}")
+    return np.require(y, dtype=np.int64, requirements=["C", "W"])
+
+
+def _numbered(y: Array, who: str, classes: Sequence[str] | None) -> Array:
+    if classes is None:
+        raise SettingError(
+            f"{who}: targets are text like {str(y.flat[0])!r}: pass classes, the names of all classes in order"
+        )
+    order = np.argsort(np.asarray(classes, dtype=str), kind="stable")
+    known = np.asarray(classes, dtype=str)[order]
+    place = np.minimum(np.searchsorted(known, y), len(known) - 1)
+    if (known[place] != y).any():
+        odd = str(y[known[place] != y].flat[0])
+        raise SettingError(f"{who}: target {odd!r} is not one of the {len(known)} classes: add it to classes")
+    return order[place].astype(np.int64)

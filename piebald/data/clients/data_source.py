@@ -1,0 +1,215 @@
+"""Rows of the user's own, as an experiment file names them: a file, a folder, or a function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from piebald.contracts import Clients, HoldsRows
+from piebald.core import pytree
+from piebald.core.errors import SettingError
+from piebald.core.reading.packed import read_arrays
+from piebald.core.references import Reference, Text
+from piebald.data.clients.client_tables import ClientTable, from_frame, from_hub, is_table, read_table
+from piebald.data.clients.collate import Collate
+from piebald.data.clients.convert import Array
+from piebald.data.clients.pairs import from_owned, from_pairs, is_owned
+from piebald.data.clients.sources import clients_from, labelled
+from piebald.data.clients.standardise import Standardisation
+from piebald.data.sets import named as data_sets
+from piebald.data.sets.dataset import DataSet, Owners
+from piebald.data.sets.folders import IMAGES, audio_folder, image_folder, visible
+from piebald.settings import plugins
+
+
+class DataSource(BaseModel):
+    """A data set by name, or a source of the user's own rows.
+
+    Attributes:
+        name: one of `data.names()`, or "module:name" for a function that returns a `DataSet`.
+        source: a table (.csv, .tsv, .parquet), an .npz file with arrays x and y (and, if wanted, owner), a folder of
+            images or WAV recordings (class/file, or client/class/file where `client` is given), a folder that Hugging
+            Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a function without arguments.  It
+            returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything else that `clients_from` takes.
+        client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
+            set, or of rows that come with owners, the kind of owners that are the clients.
+        target: the column to predict.
+        features: the columns to predict from, all others by default.
+        classes: names of the classes in the order of their numbers, sorted by default.
+        regression: targets are numbers to predict, also where all of them are whole.
+        tokens: inputs are whole numbers for an embedding layer.
+        collate: "pad" fills up sequences of unequal length and makes masks; "stack" refuses them.
+        length: length of filled-up sequences, by default that of the longest one.
+        side: height and width of images in a folder, in pixels.
+        seconds, rate: length of recordings in a folder, and their samples per second.
+        standardise: inputs as standard scores: "federated" computes mean and deviation of each number of an input from
+            the training rows of all clients, which send their moments and no row; or a table of `mean` and
+            `deviation`.  The constants are kept with the run, and all rows of all clients, and of newcomers, take them.
+        public: a file of rows that all clients have and nobody keeps secret, for methods that compare models on them:
+            .npz with arrays x and y, or a table like that of the source.  In a federation each site names its own copy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Text | None = None
+    source: Text | None = None
+    client: str | None = None
+    target: str | None = None
+    features: list[str] | None = Field(default=None, min_length=1)
+    classes: list[str] | None = Field(default=None, min_length=1)
+    regression: bool = False
+    tokens: bool = False
+    collate: Collate = "stack"
+    length: int | None = Field(default=None, ge=1)
+    side: int = Field(default=64, ge=1)
+    seconds: float = Field(default=1.0, gt=0)
+    rate: int = Field(default=16_000, ge=1)
+    standardise: Literal["federated"] | Standardisation | None = None
+    public: str | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        alone = self.name is None and self.source is None and self.public is not None  # the sites have their rows
+        if (self.name is None) == (self.source is None) and not alone:
+            raise ValueError("give the name of a data set, or a source of your own, and not both")
+        return self
+
+    def load(self) -> DataSet | Clients:
+        """Read the rows: a data set to divide among clients, or clients where the source has them already.
+
+        Raises:
+            SettingError: there is no such source, it cannot be read, or holds something else.
+        """
+        return self.rows_of(self.read())
+
+    def read(self) -> Any:
+        """What the source holds: a table, arrays, a data set, or what its function returns.
+
+        Raises:
+            SettingError: there is no such source, or it cannot be read.
+        """
+        if self.source is None:
+            if self.name is None:
+                raise SettingError("give the name of a data set, or a source of your own, beside public")
+            return data_sets.named(self.name)
+        if isinstance(self.source, Reference):
+            return plugins.call(self.source, "data source")
+        return self.read_path(Path(self.source))
+
+    def read_path(self, path: Path) -> Any:
+        """What the file or folder at a path holds, see `read`."""
+        if path.is_dir():
+            return self._folder(path)
+        if not path.is_file():
+            raise SettingError(f"there is no file or folder {self.source!r}, and it is not 'my_data.py:load' either")
+        if is_table(path):
+            return read_table(path, self.client)
+        if path.suffix == ".npz":
+            return _arrays(path)
+        raise SettingError(
+            f"data must come from a .csv, .tsv, .parquet or .npz file, a folder, or a function like 'my_data.py:load', "
+            f"got {self.source!r}"
+        )
+
+    def rows_of(self, value: Any) -> DataSet | Clients:
+        """The rows in a value that a file held or a function returned.
+
+        Args:
+            value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), a torch
+                data set of such pairs, or anything else that `clients_from` takes.
+
+        Raises:
+            SettingError: it is something else, or settings do not fit it.
+        """
+        if isinstance(value, DataSet):
+            self._refuse("target", "features", "regression")
+            if self.client not in value.owners:
+                self._refuse("client")
+            return value
+        if isinstance(value, HoldsRows):
+            self._refuse("client", "target", "features", "regression")
+            return value  # type: ignore[return-value]
+        module = type(value).__module__.partition(".")[0]
+        if module == "pandas":
+            return self._data_set(from_frame(value, self.client, self.target, self.features, self.tokens, owned=False))
+        if module == "datasets":
+            return self._data_set(from_hub(value, self.client, self.target, self.features, self.tokens, owned=False))
+        self._refuse("target", "features")
+        if is_owned(value):
+            return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
+        self._refuse("client")
+        pair = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple)
+        if pair or isinstance(value, torch.utils.data.Dataset):
+            return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))
+        shared = self.model_dump(include={"classes", "regression", "tokens", "collate", "length"})
+        return clients_from(value, **shared)
+
+    def _data_set(self, table: ClientTable, owner: str | None = None) -> DataSet:
+        what = str(self.source)
+        y, named = labelled(table, self.classes, self.regression, what)
+        owner = self.client or owner
+        return DataSet(
+            name=Path(what).name,
+            x=pytree.mapped(torch.from_numpy, table.x),
+            y=pytree.mapped(torch.from_numpy, y),
+            classes=named,
+            owners={} if owner is None else {owner: Owners(table.client, table.names)},
+            features=self.features if isinstance(table.x, np.ndarray) and table.x.ndim == 2 else None,
+            source="your own",
+        )
+
+    def _folder(self, path: Path) -> Any:
+        if any((path / name).is_file() for name in ("dataset_info.json", "state.json", "dataset_dict.json")):
+            return _saved(path)
+        if self.target is not None or self.features is not None:
+            raise SettingError(f"{path} is a folder, whose classes are its folders: remove target and features")
+        self._refuse("regression")
+        suffixes = {file.suffix.lower() for file in visible(path, "*/*" if self.client is None else "*/*/*")}
+        if ".wav" in suffixes and suffixes & set(IMAGES):
+            raise SettingError(f"{path} holds images and WAV recordings: leave one of them")
+        if ".wav" in suffixes:
+            return audio_folder(path, self.seconds, self.rate, self.client)
+        if suffixes & set(IMAGES):
+            return image_folder(path, self.side, self.client)
+        layout = "class/file" if self.client is None else f"{self.client}/class/file"
+        raise SettingError(
+            f"there are no images and no WAV recordings {layout} in {path}: put one folder per class there"
+        )
+
+    def _refuse(self, *names: str) -> None:
+        """Refuse settings of tables, where the rows are none."""
+        for name in names:
+            if getattr(self, name) not in (None, False):
+                what = self.source or f"data set {self.name!r}"
+                has = "is about targets of a table or of arrays" if name == "regression" else "names columns of a table"
+                raise SettingError(f"{name} {has}, which {what} does not have: remove {name}")
+
+
+def _arrays(path: Path) -> tuple[Array, ...]:
+    """The arrays x, y and, if it is there, owner of an .npz file."""
+    stored = read_arrays(path)
+    if not {"x", "y"} <= set(stored) <= {"x", "y", "owner"}:
+        raise SettingError(f"{path} must hold arrays x and y, and owner if wanted, got {', '.join(stored) or 'none'}")
+    return tuple(stored[name] for name in ("x", "y", "owner") if name in stored)
+
+
+def _saved(path: Path) -> Any:
+    """A data set that Hugging Face's `save_to_disk` wrote."""
+    try:
+        from datasets import load_from_disk
+    except ImportError:
+        raise SettingError(
+            f"{path} is a Hugging Face data set, which needs datasets: pip install 'piebald[hf]'"
+        ) from None
+    try:
+        found = load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} cannot be read as a Hugging Face data set: {error}") from None
+    if isinstance(found, dict):
+        name = next(iter(found), "train")
+        raise SettingError(f"{path} holds the splits {', '.join(found)}: name the folder of one, like {path / name}")
+    return found

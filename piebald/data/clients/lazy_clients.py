@@ -1,0 +1,183 @@
+"""Clients whose rows are loaded on demand; they implement `contracts.Clients`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from piebald.contracts import Rows, Split
+from piebald.core import pytree
+from piebald.core.arguments import Count, Share, checked_class
+from piebald.core.errors import SettingError, unknown
+from piebald.data.clients.collate import Collate, lengths, padded
+from piebald.data.clients.convert import class_numbers, floats, input_arrays, target_arrays
+from piebald.data.clients.lists import Lists, Numbered, check_client
+from piebald.data.partition.three_way_split import SPLITS, check_shares, check_split, three_ways
+
+
+@checked_class
+class LazyClients:
+    """Clients whose rows are loaded on demand and kept in a bounded cache.
+
+    Creating a million clients takes no time and reads no data, so `size` and `counts` are not known.
+
+    Args:
+        count: number of clients.
+        load: called with a client's number; returns (x, y), which is then divided into train, validation and test, or a
+            mapping from split names to (x, y).  Inputs and targets are converted as `clients_from` does.
+        names: a name for each client, by default its number.
+        classes: names of the classes, None where targets are not classes.
+        common: a test set that belongs to no client.
+        server_rows: rows that the server keeps for itself.
+        public_rows: rows that all clients have.
+        validation: share of each client's rows for validation.
+        test: share of each client's rows for testing.
+        seed: seed of the division.
+        cache: number of clients whose rows are kept in memory.
+        tokens: inputs are whole numbers for an embedding layer and become int64, not float32.
+        collate: "pad" fills up sequences as in `clients_from`, to `length`, which all clients have in common.
+        length: length of filled-up sequences.
+
+    Raises:
+        SettingError: a setting is out of range; later, with the client's name, if `load` returns unusable data.
+    """
+
+    def __init__(
+        self,
+        count: Count,
+        load: Callable[[int], Any],
+        *,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        common: Rows | None = None,
+        server_rows: Rows | None = None,
+        public_rows: Rows | None = None,
+        validation: Share = 0.0,
+        test: Share = 0.2,
+        seed: int = 0,
+        cache: Count = 64,
+        tokens: bool = False,
+        collate: Collate = "stack",
+        length: Count | None = None,
+    ) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise SettingError(f"count must be a whole number of clients, at least 1, got {count!r}")
+        if not callable(load):
+            raise SettingError(f"load must be a function from a client's number to its (x, y), got {load!r}")
+        if isinstance(cache, bool) or not isinstance(cache, int) or cache < 1:
+            raise SettingError(f"cache must be a number of clients, at least 1, got {cache!r}")
+        if names is not None and len(names) != count:
+            raise SettingError(f"names must give one name to each of the {count} clients, got {len(names)}")
+        check_shares(validation, test)
+        self._count, self._load = count, load
+        self._names: Sequence[str] = Numbered(count) if names is None else names
+        self._classes, self._common = classes, common
+        self._server_rows, self._public_rows = server_rows, public_rows
+        self._validation, self._test, self._seed = validation, test, seed
+        self._tokens, self._collate, self._length = tokens, collate, length
+        if (collate == "pad") != (length is not None):
+            raise SettingError(
+                f"collate = 'pad' and length belong together where clients are loaded one by one, got {collate!r} and "
+                f"length {length!r}: give both, or none"
+            )
+        self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
+        self._room = cache
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def names(self) -> Sequence[str]:
+        """A name for each client."""
+        return self._names
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the classes, or None where targets are not classes."""
+        return self._classes
+
+    @property
+    def common(self) -> Rows | None:
+        """A test set that belongs to no client, or None."""
+        return self._common
+
+    @property
+    def server_rows(self) -> Rows | None:
+        """Rows that the server keeps for itself, or None."""
+        return self._server_rows
+
+    @property
+    def public_rows(self) -> Rows | None:
+        """Rows that all clients have, or None."""
+        return self._public_rows
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same clients with these public rows."""
+        made = copy.copy(self)
+        made._public_rows = rows
+        return made
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one split, loaded unless they are in the cache; empty if the client has none."""
+        self._check_part(client, split)
+        parts = self._cache.pop(client, None) or self._fetch(client)
+        self._cache[client] = parts
+        while len(self._cache) > self._room:
+            self._cache.pop(next(iter(self._cache)), None)
+        return parts[split]
+
+    def size(self, client: int, split: Split) -> None:
+        """None: not known without loading."""
+        self._check_part(client, split)
+
+    def counts(self, client: int, split: Split) -> None:
+        """None: not known without loading."""
+        self._check_part(client, split)
+
+    def _check_part(self, client: int, split: Split) -> None:
+        check_client(client, self._count)
+        check_split(split)
+
+    def _fetch(self, client: int) -> dict[Split, Rows]:
+        got = self._load(client)
+        who = f"client {self._names[client]!r}"
+        if isinstance(got, Mapping):
+            for split in got:
+                if split not in SPLITS:
+                    raise unknown(f"split, which {who} was loaded with, called", split, SPLITS)
+            if "train" not in got:
+                raise SettingError(f"{who} was loaded without rows to train on: load must return a 'train' part")
+            ready = {split: self._rows(pair, f"{who}, {split}") for split, pair in got.items()}
+            self._check(ready["train"], who)
+            none = ready["train"][:0]
+            return {split: ready.get(split, none) for split in SPLITS}
+        rows = self._rows(got, who)
+        self._check(rows, who)
+        everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
+        parts = three_ways(everything, class_numbers(rows.y), self._validation, self._test, self._seed, first=client)
+        index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
+        return {split: rows[places] for split, places in index.items()}
+
+    @staticmethod
+    def _check(rows: Rows, who: str) -> None:
+        if not len(rows):
+            raise SettingError(f"{who} has no rows to train on: leave it out")
+
+    def _rows(self, got: Any, who: str) -> Rows:
+        if isinstance(got, Rows):
+            got = (got.x, got.y)
+        if not isinstance(got, tuple | list) or len(got) != 2:
+            raise SettingError(f"{who}: load must return a pair (x, y), got {type(got).__name__}")
+        if self._collate == "pad":
+            raw = (who, got[0], got[1])
+            got = padded(raw, lengths([raw], self._length))
+        x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
+        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self._classes))
+        rows, given = pytree.count(x), pytree.count(y)
+        if rows != given:
+            raise SettingError(f"{who} has {rows} inputs but {given} targets: give each row one of both")
+        return Rows(x, y)

@@ -1,0 +1,176 @@
+"""Clients whose rows are in one pool in memory; they implement `contracts.Clients`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+
+from piebald.contracts import Rows, Split
+from piebald.core import pytree
+from piebald.core.arguments import checked, checked_class
+from piebald.core.errors import SettingError
+from piebald.core.pytree import Tree
+from piebald.data.clients.convert import class_numbers, floats
+from piebald.data.clients.lists import Lists, Numbered, check_client
+from piebald.data.partition.split import Ints
+from piebald.data.partition.three_way_split import SPLITS, check_split
+from piebald.data.sets.decoded import Decoded
+
+
+@checked_class
+class PooledClients:
+    """Clients that hold rows of one pool in memory.
+
+    A million clients need six arrays and no Python objects.  Inputs stay as stored (uint8 images take a quarter of the
+    memory) and become float32 when they are read.
+
+    Args:
+        x: inputs [n, ...], float32, or uint8 images that are scaled to [0, 1] when read; `Decoded` ones stay in their
+            files until then; or a tuple or dict of inputs.
+        y: targets [n] int64 (classes) or [n, ...] float32, or a tuple or dict of targets.
+        parts: the rows of each client's train, validation and test split; a missing split is empty.
+        names: a name for each client, by default its number.
+        classes: names of the classes, None where targets are not classes.
+        common: a test set that belongs to no client: rows, or row numbers of the pool.
+        server_rows: rows that the server keeps for itself: rows, or row numbers of the pool.
+        public_rows: rows that all clients have: rows, or row numbers of the pool.
+    """
+
+    def __init__(
+        self,
+        x: Tree | Decoded,
+        y: Tree,
+        parts: Mapping[Split, Lists],
+        *,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        common: Rows | Ints | None = None,
+        server_rows: Rows | Ints | None = None,
+        public_rows: Rows | Ints | None = None,
+    ) -> None:
+        if "train" not in parts:
+            raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
+        count = len(parts["train"])
+        none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
+        self._stored, self._y = x, y
+        self._parts = {split: parts.get(split, none) for split in SPLITS}
+        self._names = Numbered(count) if names is None else names
+        self._classes = classes
+        self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
+        self._tables: dict[str, Ints] = {}
+        if len(self._names) != count:
+            raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
+
+    def __len__(self) -> int:
+        return len(self._parts["train"])
+
+    def __repr__(self) -> str:
+        """How many clients there are and what they hold, in one line."""
+        rows = ", ".join(f"{self.lists(split).sizes.sum()} {split}" for split in SPLITS)
+        kind = "numbers to predict" if self._classes is None else f"{len(self._classes)} classes"
+        return f"<{len(self)} clients: {rows} rows of {pytree.plain(pytree.form(self._stored))}, {kind}>"
+
+    @property
+    def names(self) -> Sequence[str]:
+        """A name for each client."""
+        return self._names
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the classes, or None where targets are not classes."""
+        return self._classes
+
+    @cached_property
+    def common(self) -> Rows | None:
+        """A test set that no client trained on, or None."""
+        return self._extra(self._common)
+
+    @cached_property
+    def server_rows(self) -> Rows | None:
+        """Rows that the server keeps for itself, or None."""
+        return self._extra(self._server_rows)
+
+    @cached_property
+    def public_rows(self) -> Rows | None:
+        """Rows that all clients have, or None."""
+        return self._extra(self._public_rows)
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same clients with these public rows."""
+        made = copy.copy(self)
+        made.__dict__.pop("public_rows", None)  # it was looked up already
+        made._public_rows = rows
+        return made
+
+    @cached_property
+    def x(self) -> Tree:
+        """Inputs of the whole pool [n, ...] float32; `indices` points into them."""
+        return floats(pytree.take(self._stored, slice(None)))  # type: ignore[no-any-return]
+
+    @property
+    def y(self) -> Tree:
+        """Targets of the whole pool [n, ...]."""
+        return self._y
+
+    def in_memory(self) -> bool:
+        """Whether inputs are in memory; False where they stay in their files, so that `x` would decode all of them."""
+        return not isinstance(self._stored, Decoded)
+
+    def pool(self) -> Rows:
+        """All rows; `indices` points into them."""
+        return Rows(self.x, self.y)
+
+    def indices(self, client: int, split: Split) -> Ints:
+        """Row numbers of one part of one client, a view."""
+        return self.lists(split)[client]
+
+    def lists(self, split: Split) -> Lists:
+        """Row numbers of one part of every client."""
+        check_split(split)
+        return self._parts[split]
+
+    @checked
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one part; empty where the client has none."""
+        return self._gather(self.indices(client, split))
+
+    def size(self, client: int, split: Split) -> int:
+        """How many rows."""
+        return len(self.indices(client, split))
+
+    def counts(self, client: int, split: Split) -> list[int] | None:
+        """Rows of each class, or None where targets are not classes."""
+        if self._classes is None or (label := class_numbers(self._y)) is None:
+            return None
+        check_split(split)
+        if split in self._tables:
+            check_client(client, len(self))
+            return self._tables[split][client].tolist()  # type: ignore[no-any-return]
+        held = label[self.indices(client, split)]
+        return np.bincount(held, minlength=len(self._classes)).tolist()  # type: ignore[no-any-return]
+
+    def table(self, split: Split) -> Ints | None:
+        """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
+        if self._classes is None or (label := class_numbers(self._y)) is None:
+            return None
+        check_split(split)
+        if split not in self._tables:
+            lists, width = self.lists(split), len(self._classes)
+            cell = lists.clients * width + label[lists.values]
+            self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
+        return self._tables[split]
+
+    def _extra(self, given: Rows | Ints | None) -> Rows | None:
+        """Rows that are given as such, or by their numbers."""
+        if isinstance(given, np.ndarray):
+            return self._gather(given) if len(given) else None
+        return given
+
+    def _gather(self, index: Ints) -> Rows:
+        places = torch.from_numpy(index)
+        return Rows(floats(pytree.take(self._stored, places)), pytree.take(self._y, places))

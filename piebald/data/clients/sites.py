@@ -1,0 +1,117 @@
+"""Sites of a real federation: clients whose rows stay at the sites, which agree on the form of their data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from piebald.contracts import Clients, Rows, Split
+from piebald.contracts.component import Component
+from piebald.core.pytree import Tree
+
+
+class SiteClients:
+    """Sites as `contracts.Clients`.  Instead of a client's rows there is one blank row of the agreed form, which gives
+    the shape of inputs and the kind of targets.
+    """
+
+    elsewhere = True
+
+    def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
+        self.names, self.classes, self._blank = names, classes, blank
+        self.common: Rows | None = None
+        self.server_rows: Rows | None = None
+        self.public_rows: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def with_public_rows(self, rows: Rows) -> Self:
+        """The same sites with these public rows, which each of them must have, too."""
+        made = copy.copy(self)
+        made.public_rows = rows
+        return made
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """One blank row."""
+        return self._blank
+
+    def size(self, client: int, split: Split) -> None:
+        """None: not known here."""
+        return None
+
+    def counts(self, client: int, split: Split) -> None:
+        """None: not known here."""
+        return None
+
+
+class RemotePartition(Component):
+    """Base class of partitions whose rows stay at the sites."""
+
+    axis = "partition"
+
+    def clients_elsewhere(self) -> Clients:
+        """The clients, without their rows."""
+        raise NotImplementedError
+
+
+class Sites(RemotePartition):
+    """Each client has the rows of its own site; no data set is loaded and no rows are dealt.
+
+    Attributes:
+        clients: names of the sites, as in the description of the federation; "any" for all that the server's
+            credentials list.
+        inputs: shape of one input; where inputs are several, a table of their names and shapes.
+        tokens: whether inputs are whole numbers; where they are several, the names of those that are.
+        classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
+        targets: how many numbers to predict, if there are no classes.
+        places: how many classes each row has, such as the length of a text; None for one class.
+    """
+
+    clients: list[str] = Field(min_length=1)
+    inputs: list[int] | dict[str, list[int]] = Field(min_length=1)
+    tokens: bool | list[str] = False
+    classes: list[str] | None = None
+    targets: int = Field(default=1, ge=1)
+    places: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if isinstance(self.inputs, dict) != isinstance(self.tokens, list) and self.tokens:
+            raise ValueError("tokens must be a list of names where inputs have names, else true or false")
+        named = self.tokens if isinstance(self.tokens, list) else []
+        for name in named:
+            if name not in self.inputs:
+                raise ValueError(f"tokens must be among the inputs {', '.join(map(str, self.inputs))}, got {name!r}")
+        if self.places is not None and self.classes is None:
+            raise ValueError("places counts the classes of a row: give classes, or leave places out")
+        return self
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if given == "any":
+            raise ValueError(
+                "clients = 'any' are the sites that the server's credentials list: start it with piebald server "
+                "CREDENTIALS FILE"
+            )
+        return given
+
+    def clients_elsewhere(self) -> SiteClients:
+        """The sites as clients, with a blank row of the agreed form."""
+        if self.classes is not None:
+            y = torch.zeros(1, *([] if self.places is None else [self.places]), dtype=torch.int64)
+        else:
+            y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
+        return SiteClients(self.clients, Rows(self._blank_inputs(), y), self.classes)
+
+    def _blank_inputs(self) -> Tree:
+        whole = self.tokens if isinstance(self.tokens, list) else []
+        if isinstance(self.inputs, dict):
+            kinds = {name: torch.int64 if name in whole else torch.float32 for name in self.inputs}
+            return {name: torch.zeros(1, *shape, dtype=kinds[name]) for name, shape in self.inputs.items()}
+        return torch.zeros(1, *self.inputs, dtype=torch.int64 if self.tokens else torch.float32)

@@ -1,0 +1,222 @@
+"""Clients from your own data: arrays, torch data sets, tables in memory or in files, Hugging Face data sets, and
+`flwr-datasets` partitioners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from piebald.contracts import Clients, HoldsRows, Rows, Split
+from piebald.core import pytree
+from piebald.core.arguments import Count, Share, checked
+from piebald.core.errors import SettingError
+from piebald.data.clients.client_tables import ClientTable, from_frame, from_hub, from_partitioner, is_table, read_table
+from piebald.data.clients.collate import Collate, lengths_of
+from piebald.data.clients.convert import floats, kind, target_arrays
+from piebald.data.clients.lists import Lists
+from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
+from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.clients.target_warnings import warn_of_odd_targets
+from piebald.data.partition.split import Ints
+from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
+from piebald.data.sets.dataset import DataSet
+
+
+@checked
+def clients_from(
+    source: Any,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
+    test: Share = 0.2,
+    validation: Share = 0.0,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    common: Any = None,
+    regression: bool = False,
+    tokens: bool = False,
+    server_rows: Any = None,
+    public_rows: Any = None,
+    collate: Collate = "stack",
+    length: Count | None = None,
+) -> PooledClients:
+    """Make clients from your own data.
+
+    Inputs become float32; uint8 images ([n, h, w] or [n, channels, h, w]) are scaled to [0, 1] and get a channel axis.
+    Whole-number, boolean and text targets are classes and become int64 (text in sorted order, unless `classes` gives
+    another order); real targets are numbers to predict and become float32.
+
+    Args:
+        source: a list, or a dict from client names, of (x, y) arrays or tensors, of map-style torch data sets, or of
+            each client's own parts {"train": (x, y), "validation": (x, y), "test": (x, y)}; or a tuple (x, y, owner)
+            with the name of each row's client; or a table with a row for each example: a pandas DataFrame, the path of
+            a CSV (".csv", ".tsv", also ".gz") or Parquet file, or a Hugging Face `datasets.Dataset`; or a
+            `flwr_datasets` partitioner that has its data set, whose partitions become the clients.
+        client: the column of a table that names the client of each row.
+        target: the column of a table to predict.
+        features: the columns of a table to predict from, by default all others.
+        test: share of each client's rows held out for testing, in [0, 1), the same for every class; without effect,
+            like `validation`, where clients come with their own parts.
+        validation: share of each client's rows for validation.  A client's only row is always for training.
+        seed: seed of the choice of rows.
+        names: a name for each client; from the dict or the client column by default.
+        classes: names of the classes in the order of their numbers.
+        common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
+        regression: targets are numbers to predict, also where all of them are whole.
+        tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
+        server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
+        public_rows: rows (x, y) that all clients have and nobody keeps secret, for methods that compare models on them.
+        collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
+            of unequal length.
+        length: the length to which "pad" fills up, by default that of the longest sequence of all clients.
+
+    Raises:
+        SettingError: the data cannot be used; the message names the client or the column.
+    """
+    check_shares(validation, test)
+    if length is not None and collate != "pad":
+        raise SettingError(f"length is that of padded sequences: leave it out, or set collate = 'pad', got {collate!r}")
+    if classes is not None and (twice := [name for name in classes if list(classes).count(name) > 1]):
+        raise SettingError(f"classes must be different names, got {twice[0]!r} twice: rename one of them")
+    table = _table(source, client, target, features, tokens, collate, length)
+    names = _different(table.names if names is None else names)
+    y, named = labelled(table, classes, regression)
+    parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
+    extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
+    return PooledClients(
+        pytree.mapped(torch.from_numpy, table.x),
+        pytree.mapped(torch.from_numpy, y),
+        parts,
+        names=names,
+        classes=named,
+        common=np.sort(parts["test"].values) if common is None else extra("common", common),
+        server_rows=None if server_rows is None else extra("server_rows", server_rows),
+        public_rows=None if public_rows is None else extra("public_rows", public_rows),
+    )
+
+
+def clients_of(clients: Any) -> Clients:
+    """Any accepted description of clients, as `Clients`.
+
+    Args:
+        clients: clients, or a source that `clients_from` takes.
+
+    Raises:
+        SettingError: there are none, or it is a data set that is not divided yet.
+    """
+    if isinstance(clients, DataSet):
+        raise SettingError(
+            f"the data set {clients.name} is not divided among clients yet: partition it first, "
+            "like partition.Iid(clients=10).split(dataset)"
+        )
+    made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
+    if len(made) == 0:
+        raise SettingError("there are no clients: give at least one")
+    return made
+
+
+def labelled(
+    table: ClientTable, classes: Sequence[str] | None, regression: bool, what: str = "the data"
+) -> tuple[Any, list[str] | None]:
+    """Targets as numbers, and the names of the classes where targets are classes that have a name or a number.
+
+    Args:
+        table: the rows.
+        classes, regression: see `clients_from`.
+        what: where the rows come from, for messages.
+
+    Raises:
+        SettingError: targets cannot be used, or are names of classes and not numbers to predict.
+    """
+    y, named = _labelled(table, classes, regression, what)
+    if classes is None:  # else somebody has said what the targets are, as for the rows of one site
+        warn_of_odd_targets(y, what, named, regression)
+    return y, named
+
+
+def _labelled(
+    table: ClientTable, classes: Sequence[str] | None, regression: bool, what: str
+) -> tuple[Any, list[str] | None]:
+    if regression:
+        if classes is not None:
+            raise SettingError("regression predicts numbers, which have no classes: leave out one of both")
+        if kind(table.y) not in ("whole", "real"):
+            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {what}")
+        return target_arrays(table.y.astype(np.float32), what), None
+    named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
+    y = target_arrays(table.y, what, named)
+    if named is None and kind(y) == "whole":
+        named = [str(number) for number in range(int(y.max()) + 1)]
+    return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
+
+
+def _parts(table: ClientTable, label: Ints | None, validation: float, test: float, seed: int) -> dict[Split, Lists]:
+    """Each client's train, validation and test rows: its own, or chosen at random."""
+    count = len(table.names)
+    if table.split is None:
+        return three_ways(Lists.of(table.client, count), label, validation, test, seed)
+    return {split: Lists.of(np.where(table.split == n, table.client, -1), count) for n, split in enumerate(SPLITS)}
+
+
+def _table(
+    source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
+    collate: Collate, length: int | None,
+) -> ClientTable:  # fmt: skip
+    """Rows of all clients from any allowed source."""
+    if isinstance(source, str | Path) and is_table(source):
+        source = read_table(Path(source), client)
+    if _made_by(source, "pandas") and hasattr(source, "columns"):
+        return from_frame(source, client, target, features, tokens)
+    if _made_by(source, "flwr_datasets"):
+        return from_partitioner(source, client, target, features, tokens)
+    if _made_by(source, "datasets"):
+        return from_hub(source, client, target, features, tokens)
+    for argument, value in (("client", client), ("target", target), ("features", features)):
+        if value is not None:
+            raise SettingError(
+                f"{argument} names columns of a table, got a {type(source).__name__}: leave {argument} out"
+            )
+    if is_owned(source):
+        return from_owned(source, tokens, collate, length)
+    return from_pairs(source, tokens, collate, length)
+
+
+def _made_by(value: Any, package: str) -> bool:
+    """Whether a value's class comes from a package, without importing the package."""
+    return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """Names as text, all different: they identify clients in rng keys and in the run folder."""
+    texts = [str(name) for name in names]
+    if len(set(texts)) < len(texts):
+        twice = next(text for place, text in enumerate(texts) if text in texts[:place])
+        raise SettingError(f"clients must have different names, got {twice!r} twice: rename one of them")
+    return texts
+
+
+def _extra(
+    who: str, rows: Any, *, x: Any, y: Any, classes: Sequence[str] | None, tokens: bool, collate: Collate
+) -> Rows:
+    """Rows besides the clients', which must look like theirs, x and y."""
+    own_x, own_y = pair(rows, who, tokens, lengths_of(x, y) if collate == "pad" else None)
+    own_y = target_arrays(own_y, who, classes)
+    if pytree.kinds(own_x) != pytree.kinds(x) or _types(own_y) != _types(y):
+        raise SettingError(
+            f"{who} must look like the clients' rows, {pytree.rows_of(x)} and {_types(y)} targets, "
+            f"got {pytree.rows_of(own_x)} and {_types(own_y)}"
+        )
+    return Rows(floats(pytree.mapped(torch.from_numpy, own_x)), pytree.mapped(torch.from_numpy, own_y))
+
+
+def _types(y: Any) -> str:
+    """Types of targets, with their names where they are several."""
+    return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))

@@ -1,0 +1,242 @@
+"""Standard scores of inputs: each client's rows less one mean and divided by one deviation, the same at all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
+
+from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
+from piebald.contracts.component import sentence
+from piebald.contracts.public_rows import public_rows_of
+from piebald.core import pytree
+from piebald.core.arguments import checked, checked_class
+from piebald.core.errors import SettingError
+from piebald.core.moments import Moments, merged
+
+
+class Standardisation(BaseModel):
+    """Constants of standard scores, (x - mean) / deviation.
+
+    Attributes:
+        mean: of each number of an input, flattened.
+        deviation: of each of them, above 0; 1 for a constant one, which then becomes 0.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    mean: list[float] = Field(min_length=1)
+    deviation: list[float] = Field(min_length=1)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "standardisation", type(self).model_fields)) from None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.mean) != len(self.deviation):
+            raise ValueError(f"mean and deviation must be as long, got {len(self.mean)} and {len(self.deviation)}")
+        if not all(one > 0 for one in self.deviation):
+            raise ValueError(f"deviation must be above 0, got {min(self.deviation)}")
+        return self
+
+    def applied(self, x: Any) -> Tensor:
+        """Inputs [n, ...] as standard scores, float32, computed in float64.
+
+        Raises:
+            SettingError: inputs have another length, or are no numbers.
+        """
+        rows = _numbers(x)
+        width = rows[:1].numel() if len(rows) else int(np.prod(rows.shape[1:]))
+        if width != len(self.mean):
+            raise SettingError(f"standardise has constants for {len(self.mean)} numbers, but inputs have {width}")
+        shape = (1, *rows.shape[1:])
+        mean, deviation = (torch.tensor(one, dtype=torch.float64).reshape(shape) for one in (self.mean, self.deviation))
+        return ((rows.double() - mean) / deviation).float()
+
+
+@checked_class
+class StandardisedClients:
+    """Clients whose inputs are standard scores (`contracts.Clients`).
+
+    Args:
+        clients: the clients with the rows as they are.
+        standardisation: the constants.
+        computed: whether they are computed from these clients' rows, so that they tell of them.
+    """
+
+    def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:
+        self.computed = computed
+        self.names, self.classes, self.standardisation = clients.names, clients.classes, standardisation
+        self._clients = clients
+        self._pool: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __repr__(self) -> str:
+        """The clients, in one line."""
+        return f"<standardised {self._clients!r}>"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the rows are at the sites."""
+        return isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
+
+    @property
+    def common(self) -> Rows | None:
+        """A test set that belongs to no client, or None."""
+        return self._scores(self._clients.common)
+
+    @property
+    def server_rows(self) -> Rows | None:
+        """Rows that the server keeps for itself, or None."""
+        return self._scores(self._clients.server_rows) if isinstance(self._clients, HasServerRows) else None
+
+    @property
+    def public_rows(self) -> Rows | None:
+        """Rows that all clients have, or None."""
+        return self._scores(public_rows_of(self._clients))
+
+    def in_memory(self) -> bool:
+        """Whether the pool is in memory."""
+        return isinstance(self._clients, InMemory) and self._clients.in_memory()
+
+    def pool(self) -> Rows:
+        """All rows."""
+        if self._pool is None:
+            assert isinstance(self._clients, InMemory)  # for the type checker; `in_memory` was asked
+            self._pool = self._scores(self._clients.pool())
+        assert self._pool is not None
+        return self._pool
+
+    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Positions in the pool of one split of one client."""
+        assert isinstance(self._clients, InMemory)
+        return self._clients.indices(client, split)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one split; empty where the client has none."""
+        if self.in_memory():
+            return self.pool()[torch.from_numpy(self.indices(client, split))]
+        rows = self._clients.rows(client, split)
+        return Rows(self.standardisation.applied(rows.x), rows.y)
+
+    def size(self, client: int, split: Split) -> int | None:
+        """How many rows, or None where that is not known."""
+        return self._clients.size(client, split)
+
+    def counts(self, client: int, split: Split) -> Sequence[int] | None:
+        """Rows of each class, or None where that is not known."""
+        return self._clients.counts(client, split)
+
+    def _scores(self, rows: Rows | None) -> Rows | None:
+        return None if rows is None else Rows(self.standardisation.applied(rows.x), rows.y)
+
+
+def of_moments(moments: Moments) -> Standardisation:
+    """The constants from the moments of all clients' training rows; the deviation divides by the number of rows.
+
+    Raises:
+        SettingError: a column has no numbers, or infinite ones.
+    """
+    for what, counts in (("missing", moments.missing), ("infinite", moments.infinite)):
+        if counts.any():
+            place = int(np.argmax(counts > 0))
+            raise SettingError(
+                f"standardise needs finite numbers, but number {place} of the input is {what} in {int(counts[place])} "
+                "training rows: fill them in, or leave these rows out"
+            )
+    if not moments.rows:
+        raise SettingError("standardise needs training rows, and no client has any")
+    deviation = np.sqrt(moments.scatter / moments.rows)
+    return Standardisation(mean=moments.mean.tolist(), deviation=np.where(deviation > 0, deviation, 1.0).tolist())
+
+
+@checked
+def standardisation_of(clients: Clients) -> Standardisation:
+    """The constants of these clients, from their training rows alone.
+
+    Raises:
+        SettingError: rows are at the sites of a federation, or inputs are no finite numbers.
+    """
+    if isinstance(clients, RowsAtSites) and clients.elsewhere:
+        raise SettingError(
+            "standardise = 'federated' needs rows on this machine, and they are at the sites: ask the sites with "
+            "piebald statistics FILE --credentials FOLDER --standardise, and write what it prints into [data]"
+        )
+    return of_moments(
+        merged(Moments.of(flat) for flat in (_flat(clients.rows(client, "train").x) for client in range(len(clients))))
+    )
+
+
+@checked
+def standardised(clients: Clients, constants: Standardisation | None = None) -> StandardisedClients:
+    """Clients with the inputs of all their rows as standard scores.
+
+    Args:
+        clients: the clients.
+        constants: the constants; None computes them from all clients' training rows: the mean, and the deviation
+            around it, of the pooled rows (merged as in Chan, Golub, LeVeque 1983, so that no row leaves its client).
+
+    Raises:
+        SettingError: inputs are no finite numbers, of one tensor, or are standardised already.
+    """
+    if isinstance(clients, StandardisedClients):
+        raise SettingError("these clients are standardised already: standardise them once")
+    made = StandardisedClients(clients, constants or standardisation_of(clients), computed=constants is None)
+    if len(clients):
+        made.standardisation.applied(clients.rows(0, "train").x)  # refuses inputs of another form now
+    return made
+
+
+def constants_of(clients: Clients) -> Standardisation | None:
+    """The constants of clients whose inputs are standard scores, None for others."""
+    return clients.standardisation if isinstance(clients, StandardisedClients) else None
+
+
+def unhidden_reason(clients: Clients, noise: str | None) -> str | None:
+    """Why constants that tell of these clients' rows cannot be beside noise that hides them, or None."""
+    if noise is None or not isinstance(clients, StandardisedClients) or not clients.computed:
+        return None
+    return (
+        f"constants of standard scores that are computed from the rows tell of each of them what {noise} hides, and no "
+        "privacy budget counts them: give constants that are known otherwise, standardise = { mean = [...], "
+        "deviation = [...] }, or ask for them with piebald statistics --epsilon"
+    )
+
+
+def constants_of_run(meta: Mapping[str, Any]) -> Standardisation | None:
+    """The constants that the run which `meta` describes was trained with, None where it has none."""
+    given = meta.get("standardise") or ((meta.get("settings") or {}).get("data") or {}).get("standardise")
+    return Standardisation.model_validate(given) if isinstance(given, Mapping) else None
+
+
+def as_in_run(clients: Clients, meta: Mapping[str, Any]) -> Clients:
+    """Clients with inputs as the run has them which `meta` describes: its constants count, also for newcomers.
+
+    Raises:
+        SettingError: they are standardised already, by other constants, or the run is not.
+    """
+    own, theirs = constants_of(clients), constants_of_run(meta)
+    if own is not None and own != theirs:
+        raise SettingError("the rows are standardised by other constants than the run: give them as they are")
+    return clients if theirs is None or own is not None else StandardisedClients(clients, theirs)
+
+
+def _numbers(x: Any) -> Tensor:
+    rows = pytree.single(x, "standardise")
+    if not rows.dtype.is_floating_point:
+        raise SettingError(f"standardise is for inputs that are numbers, got {rows.dtype}: token ids have no mean")
+    return rows
+
+
+def _flat(x: Any) -> Any:
+    rows = _numbers(x)
+    return rows.reshape(len(rows), int(np.prod(rows.shape[1:]))).double().numpy()

@@ -1,0 +1,136 @@
+"""Clients whose rows are items of torch data sets, read when they are needed; they implement `contracts.Clients`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from piebald.contracts import Rows, Split
+from piebald.core import pytree
+from piebald.core.arguments import Count, Share, checked_class
+from piebald.core.errors import SettingError
+from piebald.data.clients.collate import Collate, lengths, padded
+from piebald.data.clients.convert import floats, target_arrays
+from piebald.data.clients.lists import Lists, check_client
+from piebald.data.clients.pairs import converted, given
+from piebald.data.partition.split import Ints
+from piebald.data.partition.three_way_split import check_shares, check_split, three_ways
+
+
+class MapStyle(Protocol):
+    """A map-style data set: it has a length, and an item (x, y) for each place."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int) -> Any: ...
+
+
+@checked_class
+class TorchClients:
+    """Clients that each have a map-style data set of `torch.utils.data`, whose items are read only when needed.
+
+    A client's training items are read when it trains, its test items when a model is evaluated on them, and those of a
+    client without a task never.  Since no label is known before, items are held out at random and not class by class.
+    A data set must return the same item each time: random changes belong into `augmentation`.
+
+    Args:
+        datasets: a list, or a dict from client names, of data sets of pairs (x, y).
+        classes: names of the classes, None where targets are not classes.
+        validation: share of each client's items for validation.
+        test: share of each client's items for testing.
+        seed: seed of the choice of items.
+        cache: number of parts of clients that are kept in memory.
+        tokens, collate, length: see `LazyClients`.
+
+    Raises:
+        SettingError: a data set is none, or has no items; later, with the client's name, if its items cannot be used.
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, Any] | Sequence[Any],
+        *,
+        classes: Sequence[str] | None = None,
+        validation: Share = 0.0,
+        test: Share = 0.2,
+        seed: int = 0,
+        cache: Count = 64,
+        tokens: bool = False,
+        collate: Collate = "stack",
+        length: Count | None = None,
+    ) -> None:
+        check_shares(validation, test)
+        if (collate == "pad") != (length is not None):
+            raise SettingError(
+                "collate = 'pad' and length belong together where clients are loaded one by one, got "
+                f"{collate!r} and length {length!r}: give both, or none"
+            )
+        named = datasets if isinstance(datasets, Mapping) else {str(n): one for n, one in enumerate(datasets)}
+        if not named:
+            raise SettingError("there are no clients: give at least one data set")
+        for name, dataset in named.items():
+            if not isinstance(dataset, torch.utils.data.Dataset) or _size(dataset) == 0:
+                raise SettingError(
+                    f"client {name!r} must have a map-style torch data set of one item or more, got "
+                    f"{type(dataset).__name__}"
+                )
+        self.names, self.classes = [str(name) for name in named], classes
+        self.common: Rows | None = None
+        self._datasets: list[MapStyle] = list(named.values())
+        self._tokens, self._collate, self._length = tokens, collate, length
+        client = np.repeat(np.arange(len(named)), [_size(one) for one in named.values()])
+        self._parts = three_ways(Lists.of(client, len(named)), None, validation, test, seed)
+        self._starts = np.concatenate([[0], np.cumsum([_size(one) for one in named.values()])])
+        self._cache: dict[tuple[int, Split], Rows] = {}  # least recently used first
+        self._room = cache
+
+    def __len__(self) -> int:
+        return len(self._datasets)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one part, read unless they are in the cache; empty where the client has none."""
+        self._check_part(client, split)
+        found = self._cache.pop((client, split), None) or self._read(client, split)
+        self._cache[client, split] = found
+        while len(self._cache) > self._room:
+            self._cache.pop(next(iter(self._cache)))
+        return found
+
+    def size(self, client: int, split: Split) -> int:
+        """How many rows; no item is read for that."""
+        self._check_part(client, split)
+        return len(self._parts[split][client])
+
+    def counts(self, client: int, split: Split) -> None:
+        """None: not known without reading all items."""
+        self._check_part(client, split)
+
+    def _check_part(self, client: int, split: Split) -> None:
+        check_client(client, len(self))
+        check_split(split)
+
+    def _read(self, client: int, split: Split) -> Rows:
+        places = self._parts[split][client] - self._starts[client]
+        if not len(places):  # the form of empty rows is that of the first item
+            return self._converted(client, np.zeros(1, dtype=np.int64))[:0]
+        return self._converted(client, places)
+
+    def _converted(self, client: int, places: Ints) -> Rows:
+        who = f"client {self.names[client]!r}"
+        x, y = given(torch.utils.data.Subset(self._datasets[client], places.tolist()), who)  # type: ignore[arg-type]
+        if self._collate == "pad":
+            x, y = padded((who, x, y), lengths([(who, x, y)], self._length))
+        x, y = converted(x, y, who, self._tokens)
+        y = target_arrays(y, who, self.classes)
+        return Rows(floats(pytree.mapped(torch.from_numpy, x)), pytree.mapped(torch.from_numpy, y))
+
+
+def _size(dataset: Any) -> int:
+    """How many items a data set has, 0 where it does not say."""
+    try:
+        return len(dataset)
+    except TypeError:
+        return 0

@@ -1,0 +1,235 @@
+"""Frozen networks that turn inputs into embeddings, and a cache of embeddings."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piebald.core.arguments import Count, checked
+from piebald.core.errors import SettingError
+from piebald.core.model_settings import checked_network
+from piebald.core.reading.files import check_size, read_bytes, regular
+from piebald.data.embeddings.log_mel import LogMel
+from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.download import cache, official
+from piebald.data.sets.prepared_files import is_prepared, prepared, read_npz
+
+PREPARED = "squeezenet1_1_notop.npz"
+CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256
+WEIGHTS_CHECKSUM = "d1c29ebc6bf05f690027ba77024c9e7c079d2f2c04731b8270bf8e445a56472e"  # of the arrays in order
+URL = (
+    "https://raw.githubusercontent.com/DeepCognition/keras-squeezenet/a73d4339aa4d37c51a0b3ba044bed55477abec73/"
+    "squeezenet_weights_tf_dim_ordering_tf_kernels_notop.h5"
+)
+URL_CHECKSUM = "md5:80b66c92d79d4310e07fb60a297bf0d1"  # the authors publish MD5 only
+MEAN = (123.68, 116.779, 103.939)  # of ImageNet's red, green and blue, out of 255
+FIRES = {3: (64, 16, 64), 4: (128, 16, 64), 6: (128, 32, 128), 7: (256, 32, 128)}
+FIRES |= {9: (256, 48, 192), 10: (384, 48, 192), 11: (384, 64, 256), 12: (512, 64, 256)}
+LAYERS = {"features.0": "conv1"} | {  # names of the layers in the Keras file, which does not count pooling layers
+    f"features.{place}.{part}": f"fire{number}/{part if part[0] == 'e' else 'squeeze1x1'}"
+    for number, place in enumerate(FIRES, 2)
+    for part in ("squeeze", "expand1x1", "expand3x3")
+}
+
+
+class Fire(nn.Module):
+    """A 1x1 convolution to few channels, then 1x1 and 3x3 convolutions side by side.
+
+    Args:
+        inputs: number of input channels.
+        few: number of channels after the first convolution.
+        each: number of output channels of each of the two other convolutions.
+    """
+
+    def __init__(self, inputs: int, few: int, each: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(inputs, few, 1)
+        self.expand1x1 = nn.Conv2d(few, each, 1)
+        self.expand3x3 = nn.Conv2d(few, each, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, inputs, height, width] to [n, 2 * each, height, width]."""
+        x = functional.relu(self.squeeze(x))
+        return torch.cat([functional.relu(self.expand1x1(x)), functional.relu(self.expand3x3(x))], 1)
+
+
+@checked_network
+class SqueezeNet(nn.Module):
+    """SqueezeNet 1.1 without its classifier (Iandola et al. 2016): 722,496 parameters, 512 numbers per image.
+
+    Images are resized to `side` x `side` (bilinear) and centered on ImageNet's mean color; gray images get three equal
+    channels.
+
+    Args:
+        side: height and width in pixels: 224 as in training; less is faster and coarser.
+    """
+
+    def __init__(self, side: int = 224) -> None:
+        super().__init__()
+        if isinstance(side, bool) or not isinstance(side, int) or side < 32:
+            raise SettingError(f"side must be a whole number of pixels, at least 32, got {side!r}")
+        self.side = side
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, stride=2), nn.ReLU()]
+        for place in range(2, 13):
+            pool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+            layers.append(Fire(*FIRES[place]) if place in FIRES else pool)
+        self.features = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [n, 1 or 3, height, width], uint8 or float in [0, 1], to embeddings [n, 512]."""
+        if x.dim() != 4 or x.shape[1] not in (1, 3):
+            raise SettingError(f"squeezenet reads images [1 or 3, height, width], got rows {list(x.shape[1:])}")
+        x = x.float() if x.dtype == torch.uint8 else x * 255
+        if x.shape[2:] != (self.side, self.side):
+            shrinks = min(x.shape[2:]) > self.side
+            size = (self.side, self.side)
+            x = functional.interpolate(x, size, mode="bilinear", align_corners=False, antialias=shrinks)
+        centered = x.expand(-1, 3, -1, -1) - x.new_tensor(MEAN).reshape(1, 3, 1, 1)
+        embedded: Tensor = self.features(centered).mean((2, 3))
+        return embedded
+
+
+@checked
+def squeezenet(side: int = 224) -> SqueezeNet:
+    """SqueezeNet 1.1 with weights trained on ImageNet, frozen.
+
+    Without the prepared file, the original file is downloaded, which needs `pip install 'piebald[weights]'`.
+
+    Args:
+        side: height and width in pixels to which images are resized.
+
+    Raises:
+        SettingError: squeezenet/squeezenet1_1_notop.npz is missing and cannot be made, or is not the known file.
+    """
+    with torch.device("meta"):  # no random numbers are drawn for weights that are replaced
+        network = SqueezeNet(side)
+    names = list(network.state_dict())
+    if is_prepared("squeezenet", PREPARED):
+        path = prepared("squeezenet", PREPARED)
+        if hashlib.sha256(read_bytes(path, most=None)).hexdigest() != CHECKSUM:
+            raise SettingError(f"{path} does not hold the known weights (another checksum): replace it")
+        weights = read_npz("squeezenet", PREPARED, names)
+    else:
+        weights = _published(names)
+    network.load_state_dict({name: torch.from_numpy(weights[name]) for name in names}, assign=True)
+    return network.requires_grad_(False).eval()
+
+
+def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+    """The weights from the Keras file, by their names in the network."""
+    path = official("squeezenet", URL, URL_CHECKSUM)
+    try:
+        import h5py
+    except ImportError:
+        raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'piebald[weights]'") from None
+    stored: dict[tuple[str, int], NDArray[np.float32]] = {}
+    try:
+        regular(path)
+        with h5py.File(path, "r") as file:
+            file.visititems(lambda path, found: _take(stored, path, found))
+        weights = {name: _as_torch(stored, name) for name in names}
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{path} does not hold the known weights: delete or replace it ({error})") from None
+    digest = hashlib.sha256()
+    for array in weights.values():
+        digest.update(array.astype("<f4").tobytes())
+    if digest.hexdigest() != WEIGHTS_CHECKSUM:
+        raise SettingError(f"{path} does not hold the known weights (another checksum): delete or replace it")
+    return weights
+
+
+def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, found: Any) -> None:
+    """Store an array of the file by its layer and number of axes: 4 for a kernel, 1 for a bias."""
+    layer = next((layer for layer in LAYERS.values() if layer in path), None)
+    if layer is not None and hasattr(found, "shape"):
+        if found.is_virtual or found.external:
+            raise ValueError(f"{path} lies in another file, which is not opened")
+        check_size(path, found.nbytes, found.id.get_storage_size())
+        stored[layer, len(found.shape)] = np.asarray(found, dtype=np.float32)
+
+
+def _as_torch(stored: dict[tuple[str, int], NDArray[np.float32]], name: str) -> NDArray[np.float32]:
+    """One array in the network's format: kernels [out, in, h, w], with red as the first channel of the first layer."""
+    layer, kind = name.rsplit(".", 1)
+    found = stored[LAYERS[layer], 4 if kind == "weight" else 1]
+    if kind == "bias":
+        return found
+    kernel = found.transpose(3, 2, 0, 1)
+    return np.ascontiguousarray(kernel[:, ::-1] if layer == "features.0" else kernel)
+
+
+EXTRACTORS: dict[str, Callable[[], nn.Module]] = {"log_mel": LogMel, "squeezenet": squeezenet}
+
+
+def names() -> list[str]:
+    """Names of all extractors, sorted."""
+    return sorted(EXTRACTORS)
+
+
+@checked
+def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: str | None = None) -> NDArray[np.float32]:
+    """Compute the embeddings [n, d] of inputs [n, ...], in batches, without gradients.
+
+    Args:
+        network: any module that maps inputs [batch, ...] to [batch, d]; its mode is not changed.
+        x: inputs, uint8 or float32; of `Decoded` inputs, one batch at a time is in memory.
+        batch: inputs per batch.
+        key: name under which the embeddings are cached on disk, or None for no cache.  They are reused only for the
+            same inputs and the same weights and settings of the module.
+
+    Raises:
+        SettingError: the output of the network is not a row of finite numbers for each input.
+    """
+    path = None if key is None else cache() / "embeddings" / f"{key}-{_fingerprint(network, x)}.npy"
+    if path is not None and path.is_file():
+        try:
+            return np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
+        except (OSError, ValueError, EOFError):
+            path.unlink()  # damaged, so computed again
+    training = network.training
+    network.eval()
+    try:
+        with torch.inference_mode():
+            parts = [network(x[at : at + batch]).cpu() for at in _progress(range(0, len(x), batch))]
+    finally:
+        network.train(training)
+    made = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
+    if made.ndim != 2 or len(made) != len(x) or not np.isfinite(made).all():
+        raise SettingError(f"an extractor must return a row of finite numbers for each input, got {list(made.shape)}")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        with part.open("wb") as file:
+            np.save(file, made, allow_pickle=False)
+        part.replace(path)
+    return np.asarray(made, dtype=np.float32)
+
+
+def _fingerprint(network: nn.Module, x: Tensor | Decoded) -> str:
+    asked = inspect.signature(type(network)).parameters
+    settings = {name: value for name in asked if isinstance(value := getattr(network, name, None), int | float | str)}
+    digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
+    values = [*network.state_dict().values(), *network.buffers()]
+    for value in itertools.chain(values, (x[at : at + 1024] for at in range(0, len(x), 1024))):
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _progress(steps: range) -> Iterable[Any]:
+    if not sys.stderr.isatty() or len(steps) < 2:
+        return steps
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(steps, "embedding", console=Console(stderr=True), transient=True)

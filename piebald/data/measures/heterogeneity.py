@@ -1,0 +1,252 @@
+"""Measures of heterogeneity in inputs, labels, sizes and speeds, for each client and for the federation.
+
+They are computed from `Statistics`, so a real federation can report them without moving a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.core.arguments import checked, checked_class
+from piebald.core.errors import SettingError
+from piebald.data.measures.client_statistics import Floats, Statistics, union
+from piebald.data.partition.split import Ints
+
+_CLEAR = 1e-8  # share of the largest variance that is far from rounding noise
+
+UNITS = {
+    "frechet": "squared units of the embedding, at least 0",
+    "total_variation": "share of rows that would have to change class, 0 to 1",
+    "earth_mover": "L1 distance of class shares, 0 to 2",
+    "rows": "rows",
+    "size_gini": "0 (all equal) to 1 (one has all)",
+    "speed_gini": "0 (all equal) to 1",
+    "seconds": "seconds of one optimizer step",
+    "speed_ratio": "slowest over fastest, at least 1",
+    "divergence": "share of the average model's length, after one local epoch",
+    "pooled_divergence": "share of the length of a model of all rows, after one epoch",
+}
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class Heterogeneity:
+    """Measures of heterogeneity; `UNITS` has their units.  A measure is None if its data are not known.
+
+    Attributes:
+        rows: number of rows of each client [c].
+        frechet: squared Fréchet distance of each client's embeddings to those of all others [c].
+        total_variation: half the L1 distance of each client's class shares to the federation's [c].
+        earth_mover: the L1 distance itself [c], as defined by Zhao et al. 2018, section 3.2.
+        seconds: seconds of one step of each client [c].
+        divergence: distance of each client's model from the average after one local epoch [c], see `weight_divergence`.
+        pooled_divergence: distance of this average from a model trained on all rows.
+    """
+
+    rows: Floats
+    frechet: Floats | None = None
+    total_variation: Floats | None = None
+    earth_mover: Floats | None = None
+    seconds: Floats | None = None
+    divergence: Floats | None = None
+    pooled_divergence: float | None = None
+
+    @property
+    def federation(self) -> dict[str, float]:
+        """One number for each measure: means over clients, each client once, and imbalances.
+
+        The mean of "frechet" is the average Fréchet distance (AFD) of CGAU (Rieger, Høegh, Hansen 2020), eq. 3.
+        """
+        means = {name: getattr(self, name) for name in ("frechet", "total_variation", "earth_mover", "divergence")}
+        numbers = {name: float(np.nanmean(values)) for name, values in means.items() if values is not None}
+        if self.pooled_divergence is not None:
+            numbers["pooled_divergence"] = self.pooled_divergence
+        numbers["size_gini"] = gini(self.rows)
+        if self.seconds is not None:
+            numbers["speed_gini"] = gini(self.seconds)
+            numbers["speed_ratio"] = speed_ratio(self.seconds)
+        return numbers
+
+    def table(self) -> list[dict[str, float]]:
+        """A row of numbers for each client, without unknown measures."""
+        columns = {name: getattr(self, name) for name in self.__slots__ if name != "pooled_divergence"}
+        known = {name: values.tolist() for name, values in columns.items() if values is not None}
+        return [dict(zip(known, numbers, strict=True)) for numbers in zip(*known.values(), strict=True)]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Rows for a run folder: client (None for the federation), name and value of each measure."""
+        rows: list[dict[str, Any]] = [
+            {"client": None, "name": name, "value": value} for name, value in self.federation.items()
+        ]
+        for client, row in enumerate(self.table()):
+            rows += [{"client": client, "name": name, "value": value} for name, value in row.items()]
+        return rows
+
+    @property
+    def units(self) -> dict[str, str]:
+        """The unit of each measure that is known."""
+        known = {*self.federation, *self.table()[0]}
+        return {name: unit for name, unit in UNITS.items() if name in known}
+
+
+@checked
+def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = None) -> Heterogeneity:
+    """Measure heterogeneity from the statistics of each client.
+
+    Args:
+        statistics: statistics of each client.
+        seconds: seconds of one optimizer step of each client, if known.
+
+    Raises:
+        SettingError: there are no clients, or their statistics do not fit together.
+    """
+    overall = union(statistics)
+    if seconds is not None and len(seconds) != len(statistics):
+        raise SettingError(f"seconds must have one number for each of {len(statistics)} clients, got {len(seconds)}")
+    labels = None
+    if overall.counts is not None:
+        labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
+    embeddings = None
+    if overall.mean is not None:
+        with _thread_pools().limit(limits=1):  # several threads take five times as long for matrices of this size
+            embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
+    return Heterogeneity(
+        rows=np.array([own.rows for own in statistics], dtype=np.float64),
+        frechet=embeddings,
+        total_variation=labels,
+        earth_mover=None if labels is None else 2 * labels,
+        seconds=None if seconds is None else np.asarray(seconds, dtype=np.float64),
+    )
+
+
+@cache
+def _thread_pools() -> Any:
+    """NumPy's pool of threads, which is looked for among the process's libraries once."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+def total_variation(p: Floats, q: Floats) -> float:
+    """Half the L1 distance of two class distributions [classes], in [0, 1]."""
+    return float(np.abs(p - q).sum() / 2)
+
+
+def gini(values: Floats | Sequence[float]) -> float:
+    """Gini coefficient of numbers of at least 0: mean difference of two of them over twice their mean.
+
+    0 if all are equal, (n - 1) / n if one of n has all, and 0 by convention if all are 0.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if not len(ordered) or ordered[0] < 0:
+        raise SettingError("a Gini coefficient needs at least one number, and none below 0")
+    n, whole = len(ordered), float(ordered.sum())
+    if whole == 0:
+        return 0.0
+    return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ ordered) / (n * whole))
+
+
+def speed_ratio(seconds: Floats | Sequence[float]) -> float:
+    """Time of the slowest over that of the fastest; 1 where all steps take no time, inf where only some do."""
+    times = np.asarray(seconds, dtype=np.float64)
+    slowest, fastest = float(times.max()), float(times.min())
+    return slowest / fastest if fastest > 0 else 1.0 if slowest == 0 else float("inf")
+
+
+def weight_divergence(
+    models: NDArray[np.floating], rows: Ints, pooled: NDArray[np.floating] | None = None
+) -> tuple[Floats, float | None]:
+    """Weight divergence after training from the same start (Zhao et al. 2018, section 3.1), relative to a model's norm.
+
+    Args:
+        models: models of the clients after the same local training [c, p].
+        rows: number of rows of each client [c], the weights of the average.
+        pooled: a model after training on all rows [p], or None.
+
+    Returns:
+        |w_k - w| / |w| of each client [c] with the average w, and |w - w_pooled| / |w_pooled| (the paper's measure).
+    """
+    held = np.asarray(models, dtype=np.float64)
+    average = np.asarray(rows, dtype=np.float64) @ held / rows.sum()
+    tiny = np.finfo(np.float64).tiny
+    apart = np.linalg.norm(held - average, axis=1) / max(float(np.linalg.norm(average)), tiny)
+    if pooled is None:
+        return apart, None
+    centre = np.asarray(pooled, dtype=np.float64)
+    return apart, float(np.linalg.norm(average - centre) / max(float(np.linalg.norm(centre)), tiny))
+
+
+def frechet_to_rest(own: Statistics, overall: Statistics) -> float:
+    """Squared Fréchet distance of a client's embeddings to those of all others; 0 where one side has no rows.
+
+    Args:
+        own: of the client.
+        overall: of all clients, this one among them.
+    """
+    rest = without(overall, own)
+    if not own.rows or not rest.rows:
+        return 0.0
+    assert own.mean is not None
+    assert rest.mean is not None
+    return frechet(own.mean, own.covariance, rest.mean, rest.covariance)
+
+
+def without(overall: Statistics, own: Statistics) -> Statistics:
+    """The statistics of the rows of `overall` that are not in `own`; the inverse of `merge`.
+
+    Raises:
+        SettingError: `own` is not among them.
+    """
+    rows = overall.rows - own.rows
+    counts = None if overall.counts is None or own.counts is None else overall.counts - own.counts
+    if rows < 0 or (counts is not None and counts.min(initial=0) < 0):
+        raise SettingError("a client's rows must be among the overall rows: merge its statistics first")
+    if overall.mean is None or own.mean is None or overall.scatter is None or own.scatter is None:
+        return Statistics(rows, counts)
+    if not rows:
+        return Statistics(0, counts, np.zeros_like(own.mean), np.zeros_like(own.scatter))
+    # Measured from the overall mean, not from 0, to avoid cancellation.
+    apart = (own.mean - overall.mean) * (own.rows / rows)
+    spread = overall.scatter - own.scatter - np.outer(apart, apart) * (rows * overall.rows / max(own.rows, 1))
+    return Statistics(rows, counts, overall.mean - apart, spread)
+
+
+def frechet(mean: Floats, covariance: Floats, other_mean: Floats, other_covariance: Floats) -> float:
+    """Squared Fréchet distance of two normal distributions (CGAU, eq. 2; Dowson, Landau 1982).
+
+        |m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1^(1/2) C2 C1^(1/2))^(1/2))
+
+    The last trace is the sum of the singular values of R1' R2 with C = R R', R without what of C is rounding noise.  No
+    root is taken of a product, so covariances of few rows (most eigenvalues are 0) lose no digits.
+
+    Args:
+        mean: [d].
+        covariance: [d, d], symmetric, positive semi-definite within rounding.
+        other_mean: [d].
+        other_covariance: [d, d].
+
+    Returns:
+        The distance in squared units of the embedding, at least 0.
+    """
+    roots = _root(covariance).T @ _root(other_covariance)
+    shared = np.linalg.svd(roots, compute_uv=False).sum() if roots.size else 0.0
+    gap = mean - other_mean
+    return max(0.0, float(gap @ gap + np.trace(covariance) + np.trace(other_covariance) - 2 * shared))
+
+
+def _root(covariance: Floats) -> Floats:
+    """R [d, r] with R R' = covariance, of rank r."""
+    with suppress(np.linalg.LinAlgError):  # a tenth of the time of eigenvalues, where none of them is about 0
+        lower: Floats = np.linalg.cholesky(np.asarray(covariance, dtype=np.float64))
+        if lower.diagonal().min() ** 2 > _CLEAR * covariance.diagonal().max():
+            return lower
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    return np.asarray(vectors[:, kept] * np.sqrt(values[kept]), dtype=np.float64)

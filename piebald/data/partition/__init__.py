@@ -1,0 +1,84 @@
+"""Partitions: a data set dealt to clients, your own data as clients, and the devices of clients."""
+
+from typing import TYPE_CHECKING
+
+from piebald.core.discovery import lazy_names
+
+if TYPE_CHECKING:
+    from piebald.data.clients.lazy_clients import LazyClients as LazyClients
+    from piebald.data.clients.lists import Lists as Lists
+    from piebald.data.clients.pooled_clients import PooledClients as PooledClients
+    from piebald.data.clients.sites import RemotePartition as RemotePartition
+    from piebald.data.clients.sites import Sites as Sites
+    from piebald.data.clients.sources import clients_from as clients_from
+    from piebald.data.clients.standardise import Standardisation as Standardisation
+    from piebald.data.clients.standardise import StandardisedClients as StandardisedClients
+    from piebald.data.clients.standardise import standardised as standardised
+    from piebald.data.clients.torch_clients import TorchClients as TorchClients
+    from piebald.data.measures.client_statistics import Statistics as Statistics
+    from piebald.data.measures.client_statistics import collect as collect
+    from piebald.data.measures.heterogeneity import Heterogeneity as Heterogeneity
+    from piebald.data.measures.heterogeneity import measure as measure
+    from piebald.data.measures.survey import survey as survey
+    from piebald.data.partition.backdoor import Backdoor as Backdoor
+    from piebald.data.partition.by_embedding import ByEmbedding as ByEmbedding
+    from piebald.data.partition.by_owner import ByOwner as ByOwner
+    from piebald.data.partition.corruption import Blur as Blur
+    from piebald.data.partition.corruption import Contrast as Contrast
+    from piebald.data.partition.corruption import Noise as Noise
+    from piebald.data.partition.corruption import Sensor as Sensor
+    from piebald.data.partition.data_change import DataChange as DataChange
+    from piebald.data.partition.data_change import FlipPairs as FlipPairs
+    from piebald.data.partition.data_change import FlipRandom as FlipRandom
+    from piebald.data.partition.data_change import FlipTo as FlipTo
+    from piebald.data.partition.devices import Devices as Devices
+    from piebald.data.partition.devices import FastSlow as FastSlow
+    from piebald.data.partition.devices import Homogeneous as Homogeneous
+    from piebald.data.partition.devices import LogNormal as LogNormal
+    from piebald.data.partition.dirichlet import Dirichlet as Dirichlet
+    from piebald.data.partition.disjoint import Disjoint as Disjoint
+    from piebald.data.partition.iid import Iid as Iid
+    from piebald.data.partition.non_iid import NonIid as NonIid
+    from piebald.data.partition.partition import Partition as Partition
+    from piebald.data.partition.shards import Shards as Shards
+    from piebald.data.partition.sizes import Explicit as Explicit
+    from piebald.data.partition.sizes import PowerLaw as PowerLaw
+    from piebald.data.partition.sizes import Quantity as Quantity
+    from piebald.data.partition.sizes import Sizes as Sizes
+    from piebald.data.partition.sizes import Skewed as Skewed
+    from piebald.data.partition.sizes import Uniform as Uniform
+    from piebald.data.partition.trace import Trace as Trace
+    from piebald.data.partition.vertical_split import Parties as Parties
+    from piebald.data.partition.vertical_split import PartyRows as PartyRows
+    from piebald.data.partition.vertical_split import Vertical as Vertical
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "piebald.data.clients.lazy_clients": ("LazyClients",),
+        "piebald.data.clients.lists": ("Lists",),
+        "piebald.data.clients.pooled_clients": ("PooledClients",),
+        "piebald.data.clients.sites": ("RemotePartition", "Sites"),
+        "piebald.data.clients.sources": ("clients_from",),
+        "piebald.data.clients.standardise": ("Standardisation", "StandardisedClients", "standardised"),
+        "piebald.data.clients.torch_clients": ("TorchClients",),
+        "piebald.data.measures.client_statistics": ("Statistics", "collect"),
+        "piebald.data.measures.heterogeneity": ("Heterogeneity", "measure"),
+        "piebald.data.measures.survey": ("survey",),
+        "backdoor": ("Backdoor",),
+        "by_embedding": ("ByEmbedding",),
+        "by_owner": ("ByOwner",),
+        "corruption": ("Blur", "Contrast", "Noise", "Sensor"),
+        "data_change": ("DataChange", "FlipPairs", "FlipRandom", "FlipTo"),
+        "devices": ("Devices", "FastSlow", "Homogeneous", "LogNormal"),
+        "dirichlet": ("Dirichlet",),
+        "disjoint": ("Disjoint",),
+        "iid": ("Iid",),
+        "non_iid": ("NonIid",),
+        "partition": ("Partition",),
+        "shards": ("Shards",),
+        "sizes": ("Explicit", "PowerLaw", "Quantity", "Sizes", "Skewed", "Uniform"),
+        "trace": ("Trace",),
+        "vertical_split": ("Parties", "PartyRows", "Vertical"),
+    },
+)

@@ -1,0 +1,81 @@
+"""Natural clients: the people, places or recordings that the rows come from."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from piebald.core.errors import unknown
+from piebald.data.clients.lists import Numbered
+from piebald.data.partition.partition import NOBODY, Partition
+from piebald.data.partition.split import Ints
+
+if TYPE_CHECKING:
+    from piebald.data.sets.dataset import DataSet, Owners
+
+
+def by_only_owner(data: DataSet) -> ByOwner | None:
+    """The partition of rows that come with owners of one kind alone, or None."""
+    return ByOwner(owner=next(iter(data.owners))) if len(data.owners) == 1 else None
+
+
+class ByOwner(Partition):
+    """One client for each owner, or owners merged into `clients` of nearly equal size.
+
+    Where the published test rows belong to other owners (as in MNIST), clients hold out a share of their
+    own rows and the published test part stays `common`.  `limit` keeps every owner in proportion.
+
+    Attributes:
+        owner: name of the owners in the data set: "writer", "subject", "capture", ...
+        clients: number of clients, or None for one client per owner.
+    """
+
+    scatters: ClassVar[bool] = False
+
+    owner: str
+    clients: int | None = Field(default=None, ge=1)
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        owners = self._owners(data)
+        found, code, held = np.unique(owners.codes[rows], return_inverse=True, return_counts=True)
+        if self.clients is None:
+            return code, [owners.names[number] for number in found]
+        if self.clients > len(found):
+            raise self.refuse(
+                f"{self.clients} clients need as many of the {len(found)} {self.owner}s of {data.name}: lower clients"
+                + ("" if self.limit is None else " or raise limit")
+            )
+        return self._merge_owners(held, self.clients)[code], Numbered(self.clients)
+
+    def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
+        """The client of each published test row [m], or None where no test row belongs to an owner that trains."""
+        codes = self._owners(data).codes
+        client_of = np.full(int(codes.max()) + 1, NOBODY)
+        client_of[codes[train]] = client
+        holder = client_of[codes[test]]
+        return holder if (holder != NOBODY).any() else None
+
+    def strata(self, data: DataSet) -> Ints:
+        """The owner of each row."""
+        return self._owners(data).codes
+
+    def _owners(self, data: DataSet) -> Owners:
+        if self.owner not in data.owners:
+            raise unknown(f"owner in {data.name} called", self.owner, data.owners)
+        return data.owners[self.owner]
+
+    def _merge_owners(self, held: Ints, clients: int) -> Ints:
+        """The client of each owner: the largest owners first, each to the client with the fewest rows so far."""
+        shuffled = self.generator("deal").permutation(len(held))
+        heap = [(0, client) for client in range(clients)]
+        client_of = np.empty(len(held), dtype=np.int64)
+        for owner in shuffled[np.argsort(-held[shuffled], kind="stable")]:
+            rows, client = heap[0]
+            client_of[owner] = client
+            heapq.heapreplace(heap, (rows + int(held[owner]), client))
+        return client_of

@@ -1,0 +1,183 @@
+"""Label skew: classes divided between clients by draws from Dirichlet distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from piebald.data.clients.lists import Numbered
+from piebald.data.partition.partition import NOBODY, Partition
+from piebald.data.partition.sizes import AnySizes
+from piebald.data.partition.split import Ints
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from piebald.data.sets.dataset import DataSet
+
+TINY = np.finfo(np.float64).tiny
+MIN_SIZE = 10  # of NIID-Bench and of flwr-datasets
+DRAWS = 1000  # before a partition by class is refused; NIID-Bench and PFLlib go on for ever
+
+
+class Dirichlet(Partition):
+    """Class shares drawn from Dirichlet distributions: one for each client, or one for each class.
+
+    `by = "client"`: clients have equal sizes, and class shares q ~ Dirichlet(alpha * K * p), after Hsu, Qi, Brown 2019,
+    section 3.  K is the number of classes and p their shares in the data set (the paper's alpha is K times this one).
+    Every row has one holder: if clients want more rows of a class than there are, random ones of them draw another
+    class from their shares, so no client is served last.  With few clients, class shares cannot be as extreme as a tiny
+    alpha demands.
+
+    `by = "class"`: each class is divided between the clients by shares ~ Dirichlet(alpha, ..., alpha), one number for
+    each client, after Yurochkin et al. 2019, as NIID-Bench, PFLlib and flwr-datasets do.  Clients differ in size, and
+    at the same alpha they hold fewer classes than above.  The draw is repeated until each client has `min_size` rows.
+
+    Attributes:
+        clients: number of clients.
+        alpha: concentration, above 0; 0.1 gives a few classes per client, 100 nearly equal shares.
+        by: "client" for class shares of each client and equal sizes, or "class" for clients' shares of each class.
+        least: by client only: smallest number of rows of a client; the partition is refused if one would get fewer.
+        sizes: by client only: number of rows of each client; by default they differ by at most one row.
+        min_size: by class only: smallest number of rows of a client, test rows included where it holds out its own; 10
+            if left out, as in NIID-Bench and flwr-datasets.
+        balance: by class only: a client with more rows than clients have on average gets none of the classes that
+            follow (in order of their numbers), as in NIID-Bench and PFLlib; false for the shares as drawn, which
+            is the default of flwr-datasets (`self_balancing`).
+    """
+
+    clients: int = Field(ge=1)
+    alpha: float = Field(gt=0, le=1e6)
+    by: Literal["client", "class"] = "client"
+    least: int = Field(default=1, ge=1)
+    sizes: AnySizes | None = None
+    min_size: int | None = Field(default=None, ge=1)
+    balance: bool = True
+
+    @model_validator(mode="after")
+    def _check_by(self) -> Self:
+        if self.by == "client":
+            if self.min_size is not None:
+                raise ValueError(f"min_size = {self.min_size} needs by = 'class': with by = 'client' use least")
+            if not self.balance:
+                raise ValueError(
+                    "balance = false needs by = 'class': with by = 'client' sizes are equal or as in sizes"
+                )
+        elif self.sizes is not None:
+            raise ValueError("sizes need by = 'client': with by = 'class' sizes follow from the draw")
+        elif self.least != 1:
+            raise ValueError(f"least = {self.least} needs by = 'client': with by = 'class' use min_size")
+        return self
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        label, classes = self.class_labels(data, rows)
+        rng = self.generator("deal")
+        stock = np.bincount(label, minlength=classes)
+        client = self._by_class(label, stock, rng) if self.by == "class" else self._by_client(label, stock, rng)
+        return client, Numbered(self.clients)
+
+    def _by_client(self, label: Ints, stock: Ints, rng: Generator) -> Ints:
+        """The client of each row [n], by class shares of each client."""
+        rows = len(label)
+        self.check_room(self.clients, label, self.least)
+        present = np.flatnonzero(stock)  # a Dirichlet parameter must be above 0
+        shares = stock[present] / rows
+        mixture = rng.dirichlet(self.alpha * len(present) * shares, size=self.clients)
+        # A client's slots are the rows it will get; the first clients get the odd rows, in random order.
+        if self.sizes is None:
+            slots = rng.permutation(self.clients)[np.arange(rows) % self.clients]
+        else:
+            counts = self.sizes.counts(self.clients, rows, rng)
+            if counts.min() < self.least:
+                raise self.refuse(f"sizes give a client {counts.min()} rows, below least = {self.least}: lower least")
+            slots = np.repeat(np.arange(self.clients), counts)
+        drawn = present[_fill(slots, mixture, stock[present], rng)]
+        # Slots and rows are matched by class; rows of a class beyond its slots (explicit sizes) get no client.
+        slots = slots[_in_class_order(drawn, rng)]
+        order, served = _in_class_order(label, rng), np.bincount(drawn, minlength=len(stock))
+        start = np.cumsum(stock) - stock
+        client = np.full(rows, NOBODY)
+        client[order[np.arange(rows) - start[label[order]] < served[label[order]]]] = slots
+        return client
+
+    def _by_class(self, label: Ints, stock: Ints, rng: Generator) -> Ints:
+        """The client of each row [n], by clients' shares of each class."""
+        least = MIN_SIZE if self.min_size is None else self.min_size
+        self.check_room(self.clients, label, least, "min_size")
+        for _ in range(DRAWS):
+            counts = self._divided(stock, rng)
+            if counts.sum(0).min() >= least:
+                break
+        else:
+            raise self.refuse(
+                f"{DRAWS} draws did not give each of {self.clients} clients min_size = {least} of {len(label)} rows: "
+                "lower clients or min_size, or raise alpha"
+            )
+        client = np.empty(len(label), dtype=np.int64)
+        client[_in_class_order(label, rng)] = np.repeat(np.tile(np.arange(self.clients), len(stock)), counts.ravel())
+        return client
+
+    def _divided(self, stock: Ints, rng: Generator) -> Ints:
+        """Rows of each class for each client [K, clients], one draw."""
+        counts = np.zeros((len(stock), self.clients), dtype=np.int64)
+        held = np.zeros(self.clients, dtype=np.int64)
+        for number, rows in enumerate(stock.tolist()):
+            # Shares of some clients, divided by their sum, are a Dirichlet draw for these clients alone.
+            takes = np.flatnonzero(held * self.clients <= stock.sum()) if self.balance else np.arange(self.clients)
+            share = rng.dirichlet(np.full(len(takes), self.alpha))
+            cuts = np.minimum(np.floor(np.cumsum(share) * rows), rows).astype(np.int64)
+            cuts[-1] = rows
+            counts[number, takes] = np.diff(cuts, prepend=0)
+            held += counts[number]
+        return counts
+
+
+def _in_class_order(label: Ints, rng: Generator) -> Ints:
+    """An order [n] that sorts by class and shuffles inside each."""
+    shuffled = rng.permutation(len(label))
+    return shuffled[np.argsort(label[shuffled], kind="stable")]
+
+
+def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator) -> Ints:
+    """A class for each slot, drawn from its client's class shares; each class exactly as often as it has rows.
+
+    Each pass draws for all open slots from the classes that still have rows; a class that is drawn too often is given
+    to a random choice of these slots and closed.  So each pass closes a class or is the last: at most K passes.
+
+    Args:
+        slots: the client of each slot [n].
+        mixture: class shares of each client [clients, K].
+        stock: rows of each class [K], n in all.
+        rng: random generator of all draws.
+    """
+    drawn = np.empty(len(slots), dtype=np.int64)
+    left = stock.copy()
+    unfilled = np.arange(len(slots))
+    while len(unfilled):
+        open_classes = np.flatnonzero(left)
+        wish = mixture[:, open_classes]
+        total = wish.sum(1, keepdims=True)
+        # A second choice may be many orders of magnitude smaller than the first, so only exact zeros count as zero.
+        fallback = left[open_classes] / left.sum()
+        wish = np.where(total > TINY, wish / np.maximum(total, TINY), fallback)
+        # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves
+        # all draws.
+        line = (np.minimum(np.cumsum(wish, axis=1), 1.0) + np.arange(len(wish))[:, None]).ravel()
+        line[len(open_classes) - 1 :: len(open_classes)] = np.arange(1, len(wish) + 1)
+        owner = slots[unfilled]
+        found = np.searchsorted(line, owner + rng.random(len(owner)), side="right")
+        pick = np.minimum(found - owner * len(open_classes), len(open_classes) - 1)
+        order = _in_class_order(pick, rng)
+        wanted = np.bincount(pick, minlength=len(open_classes))
+        start = np.cumsum(wanted) - wanted
+        place = np.arange(len(order)) - start[pick[order]]
+        served = order[place < left[open_classes][pick[order]]]
+        drawn[unfilled[served]] = open_classes[pick[served]]
+        left[open_classes] -= np.bincount(pick[served], minlength=len(open_classes))
+        unfilled = np.delete(unfilled, served)
+    return drawn

@@ -1,0 +1,42 @@
+"""IID: rows dealt at random, so that all clients have the same distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from piebald.data.clients.lists import Numbered
+from piebald.data.partition.partition import NOBODY, Partition
+from piebald.data.partition.sizes import AnySizes
+from piebald.data.partition.split import Ints
+
+if TYPE_CHECKING:
+    from piebald.data.sets.dataset import DataSet
+
+
+class Iid(Partition):
+    """Shuffled rows in equal portions (within one row), the IID partition of McMahan et al. 2017, section 3.
+
+    Attributes:
+        clients: number of clients.
+        sizes: number of rows of each client; equal by default.
+    """
+
+    clients: int = Field(ge=1)
+    sizes: AnySizes | None = None
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each row [n], and names."""
+        self.check_room(self.clients, rows)
+        rng = self.generator("deal")
+        client = np.full(len(rows), NOBODY)
+        shuffled = rng.permutation(len(rows))
+        if self.sizes is None:
+            client[shuffled] = np.arange(len(rows)) % self.clients
+        else:
+            holder = np.repeat(np.arange(self.clients), self.sizes.counts(self.clients, len(rows), rng))
+            client[shuffled[: len(holder)]] = holder
+        return client, Numbered(self.clients)

@@ -1,0 +1,275 @@
+"""The base class of partitions: training rows are dealt to clients, and clients get test parts.
+
+A partition deals the rows of a data set to clients (`deal`).  There are two ways to make test parts:
+
+- If the data set publishes a test part, it is dealt to clients class by class, in proportion to the training rows that
+  each client has of the class, so a client is tested on its own class shares.  No test row has two holders, so a client
+  with few rows of a class may get no test row of it.  `common` is the published test part (of the classes with
+  holders).
+- Otherwise, or if `pool` is set, or if the test part belongs to other owners, each client holds out a share of its own
+  rows, spread evenly over its classes.  `common` is the union of all clients' test parts.
+
+Rows of one group (`DataSet.groups`: windows of one recording, flows of one session) would leak from training to test,
+so for partitions that scatter rows a share of the groups is held out for testing first.  A partition that learns from
+the rows it deals can hold out a share of all rows first, too (`ByEmbedding.test_first`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from piebald.contracts.component import Component
+from piebald.core.errors import SettingError, shown
+from piebald.core.randomness import generator, key
+from piebald.data.clients.convert import class_numbers
+from piebald.data.clients.lists import Lists
+from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.partition.changed_clients import changed
+from piebald.data.partition.data_change import AnyChange
+from piebald.data.partition.split import Ints, hold_out, thin
+from piebald.data.partition.three_way_split import three_ways
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from piebald.data.sets.dataset import DataSet
+
+NOBODY = -1  # the holder of a row that no client gets
+
+
+class Partition(Component):
+    """Base class of partitions: ways to deal the rows of a data set to clients.
+
+    Attributes:
+        seed: seed of all choices.
+        validation: share of each client's rows (published test rows apart) for its validation part, in [0, 1).
+        test: share of each client's rows for its test part if the data set publishes none, in [0, 1).
+        pool: deal the published training and test rows as one set.
+        server_rows: number of training rows that the server keeps and no client gets, in proportion from all classes;
+            for methods that need a few trusted rows.
+        public_rows: number of training rows that all clients have and none has for itself, in proportion from all
+            classes; for methods that compare models on common rows.
+        limit: use at most this many rows, drawn in proportion from classes and from training and test.
+        changes: changes of some clients' rows after the partition: flipped labels, noise, blur, ...
+    """
+
+    axis = "partition"
+    scatters: ClassVar[bool] = True  # rows of one owner may go to different clients
+
+    seed: int = 0
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    test: float = Field(default=0.2, ge=0, lt=1)
+    pool: bool = False
+    server_rows: int = Field(default=0, ge=0)
+    public_rows: int = Field(default=0, ge=0)
+    limit: int | None = Field(default=None, ge=1)
+    changes: tuple[AnyChange, ...] | None = None
+
+    @model_validator(mode="after")
+    def _leave_rows(self) -> Self:
+        if self.validation + self.test >= 1:
+            raise ValueError(
+                f"validation = {self.validation} and test = {self.test} leave no rows to train on: "
+                "their sum must be below 1"
+            )
+        return self
+
+    def split(self, data: DataSet) -> PooledClients:
+        """Deal a data set to clients.
+
+        Raises:
+            SettingError: the settings do not fit this data set, or a client would hold no row.
+        """
+        train, test = self._published(data)
+        validation = self.validation
+        if test is None and self.test and self.holds_out_first(data):
+            order = np.zeros(len(train), dtype=np.int64)
+            group = None if data.groups is None else data.groups[train]
+            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), group)
+            train, test = train[~out], train[out]
+            validation /= 1 - self.test
+        server_rows, train = self._kept(data, train, "server_rows", self.server_rows, "centre")
+        public_rows, train = self._kept(data, train, "public_rows", self.public_rows, "public")
+        client, names = self._dealt(data, train)
+        lists = Lists.of(client, len(names), train)
+        if not lists.sizes.all():
+            empty = int(np.argmin(lists.sizes > 0))
+            raise self.refuse(
+                f"client {names[empty]!r} would hold no row of {len(train)}: lower clients or raise limit"
+            )
+        holder = None if test is None else self.follow(data, train, client, test)
+        label = labels(data, np.arange(len(data)))
+        if test is None or holder is None:
+            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.groups)
+            common = np.sort(parts["test"].values) if test is None else test
+        else:
+            parts = three_ways(lists, label, validation, 0.0, self.seed, data.groups)
+            parts["test"] = Lists.of(holder, len(names), test)
+            common = test[holder != NOBODY]
+        clients = PooledClients(
+            data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows,
+            public_rows=public_rows,
+        )  # fmt: skip
+        return changed(clients, self.changes, data.inputs) if self.changes else clients
+
+    def _dealt(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """What `deal` returns, after a check."""
+        found = self.deal(data, rows)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Sequence):
+            raise self.refuse(f"deal must return the client of each row and the clients' names, got {shown(found)}")
+        client, names = np.asarray(found[0]), found[1]
+        if client.shape != rows.shape or client.dtype.kind not in "iu":
+            got = f"{client.dtype} {list(client.shape)}"
+            raise self.refuse(f"deal must return a whole number for each of {len(rows)} rows, got {got}")
+        if len(client) and not NOBODY <= client.min() <= client.max() < len(names):
+            span = f"{client.min()}..{client.max()}"
+            raise self.refuse(f"deal must number clients from 0 to {len(names) - 1}, as many as names, got {span}")
+        return client.astype(np.int64), names
+
+    def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
+        """The client of each of these rows [n] (or `NOBODY`), and the clients' names.
+
+        Args:
+            data: the data set.
+            rows: the training rows' numbers [n], increasing.
+        """
+        raise NotImplementedError
+
+    def follow(self, data: DataSet, train: Ints, client: Ints, test: Ints) -> Ints | None:
+        """The client of each published test row [m], or None if clients must hold out their own rows.
+
+        Args:
+            data: the data set.
+            train: the training rows' numbers [n].
+            client: their clients [n].
+            test: the test rows' numbers [m].
+        """
+        return follow_classes(labels(data, train), client, labels(data, test), self.generator("follow"))
+
+    def holds_out_first(self, data: DataSet) -> bool:
+        """Whether test rows are held out before the others are dealt, where the data set publishes no test part."""
+        return data.groups is not None and self.scatters
+
+    def strata(self, data: DataSet) -> Ints:
+        """The stratum of each row of the data set, for `limit`, which keeps strata in proportion."""
+        return labels(data, np.arange(len(data)))
+
+    def refuse(self, why: str) -> SettingError:
+        """An error about this partition."""
+        return SettingError(f"partition {self.kind!r}: {why}")
+
+    def class_labels(self, data: DataSet, rows: Ints) -> tuple[Ints, int]:
+        """The class of each row [n] and the number of classes, for partitions that need classes.
+
+        Raises:
+            SettingError: the targets of this data set are not classes.
+        """
+        if data.classes is None or class_numbers(data.y) is None:
+            raise self.refuse(f"{data.name} has no class for each row to divide by: use iid or by_owner")
+        return labels(data, rows), len(data.classes)
+
+    def check_room(self, clients: int, rows: Ints, least: int = 1, setting: str = "least") -> None:
+        """Refuse more clients than there are rows for, with `least` rows per client as `setting` says."""
+        if clients * least > len(rows):
+            each = "one row" if least == 1 else f"{least} rows ({setting})"
+            what = "clients" if least == 1 else f"clients or {setting}"
+            more = "" if self.limit is None else ", or raise limit"
+            raise self.refuse(
+                f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
+            )
+
+    def generator(self, *purpose: int | str) -> Generator:
+        """A NumPy generator for what is drawn in `deal` or `follow`.
+
+        It depends on the partition's seed and kind and on the words given, and on nothing else: the same settings give
+        the same clients on every machine.
+
+        Args:
+            purpose: what the numbers are for.  Draw for another purpose, or for another client, with other words.
+        """
+        return generator(self.seed, "partition", self.kind, *purpose)
+
+    def _published(self, data: DataSet) -> tuple[Ints, Ints | None]:
+        """Training and test rows to use, increasing; no test rows if clients hold out their own."""
+        every = np.arange(len(data))
+        train = every if data.train is None else data.train
+        if data.test is None:
+            return np.sort(self._limited(data, train)), None
+        if self.pool:
+            return np.sort(self._limited(data, np.concatenate([train, data.test]))), None
+        if self.limit is None or self.limit >= len(train) + len(data.test):
+            return np.sort(train), np.sort(data.test)
+        kept = self._limited(data, np.concatenate([train, data.test]), np.repeat([0, 1], [len(train), len(data.test)]))
+        is_test = np.isin(kept, data.test)
+        return np.sort(kept[~is_test]), np.sort(kept[is_test])
+
+    def _kept(self, data: DataSet, train: Ints, setting: str, count: int, rng_key: str) -> tuple[Ints | None, Ints]:
+        """The rows that a setting keeps from being dealt, and those that are left."""
+        if not count:
+            return None, train
+        if count >= len(train):
+            raise self.refuse(f"{setting} must be below the {len(train)} training rows, got {count}")
+        kept = train[thin(labels(data, train), count, key(self.seed, rng_key))]
+        return kept, np.setdiff1d(train, kept)
+
+    def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:
+        if self.limit is None or self.limit >= len(rows):
+            return rows
+        stratum = self.strata(data)[rows]
+        if side is not None:
+            stratum = stratum * 2 + side
+        return rows[thin(stratum, self.limit, key(self.seed, "limit"))]
+
+
+def labels(data: DataSet, rows: Ints) -> Ints:
+    """The class of each row [n]; all 0 if rows do not have one class each."""
+    found = None if data.classes is None else class_numbers(data.y)
+    return np.zeros(len(rows), dtype=np.int64) if found is None else found[rows]
+
+
+def spread(label: Ints, holders: Sequence[Ints], rng: Generator) -> Ints:
+    """Deal each class's rows evenly over its holders (within one row).
+
+    Args:
+        label: class of each row [n].
+        holders: for each class, the clients that hold it.
+        rng: random generator of the order of rows and of the holders that get one row more.
+
+    Returns:
+        The client of each row [n]; `NOBODY` for a class without holders.
+    """
+    client = np.full(len(label), NOBODY)
+    for number, members in enumerate(holders):
+        rows = np.flatnonzero(label == number)
+        if len(members):
+            client[rng.permutation(rows)] = rng.permutation(members)[np.arange(len(rows)) % len(members)]
+    return client
+
+
+def follow_classes(label: Ints, client: Ints, test_label: Ints, rng: Generator) -> Ints:
+    """Deal test rows class by class, in proportion to the training rows that each client has of the class.
+
+    Args:
+        label: class of each training row [n].
+        client: client of each training row [n].
+        test_label: class of each test row [m].
+        rng: random generator of the order of rows and of the clients whose fractions are rounded up.
+
+    Returns:
+        The client of each test row [m]; `NOBODY` for a class without training rows.
+    """
+    holder = np.full(len(test_label), NOBODY)
+    for number in np.unique(test_label):
+        members, held = np.unique(client[(label == number) & (client != NOBODY)], return_counts=True)
+        rows = np.flatnonzero(test_label == number)
+        if len(members):
+            # Rounded cut points, so that the parts add up to all rows; clients in random order, or the same small
+            # clients would be rounded up in every class.
+            order = rng.permutation(len(members))
+            cuts = np.floor(np.cumsum(held[order]) * (len(rows) / held.sum()) + 0.5)
+            holder[rng.permutation(rows)] = members[order][np.searchsorted(cuts, np.arange(len(rows)), side="right")]
+    return holder

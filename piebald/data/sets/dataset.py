@@ -1,0 +1,199 @@
+"""The class of data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import SkipValidation
+from torch import Tensor
+
+from piebald.core import pytree
+from piebald.core.arguments import checked_class
+from piebald.core.errors import SettingError, shown
+from piebald.core.losses import IGNORED
+from piebald.data.sets.decoded import Decoded
+
+Ints = NDArray[np.int64]
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """The owner of each row: `codes` [n] in range(len(names)).
+
+    Raises:
+        SettingError: a code has no name.
+    """
+
+    codes: Ints
+    names: Sequence[str]
+
+    def __post_init__(self) -> None:
+        codes = self.codes
+        if codes.ndim != 1 or codes.dtype.kind not in "iu":
+            raise SettingError(f"codes of owners must be whole numbers [n], got {codes.dtype} {list(codes.shape)}")
+        if len(codes) and not 0 <= codes.min() <= codes.max() < len(self.names):
+            raise SettingError(
+                f"codes of owners must be in 0..{len(self.names) - 1}, since there are {len(self.names)} names, got "
+                f"{codes.min()}..{codes.max()}"
+            )
+
+    @classmethod
+    def of(cls, labels: NDArray[np.generic], names: Mapping[int, str] | None = None) -> Owners:
+        """Make owners from a label for each row [n], sorted; `names` has the names of labels, by default themselves."""
+        found, codes = np.unique(labels, return_inverse=True)
+        return cls(codes.astype(np.int64), [str(label) if names is None else names[label] for label in found.tolist()])
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class DataSet:
+    """A data set: its rows, their classes and owners, and its source.
+
+    Attributes:
+        name: name by which the data set is loaded.
+        x: inputs [n, ...], float32, or uint8 images [n, channels, height, width] as stored; clients scale them
+            to [0, 1].  `Decoded` if rows stay in their files.  A tuple or dict where inputs are several.
+        y: class numbers [n] int64, or numbers to predict [n, ...] float32, or a tuple or dict of targets.
+        classes: names of the classes, None if `y` are numbers to predict.
+        owners: owners of the rows, by kind ("writer", "capture"): `Owners`, or the name or number of each row's owner
+            [n], in a list, an array or a column of a table.
+        train: row numbers of the published training part, None for all rows.
+        test: row numbers of the published test part, None if there is none.
+        groups: group of each row [n], such as a recording; rows of one group are never split between training and
+            test.  None without groups.
+        features: names of the columns of inputs [n, features], for tables.
+        source: source of the rows.
+        licence: licence of the rows.
+        citation: reference to cite.
+
+    Raises:
+        SettingError: lengths differ, a class number is out of range, or a row is in both the training and the test
+            part.
+    """
+
+    name: str
+    x: pytree.Tree | Decoded
+    y: pytree.Tree
+    classes: Sequence[str] | None = None
+    owners: SkipValidation[Mapping[str, Owners]] = field(default_factory=dict)  # checked below: labels become Owners
+    train: Ints | None = None
+    test: Ints | None = None
+    groups: Ints | None = None
+    features: Sequence[str] | None = None
+    source: str = ""
+    licence: str = ""
+    citation: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.owners, Mapping):
+            raise SettingError(
+                "owners must be a mapping from kinds to the owner of each row, like {'writer': ['ann', 'bob', 'ann']}, "
+                f"got {shown(self.owners)}"
+            )
+        object.__setattr__(self, "owners", {name: _owners(name, given) for name, given in self.owners.items()})
+        if any(part.dim() == 0 for tree in (self.x, self.y) for part in pytree.leaves(tree)):
+            raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
+        n = pytree.count(self.x)
+        lengths = {f"x {name!r}": len(part) for name, part in pytree.named_leaves(self.x)}
+        lengths |= {f"y {name!r}" if name else "y": len(part) for name, part in pytree.named_leaves(self.y)}
+        lengths |= {owner: len(owners.codes) for owner, owners in self.owners.items()}
+        if self.groups is not None:
+            lengths["groups"] = len(self.groups)
+        for what, length in lengths.items():
+            if length != n:
+                raise SettingError(
+                    f"data set {self.name!r}: {what} must have one entry for each of the {n} rows, got {length}"
+                )
+        if self.classes is not None and n:
+            self._check_classes(self.classes)
+        if self.features is not None and pytree.form(self.x) != (len(self.features),):
+            raise SettingError(
+                f"data set {self.name!r}: features must name each number of inputs "
+                f"{pytree.plain(pytree.form(self.x))}, got {len(self.features)} names"
+            )
+        parts = [part for part in (self.train, self.test) if part is not None]
+        if parts:
+            rows = np.concatenate(parts)
+            if rows.ndim != 1 or rows.dtype.kind not in "iu":
+                raise SettingError(
+                    f"data set {self.name!r}: train and test must be row numbers [n], got {rows.dtype} "
+                    f"{list(rows.shape)}"
+                )
+            if len(np.unique(rows)) != len(rows) or rows.min() < 0 or rows.max() >= n:
+                raise SettingError(f"data set {self.name!r}: train and test must be different rows out of 0..{n - 1}")
+        if self.test is not None and self.train is None:
+            raise SettingError(
+                f"data set {self.name!r}: a test part needs a train part: say which rows are for training"
+            )
+
+    def __repr__(self) -> str:
+        """What the data set holds, in one line."""
+        kind = "numbers to predict" if self.classes is None else f"{len(self.classes)} classes"
+        parts = "" if self.test is None or self.train is None else f", {len(self.train)} train, {len(self.test)} test"
+        owners = f", owners by {', '.join(self.owners)}" if self.owners else ""
+        shape = pytree.plain(pytree.form(self.x))
+        return f"<DataSet {self.name!r}: {len(self)} rows of {shape}, {kind}{parts}{owners}>"
+
+    def __len__(self) -> int:
+        return pytree.count(self.x)
+
+    def _check_classes(self, classes: Sequence[str]) -> None:
+        y = self.targets
+        counted = y[y != IGNORED] if y.dim() > 1 else y
+        least, most = (int(counted.min()), int(counted.max())) if len(counted) else (0, 0)
+        if not 0 <= least <= most < len(classes):
+            raise SettingError(
+                f"data set {self.name!r}: class numbers must be in 0..{len(classes) - 1}, "
+                f"got {least}..{most}: name every class in classes"
+            )
+
+    @property
+    def inputs(self) -> Tensor | Decoded:
+        """Inputs of one tensor, for what works with no other ones.
+
+        Raises:
+            SettingError: inputs are several.
+        """
+        if isinstance(self.x, Mapping | tuple):
+            got = pytree.rows_of(self.x)
+            raise SettingError(f"data set {self.name!r} must have inputs of one tensor here, got {got}")
+        return self.x
+
+    @property
+    def targets(self) -> Tensor:
+        """Targets of one tensor, likewise."""
+        return pytree.single(self.y, f"data set {self.name!r}")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input of one tensor."""
+        return tuple(self.inputs.shape[1:])
+
+
+def _owners(name: str, given: Any) -> Owners:
+    """Owners as given, or made from a label for each row."""
+    if isinstance(given, Owners):
+        return given
+    if not isinstance(name, str):
+        raise SettingError(f"owners must be called by a text, like 'writer', got {name!r}")
+    labels = given.numpy() if isinstance(given, Tensor) else _column(given)
+    if labels.ndim != 1 or labels.dtype.kind not in "biuU":
+        raise SettingError(
+            f"owners {name!r} must be Owners, or the name or number of each row's owner [n], got {shown(given)}"
+        )
+    return Owners.of(labels)
+
+
+def _column(given: Any) -> NDArray[Any]:
+    """Labels as an array; those that are neither all text nor all whole numbers stay objects, as nan among names."""
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        return given
+    labels = np.array(given, dtype=object)
+    flat = labels.ravel().tolist()
+    alike = any(all(isinstance(label, kind) for label in flat) for kind in (str, int | np.integer))
+    return np.array(flat).reshape(labels.shape) if alike and flat else labels

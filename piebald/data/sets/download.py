@@ -1,0 +1,146 @@
+"""Official files: found in PIEBALD_DATA or in the cache, or downloaded from where they are published."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError
+from piebald.core.machine import cache_folder
+from piebald.data.sets.prepared_files import VARIABLE
+
+TIMEOUT = 30.0  # seconds without a byte; the whole download may take longer
+ATTEMPTS = 3
+CHUNK = 1 << 16
+
+_forbidden: ContextVar[bool] = ContextVar("downloads are forbidden", default=False)
+
+
+@contextmanager
+def forbidden() -> Iterator[None]:
+    """Forbid downloads inside this context, to find out which files are already available."""
+    token = _forbidden.set(True)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
+
+
+def cache() -> Path:
+    """The folder for downloads, see `machine.cache_folder`; without a home, below the working folder."""
+    return cache_folder() or Path(".cache", "piebald")
+
+
+def official(folder: str, url: str, checksum: str) -> Path:
+    """The path of a published file, which is downloaded, checked and cached if necessary.
+
+    An interrupted download is resumed, at once or at the next call.
+
+    Args:
+        folder: folder of the data set, below PIEBALD_DATA and below the cache.
+        url: address of the file; its last part is the file's name.
+        checksum: published checksum, "sha256:..." or "md5:..."; it is also checked for files found on disk.
+
+    Raises:
+        SettingError: the file cannot be found or downloaded, or is not the published one.
+    """
+    import pooch
+
+    file = url.rsplit("/", 1)[-1]
+    places = [cache() / folder / file]
+    if root := os.environ.get(VARIABLE):
+        places.insert(0, Path(root) / folder / file)
+    for path in places:
+        if path.is_file():
+            if not _is_published(path, checksum):
+                raise SettingError(f"{path} is not the published file (another checksum): delete or replace it")
+            return path
+    if _forbidden.get():
+        raise SettingError(f"{file} is not here: loading it downloads it from {url}")
+    put = f"{VARIABLE} to a folder and put it in {folder}/{file} there"
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        return Path(pooch.retrieve(url, checksum, fname=file, path=places[-1].parent, downloader=_Resuming()))
+    except SettingError:
+        raise
+    except ValueError:
+        raise SettingError(
+            f"what {url} sent is not the published file (another checksum): try again later, or set {put}"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise SettingError(
+            f"{file} is not here and cannot be downloaded from {url} ({reason}): "
+            f"try again, or get it elsewhere, set {put}"
+        ) from None
+
+
+def _is_published(path: Path, checksum: str) -> bool:
+    import pooch
+
+    algorithm, _, digest = checksum.rpartition(":")
+    return str(pooch.file_hash(str(path), alg=algorithm or "sha256")) == digest
+
+
+class _Resuming:
+    """Downloader for pooch that keeps incomplete files, so that the next attempt requests only the rest."""
+
+    def __call__(self, url: str, output: Any, mover: Any, check_only: bool = False) -> None:
+        # Next to pooch's temporary file, but with a name that the next attempt will find.
+        part = Path(str(output)).parent / (url.rsplit("/", 1)[-1] + ".part")
+        for attempt in range(ATTEMPTS):
+            try:
+                if _continue(url, part):
+                    break
+            except urllib.error.HTTPError as error:
+                error.close()  # the error holds an open response
+                if error.code == 416:  # nothing is left to send
+                    break
+                raise
+            except (OSError, http.client.HTTPException):
+                if attempt == ATTEMPTS - 1:
+                    raise
+            time.sleep(0.1 * attempt)
+        else:
+            raise OSError(f"it broke off after {part.stat().st_size:,} bytes, which are kept")
+        shutil.move(part, str(output))
+
+
+def _continue(url: str, part: Path) -> bool:
+    """Request the missing bytes; True when the file is complete."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        resumed = response.status == 206
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        whole = None if length is None else have + int(length)
+        with part.open("ab" if resumed else "wb") as file, _bar(part.stem, have, whole) as advance:
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                advance(len(chunk))
+    return whole is None or part.stat().st_size >= whole
+
+
+@contextmanager
+def _bar(name: str, have: int, whole: int | None) -> Iterator[Any]:
+    if not sys.stderr.isatty():
+        yield lambda size: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=whole, completed=have)
+        yield lambda size: bar.advance(task, size)

@@ -1,0 +1,379 @@
+"""Layers for a whole stack of clients at once, each client's rows with the client's own parameters.
+
+The rows of c clients are concatenated into one batch [c * b, ...], so everything without parameters (activations,
+pooling, reshaping) runs as it is, and only layers with parameters need to know where one client ends.  Models with
+layers that have no batched form are left to other engines.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+from piebald.core.parameters import Layout, Slot, copied
+from piebald.engines.device_layers import rows_first
+from piebald.engines.factored.factors import Factor, Weights
+from piebald.engines.matrix_products import inner_products
+
+
+@dataclass(slots=True, eq=False)
+class BatchedPass:
+    """What the layers of one module read during a step.
+
+    Attributes:
+        count: c, clients in the batch.
+        tensors: their tensors [c, ...] by slot name; parameters are leaves of autograd.
+        shares: coefficients of the terms that factored layers start from.
+        scale: coefficients of each earlier step's gradient in factored layers.
+        rows: which of all steps' rows are in the batch, for layers that have looked ahead.
+        batch: data pointer of the batch, and its version counter when the step began.
+        hook: a scalar that needs a gradient, so that factored layers are called in the backward pass.
+        in_one_piece: whether gradients of weights have to lie in memory as the weights do.
+    """
+
+    count: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    shares: list[float] = field(default_factory=lambda: [1.0])
+    scale: list[float] = field(default_factory=list)
+    rows: slice = field(default_factory=lambda: slice(0))
+    batch: tuple[int, int] = (0, 0)
+    hook: Tensor | None = None
+    in_one_piece: bool = False
+
+
+class Layer(nn.Module):
+    """A layer in its batched form; its tensors come from the pass, under the names they have in the layout."""
+
+    def __init__(self, prefix: str, original: nn.Module, batched_pass: BatchedPass) -> None:
+        super().__init__()
+        self.prefix, self.batched_pass = prefix, batched_pass
+        self.original = [original]  # in a list, so that its parameters are not registered here
+
+    @property
+    def weight(self) -> Any:
+        """The original's weight without its numbers, for a layer around this one that looks at its type (peft's)."""
+        original: Any = self.original[0]
+        return torch.empty_like(original.weight, device="meta")
+
+    def tensor(self, name: str) -> Tensor | None:
+        """One of the layer's tensors [c, ...], or None where the original has none."""
+        return self.batched_pass.tensors.get(f"{self.prefix}{name}")
+
+    def each(self, x: Tensor, run: Callable[..., Tensor], *names: str) -> Tensor:
+        """Run a function on every client's rows and tensors."""
+        tensors = [self.tensor(name) for name in names]
+        count = self.batched_pass.count
+        if count == 1:
+            return run(x, *[None if tensor is None else tensor[0] for tensor in tensors])
+        split = [[None] * count if tensor is None else tensor.unbind(0) for tensor in tensors]
+        return torch.cat([run(part, *own) for part, *own in zip(x.chunk(count), *split, strict=True)])
+
+
+class Dense(Layer):
+    """`nn.Linear` with separate weights for each client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, count = self.tensor("weight"), self.tensor("bias"), self.batched_pass.count
+        assert weight is not None
+        if count == 1:
+            return functional.linear(x, weight[0], None if bias is None else bias[0])
+        rows = x.reshape(count, -1, x.shape[-1])
+        if self.batched_pass.in_one_piece:
+            product: Tensor = _InOnePiece.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+            return product.view(*x.shape[:-1], -1)
+        wide = weight.transpose(1, 2)
+        out = torch.bmm(rows, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, wide)
+        return out.view(*x.shape[:-1], -1)
+
+
+class _InOnePiece(Function):
+    """x [c, b, in] times weights [c, out, in], plus bias [c, out].
+
+    Autograd's own gradient of the weights is a transposed view, which an optimizer would have to copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        wide = weight.transpose(1, 2)
+        return torch.bmm(x, wide) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, wide)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x = torch.bmm(d, weight) if ctx.needs_input_grad[0] else None
+        return to_x, torch.bmm(d.transpose(1, 2), x), d.sum(1) if ctx.biased else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """Products computed before the first step.
+
+    Attributes:
+        x: all rows [c, r, in] that a layer will see, in the order of the steps.
+        made: outputs [c, r, out] for them of each of the terms that the layer starts from.
+        gram: their inner products [c, r, r], where a start is a sum over the same rows; otherwise each step computes
+            those with earlier rows, which are half of them.
+    """
+
+    x: Tensor
+    made: list[Tensor]
+    gram: Tensor | None
+
+
+class FactoredDense(Layer):
+    """`nn.Linear` whose weights are never formed: the terms that clients start from, and factors of what was added
+    since (see `factored.factors`).
+    """
+
+    def __init__(self, prefix: str, original: nn.Module, batched_pass: BatchedPass, slot: Slot) -> None:
+        super().__init__(prefix, original, batched_pass)
+        self.slot = slot
+
+    def begin(self, starts: Sequence[Weights]) -> None:
+        """Start a run of SGD from the first of these weights; gradients are shifted by the others."""
+        self.starts = starts
+        self.x, self.d, self.inner = list[Tensor](), list[Tensor](), list[Tensor]()
+        self.made: list[list[Tensor]] = []  # outputs at each step of all starts but the first
+        self.ahead: Ahead | None = None
+
+    def look_ahead(self, x: Tensor) -> None:
+        """Compute products of the rows x [c, r, in] of all steps at once, where they are known to be the inputs."""
+        own = inner_products(x, x) if any(rows is x for start in self.starts for rows, _ in start.products) else None
+        self.ahead = Ahead(x, [start.times(x, lambda rows: own if rows is x else None) for start in self.starts], own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias, rows = self.tensor("bias"), x.reshape(self.batched_pass.count, -1, x.shape[-1])
+        out: Tensor = _Product.apply(rows, bias, self.batched_pass.hook, self)  # type: ignore[no-untyped-call]
+        return out.view(*x.shape[:-1], -1)
+
+    def factor(self, order: Tensor | None = None, places: Tensor | None = None) -> Factor:
+        """The change of the weights, by steps; `order` and `places` as in `Factor`."""
+        whole = None if self.ahead is None else self.ahead.x
+        return Factor(self.slot, self.x, self.d, whole, order, None if whole is None else places)
+
+    def start_outputs(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Outputs [c, b, out] of the starts for a step's rows x [c, b, in], and inner products of x with all steps'
+        rows so far, [c, b, b'] each; x is kept.
+        """
+        count, ahead, shares = len(x), self.ahead, self.batched_pass.shares
+        if (
+            ahead is None or (x.data_ptr(), x._version) != self.batched_pass.batch
+        ):  # not these rows: perhaps dropout came in between
+            self.ahead = None
+            self.x.append(x)
+            out, *others = [start.times(x) for start in self.starts]
+            out = out if shares[0] == 1.0 else out.mul_(shares[0])
+            grams = [torch.bmm(x, past[:count].transpose(1, 2)) for past in self.x]
+        else:
+            rows = self.batched_pass.rows
+            self.x.append(ahead.x[:count, rows])
+            out, *others = [made[:count, rows] for made in ahead.made]
+            out = out * shares[0]
+            if ahead.gram is None:
+                inner = inner_products(self.x[-1], ahead.x[:count, : rows.stop])
+            else:
+                inner = ahead.gram[:count, rows]
+            grams = [inner[:, :, span] for span in self._spans()]
+        for made, share in zip(others, shares[1:], strict=True):
+            out.add_(made, alpha=share)
+        self.made.append(others)
+        return out, grams
+
+    def back(self, d: Tensor) -> Tensor:
+        """The part of the gradient at the inputs that comes through the starts, from the gradient at the outputs."""
+        shares = self.batched_pass.shares
+        made = self.starts[0].back(d)
+        made = made if shares[0] == 1.0 else made.mul_(shares[0])
+        for start, share in zip(self.starts[1:], shares[1:], strict=True):
+            if share:
+                made.add_(start.back(d), alpha=share)
+        return made
+
+    def _spans(self) -> list[slice]:
+        """Where each step's rows are among the rows of all steps."""
+        ends = itertools.accumulate((past.shape[1] for past in self.x), initial=0)
+        return [slice(lo, hi) for lo, hi in itertools.pairwise(ends)]
+
+    def moved(self, scale: Tensor, shares: Sequence[Tensor]) -> Tensor:
+        """Squared lengths [c] of the change of the weights.
+
+        Args:
+            scale: coefficient of each step's gradient [c, steps].
+            shares: change of the coefficient of each of the starts [c].
+        """
+        total = scale.new_zeros(len(scale))
+        for step, inner in enumerate(self.inner):
+            mine = scale[: len(inner), step]
+            earlier = (inner[:, :step] * scale[: len(inner), :step]).sum(1)
+            total[: len(inner)].add_(mine * (mine * inner[:, step] + 2 * earlier))
+        for place, share in enumerate(shares):
+            if bool(share.any()):
+                total += share * (2 * self._along(place, scale) + share * self._square(place, len(scale)))
+        return total
+
+    def _along(self, place: int, scale: Tensor) -> Tensor:
+        """Inner products [c] of a start with the sum of the steps' gradients."""
+        total = scale.new_zeros(len(scale))
+        for step, (x, d) in enumerate(zip(self.x, self.d, strict=True)):
+            made = self.made[step][place - 1] if place else self.starts[0].times(x)
+            total[: len(x)].add_((made * d).sum((1, 2)) * scale[: len(x), step])
+        return total
+
+    def _square(self, place: int, count: int) -> Tensor:
+        """Squared lengths [c] of a start."""
+        ahead, start = self.ahead, self.starts[place]
+        if ahead is None:
+            return start.square(count)
+        made, own = ahead.made[place], ahead.gram
+        return start.square(
+            count, lambda rows: made if rows is ahead.x else None, lambda rows: own if rows is ahead.x else None
+        )
+
+
+class _Product(Function):
+    """x [c, b, in] times the weights that a `FactoredDense` layer stands for, plus bias [c, out].
+
+    With W = sum_i a_i W_i + sum_t b_t D_t^T X_t:  x W^T = sum_i a_i x W_i^T + sum_t b_t (x X_t^T) D_t, and the
+    gradient at x is  d W = sum_i a_i d W_i + sum_t b_t (d D_t^T) X_t.  The small products of rows with rows also
+    give the inner products of gradients, <D_s^T X_s, D_t^T X_t> = sum((X_s X_t^T) * (D_s D_t^T)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, hook: Tensor, layer: FactoredDense) -> Tensor:
+        count = len(x)
+        out, grams = layer.start_outputs(x.detach())  # else the whole graph behind it would be kept
+        for one, d, scale in zip(grams, layer.d, layer.batched_pass.scale, strict=False):
+            out.baddbmm_(one, d[:count], alpha=scale)
+        if bias is not None:
+            out += bias.unsqueeze(1)
+        ctx.layer, ctx.grams, ctx.biased = layer, grams, bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None]:
+        layer, count = ctx.layer, len(d)
+        to_x = layer.back(d) if ctx.needs_input_grad[0] else None
+        layer.d.append(d)
+        grams = [torch.bmm(d, past[:count].transpose(1, 2)) for past in layer.d]
+        if to_x is not None:
+            for one, x, scale in zip(grams, layer.x, layer.batched_pass.scale, strict=False):
+                to_x.baddbmm_(one, x[:count], alpha=scale)
+        inner = [(one * two).sum((1, 2)) for one, two in zip(ctx.grams, grams, strict=True)]
+        layer.inner.append(torch.stack(inner, dim=1))
+        return to_x, d.sum(1) if ctx.biased else None, d.new_zeros(()), None
+
+
+class Convolution(Layer):
+    """Convolutions, one client after another: one client's batch fills the processor, grouped ones do not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.original[0]
+        return self.each(x, layer._conv_forward, "weight", "bias")
+
+
+class BatchNorm(Layer):
+    """Batch norm over each client's rows, with separate running statistics for each client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.each(x, self._one, "running_mean", "running_var", "weight", "bias")
+
+    def _one(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        layer: Any = self.original[0]
+        x = x if x.device.type == "cpu" else rows_first(x)
+        return functional.batch_norm(x, mean, var, weight, bias, self.training, layer.momentum, layer.eps)
+
+
+class LayerNorm(Layer):
+    """Layer norm: all rows are normalized together, then scaled by each client's own parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.original[0]
+        weight, bias, count = self.tensor("weight"), self.tensor("bias"), self.batched_pass.count
+        rows = functional.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+        rows = rows.view(count, -1, *layer.normalized_shape)
+        if weight is not None:
+            rows = rows * weight.unsqueeze(1)
+        if bias is not None:
+            rows = rows + bias.unsqueeze(1)
+        return rows.view(x.shape)
+
+
+class EmbeddingTable(Layer):
+    """An embedding with a separate table for each client."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.tensor("weight")
+        assert table is not None
+        count, size = self.batched_pass.count, table.shape[1]
+        offset = torch.arange(count, device=x.device).mul_(size).view(count, *[1] * x.dim())
+        places = x.view(count, -1, *x.shape[1:]) + offset
+        rows = functional.embedding(places, table.flatten(0, 1)).view(*x.shape, -1)
+        layer: Any = self.original[0]
+        if layer.padding_idx is None:
+            return rows
+        return torch.where((x == layer.padding_idx).unsqueeze(-1), rows.detach(), rows)  # padding has no gradient
+
+
+_BATCHED: dict[type[nn.Module], type[Layer]] = {
+    nn.Linear: Dense,
+    nn.Conv1d: Convolution,
+    nn.Conv2d: Convolution,
+    nn.BatchNorm1d: BatchNorm,
+    nn.BatchNorm2d: BatchNorm,
+    nn.LayerNorm: LayerNorm,
+    nn.Embedding: EmbeddingTable,
+}
+
+
+def batch_layers(
+    model: nn.Module, layout: Layout, factored: Sequence[str]
+) -> tuple[nn.Module, BatchedPass, list[FactoredDense]] | None:
+    """Put a module into its batched form.
+
+    Args:
+        model: any module; it is copied.
+        layout: its layout.
+        factored: names of the weights of dense layers that are not to be formed.
+
+    Returns:
+        The module, the pass that its layers read, and its factored layers; None where a layer has no batched form.
+    """
+    module, batched_pass, made = copied(model), BatchedPass(), list[FactoredDense]()
+    slots = {slot.name: slot for slot in layout.slots}
+    covered: set[str] = set()
+    for path, layer in list(module.named_modules()):
+        prefix = f"{path}." if path else ""
+        own = {f"{prefix}{name}" for name, _ in layer.named_parameters(recurse=False)}
+        own |= {f"{prefix}{name}" for name, buffer in layer.named_buffers(recurse=False) if buffer.is_floating_point()}
+        if not own or not own & slots.keys():  # no tensors, or frozen ones that are the same for all clients
+            continue
+        form = _BATCHED.get(type(layer))
+        if form is None or not path or not own <= slots.keys() or not _plain(layer):
+            return None
+        covered |= own
+        parent, _, name = path.rpartition(".")
+        if f"{prefix}weight" in factored:
+            made.append(FactoredDense(prefix, layer, batched_pass, slots[f"{prefix}weight"]))
+        batched = made[-1] if f"{prefix}weight" in factored else form(prefix, layer, batched_pass)
+        setattr(module.get_submodule(parent), name, batched)
+    return (module, batched_pass, made) if covered == slots.keys() else None
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether a layer is used in the way that its batched form supports."""
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return False
+    if isinstance(layer, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return layer.momentum is not None and layer.track_running_stats
+    return True

@@ -1,0 +1,147 @@
+"""What trainers and queries are given to work with: an engine behind `contracts.ClientContext`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import LocalLoss, LocalStep, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.core import pytree
+from piebald.core.errors import RuntimeFault
+from piebald.core.machine import moved
+from piebald.core.parameters import matching
+from piebald.core.randomness import long_key
+from piebald.engines.batch_statistics import batch_statistics
+from piebald.engines.class_features import class_features
+from piebald.engines.engine import Engine
+from piebald.engines.factored.vectors import to_dense
+from piebald.engines.input_moments import input_moments
+from piebald.engines.local_steps import run_steps
+from piebald.engines.sgd_step import SgdRun
+from piebald.engines.single_rows import measure, row_outputs
+from piebald.engines.stack import ClientStack
+
+
+@dataclass(slots=True)
+class EngineContext:
+    """`contracts.ClientContext` for one stack."""
+
+    engine: Engine
+    stack: ClientStack
+    phase: int = 0
+
+    @property
+    def initial(self) -> Tensor:
+        return self.engine.work.initial.to(self.engine.device)
+
+    def as_task(self, rng_version: int | str) -> EngineContext:
+        rng_versions = [rng_version] * len(self.stack.clients)
+        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
+
+    def with_other_rng(self) -> EngineContext:
+        rng_versions = [f"{version}.aside" for version in self.stack.rng_versions]
+        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
+
+    def run_sgd(
+        self,
+        model: Tensor,
+        config: SgdConfig,
+        *,
+        prox: float = 0.0,
+        prox_center: Tensor | None = None,
+        correction: Tensor | None = None,
+        state: Mapping[str, Tensor] | None = None,
+        local_loss: LocalLoss | None = None,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> SgdOutcome:
+        if prox and prox_center is None:
+            raise RuntimeFault(f"run_sgd was given prox = {prox:g} without what it draws to: give prox_center as well")
+        clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
+        given, dense = {} if state is None else state, {name: to_dense(one) for name, one in (own or {}).items()}
+        run = SgdRun(
+            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret,
+            local_loss, dense,
+        )  # fmt: skip
+        self.phase += 1
+        with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
+            return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
+
+    def run_steps(
+        self, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep, *, batches: int = 1
+    ) -> StepsOutcome:
+        phase, self.phase = self.phase, self.phase + batches
+        with torch.enable_grad():
+            return run_steps(self.engine, self.stack, phase, start, config, step)
+
+    def score(self, model: Tensor, split: Split, metrics: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        return self.engine.score(self.stack.clients, model, split, metrics)
+
+    def losses(self, models: Sequence[Tensor], split: Split) -> Tensor:
+        return self.engine.losses(self.stack.clients, models, split)
+
+    def row_losses(self, model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        return self.engine.row_losses(self.stack.clients, model, split)
+
+    def moments(self, model: Tensor, layers: Sequence[str]) -> Tensor:
+        return input_moments(self.engine, self.stack.clients, model, layers)
+
+    def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, to_dense(model), batch)
+
+    def buffers(self) -> Tensor:
+        found = torch.ones(self.engine.work.layout.size, dtype=torch.bool)
+        for span in self.engine.work.layout.trained:
+            found[span] = False
+        return found.to(self.engine.device)
+
+    def belongs(self, layers: Sequence[str]) -> Tensor:
+        work = self.engine.work
+        names, found = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
+        for slot in work.layout.parameters():
+            found[slot.start : slot.stop] = slot.name in names
+        return found.to(self.engine.device)
+
+    def rows(self, split: Split) -> list[Rows]:
+        gathered = self.engine.row_loader.gather(self.stack.clients, split)
+        return [gathered.take(moved(torch.from_numpy(places), self.engine.device)) for places in gathered.places]
+
+    def noise_keys(self) -> list[int]:
+        stack, rng_key = self.stack, self.engine.row_loader.rng_key
+        seed = stack.secret or self.engine.work.seed
+        keys = [
+            rng_key(seed, client, version, 0) for client, version in zip(stack.clients, stack.rng_versions, strict=True)
+        ]
+        return [long_key("answer", *one) for one in keys]
+
+    def label_counts(self) -> Tensor:
+        (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
+        sizes = [len(places) for places in gathered.places]
+        rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
+        labels = pytree.single(gathered.take(rows).y, "counting labels").long()
+        owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
+        found = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
+        found.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
+        return found.view(len(sizes), classes)
+
+    def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
+        return class_features(self.engine, self.stack.clients, model)
+
+    def row_outputs(self, model: Tensor, split: Split) -> list[RowOutputs]:
+        return row_outputs(self.engine, self.stack.clients, model, split)
+
+    def measure(self, outputs: Sequence[Tensor], split: Split) -> tuple[dict[str, Tensor], Tensor]:
+        return measure(self.engine, self.stack.clients, outputs, split)
+
+    def public_outputs(self, model: Tensor) -> Tensor:
+        return self.engine.public_outputs(to_dense(model))
+
+    def public_targets(self) -> Tensor:
+        targets = pytree.single(self.engine.row_loader.public_targets(), "public rows")
+        return targets.expand(len(self.stack.clients), *targets.shape)
+
+    def confusion(self, model: Tensor, split: Split) -> Tensor:
+        return self.engine.confusion(self.stack.clients, model, split)

@@ -1,0 +1,213 @@
+"""Products of rows in place of weights: changes of a dense layer's weights, and weights that are sums.
+
+Under SGD (also with momentum, weight decay, a proximal term around the start and a correction of the gradients) the
+change of the weights W0 of a dense layer is linear in its gradients, and a gradient is a product of the layer's inputs
+X and its outputs' gradients D.  So a client's weights are a sum of existing matrices and products of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from piebald.core.parameters import Slot
+from piebald.engines.matrix_products import each_product, product
+
+KnownFor = Callable[[Tensor], Tensor | None]  # what has been computed already for some rows
+_LARGE = 1 << 16  # weights of a layer, from where on a product for each client is worth a call
+
+
+class Factor:
+    """Sums of products D^T X of c clients for one layer, perhaps of several steps.
+
+    Args:
+        slot: where the weights [out, in] are in the vector.
+        x, d: inputs [c', r, in] and outputs' gradients [c', r, out] of each step, of the c' clients that took it,
+            clients with most steps first.
+        whole: x of all steps concatenated [c, r, in], where that exists.
+        order: the client of each row, None where they are in order.
+        places: [c, r], which of the client's own rows each row of `whole` is, where they are such.
+        key: the key of the factor that this one equals, in another order of its rows.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        x: Sequence[Tensor],
+        d: Sequence[Tensor],
+        whole: Tensor | None = None,
+        order: Tensor | None = None,
+        places: Tensor | None = None,
+        key: object = None,
+    ) -> None:
+        self.slot, self.d, self.order, self.places = slot, d, order, places
+        self._x, self._whole, self._key = x, whole, key
+        self._d: Tensor | None = None
+
+    @property
+    def key(self) -> object:
+        """What two equal factors have in common."""
+        return self if self._key is None else self._key  # not stored: a reference cycle would keep all rows alive
+
+    @property
+    def x(self) -> Sequence[Tensor]:
+        """The inputs of each step."""
+        return self._x
+
+    @property
+    def whole(self) -> Tensor | None:
+        """The inputs of all steps concatenated, where that exists."""
+        return self._whole
+
+    def scaled(self, scale: Tensor) -> list[Tensor]:
+        """Each step's D times its coefficient, from `scale` [c, steps] by client."""
+        own = scale if self.order is None else scale[self.order]
+        return [d * own[: len(d), step].view(-1, 1, 1) for step, d in enumerate(self.d)]
+
+    def rows(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """X [c, r, in] and the scaled D [c, r, out] of all steps, in the order of this factor."""
+        count, whole, own = len(scale), self.whole, scale if self.order is None else scale[self.order]
+        self._d = concatenated(self.d, count) if self._d is None else self._d  # several sums read it
+        scaled = self._d * own.index_select(1, self._steps).unsqueeze(2)
+        return concatenated(self.x, count) if whole is None else whole, scaled
+
+    @cached_property
+    def _steps(self) -> Tensor:
+        """The step of each row [r]."""
+        steps = [step for step, d in enumerate(self.d) for _ in range(d.shape[1])]
+        return torch.tensor(steps, device=self.d[0].device)
+
+    def by_client(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """`rows` in the order of clients."""
+        x, d = self.rows(scale)
+        if self.order is None:
+            return x, d
+        back = self.order.argsort()
+        return x[back], d[back]
+
+    def sums(self, scale: Tensor) -> Tensor:
+        """Numbers [c] that are finite where a client's products are."""
+        own = scale if self.order is None else scale[self.order]
+        total = scale.new_zeros(len(scale))
+        for step, d in enumerate(self.d):
+            total[: len(d)].add_(d.sum((1, 2)) * own[: len(d), step])
+        return total if self.order is None else total[self.order.argsort()]
+
+    def into(self, made: Tensor, scale: Tensor, add: bool = False) -> None:
+        """Write the sums over steps into `made` [c, out * in], or add them; `scale` has each step's coefficients [c,
+        steps].
+        """
+        (x, d), write = self.rows(scale), Tensor.add_ if add else Tensor.copy_
+        order = range(len(scale)) if self.order is None else self.order.tolist()
+        if math.prod(self.slot.shape) < _LARGE and self.order is None:
+            write(made, torch.bmm(d.transpose(1, 2), x).flatten(1))
+            return
+        for client, own, rows in zip(order, d, x, strict=True):
+            write(made[client].view(self.slot.shape), product(own.t(), rows.t()))
+
+    def summed(self, scale: Tensor) -> Tensor:
+        """The sum over clients of what `into` writes, [out, in], without forming that; for separate steps."""
+        d, x = ([part.flatten(0, 1) for part in vectors] for vectors in (self.scaled(scale), self.x))
+        if sum(part.numel() for part in (*d, *x)) < len(d) * math.prod(self.slot.shape):
+            d, x = [torch.cat(d)], [torch.cat(x)]  # copying the rows is cheaper than adding up weights
+        made = product(d[0].t(), x[0].t())
+        for more, rows in zip(d[1:], x[1:], strict=True):
+            made += product(more.t(), rows.t())
+        return made
+
+
+class ClientRowFactor(Factor):
+    """A sum over a client's own rows: d [c, n, out] for its rows in order, which are fetched when needed."""
+
+    def __init__(self, slot: Slot, d: Tensor, fetch: Callable[[], Tensor]) -> None:
+        super().__init__(slot, (), [d])
+        self._fetch = fetch
+
+    @cached_property
+    def _fetched(self) -> Tensor:
+        return self._fetch()
+
+    @property
+    def x(self) -> Sequence[Tensor]:
+        return [self._fetched]
+
+    @property
+    def whole(self) -> Tensor | None:
+        return self._fetched
+
+
+class Weights:
+    """The weights of one layer for c clients: a sum of matrices and of products of rows, never formed.
+
+    Args:
+        matrices: [out, in] for all clients or [c, out, in], each with its coefficient, a number or [c, 1, 1].
+        products: x [c, r, in] and d [c, r, out] of each.
+    """
+
+    def __init__(
+        self, matrices: Sequence[tuple[Tensor, float | Tensor]], products: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> None:
+        self.matrices, self.products = matrices, products
+
+    def times(self, x: Tensor, gram: KnownFor = lambda _: None) -> Tensor:
+        """Outputs [c', b, out] for rows x [c', b, in]; `gram` may know inner products of x with other rows."""
+        made = None
+        for matrix, share in self.matrices:
+            made = _added(made, each_product(x, matrix[: len(x)] if matrix.dim() > 2 else matrix), share, len(x))
+        for rows, d in self.products:
+            inner = gram(rows)
+            inner = torch.bmm(x, rows[: len(x)].transpose(1, 2)) if inner is None else inner
+            more = torch.bmm(inner, d[: len(x)])
+            made = more if made is None else made.add_(more)
+        assert made is not None
+        return made
+
+    def back(self, d: Tensor) -> Tensor:
+        """The gradient [c', b, in] at the inputs, from the gradient at the outputs [c', b, out]."""
+        made = None
+        for matrix, share in self.matrices:
+            transposed = matrix.t() if matrix.dim() == 2 else matrix[: len(d)].transpose(1, 2)
+            made = _added(made, each_product(d, transposed), share, len(d))
+        for x, own in self.products:
+            more = torch.bmm(torch.bmm(d, own[: len(d)].transpose(1, 2)), x[: len(d)])
+            made = more if made is None else made.add_(more)
+        assert made is not None
+        return made
+
+    def square(self, count: int, known: KnownFor = lambda _: None, gram: KnownFor = lambda _: None) -> Tensor:
+        """Squared lengths [count]; `known` may know the outputs for rows that the weights consist of."""
+        some = self.matrices[0][0] if self.matrices else self.products[0][0]
+        total = some.new_zeros(count)
+        flat = [(m.flatten(-2), a if isinstance(a, float) else a.flatten()) for m, a in self.matrices]
+        for place, (one, a) in enumerate(flat):
+            for two, b in flat[: place + 1]:
+                inner = (one * two).sum(-1) if one.dim() == two.dim() else two @ one if one.dim() == 1 else one @ two
+                total += inner * a * b * (1 if one is two else 2)
+        alone = Weights([], self.products)
+        for x, d in self.products:  # |M + F|^2 = |M|^2 + 2 <M + F, F> - |F|^2
+            whole = known(x)
+            whole = self.times(x, gram) if whole is None else whole
+            total += ((2 * whole - alone.times(x, gram)) * d).sum((1, 2))
+        return total
+
+
+def concatenated(steps: Sequence[Tensor], clients: int) -> Tensor:
+    """Steps' rows [c', r, n] concatenated, [clients, ..., n]; zeros for clients that did not take a step."""
+    if len(steps) == 1 and len(steps[0]) == clients:
+        return steps[0]
+    filled = [part if len(part) == clients else pad(part, (0, 0, 0, 0, 0, clients - len(part))) for part in steps]
+    return torch.cat(filled, dim=1)
+
+
+def _added(made: Tensor | None, more: Tensor, share: float | Tensor, count: int) -> Tensor:
+    """`made` plus share * more, in place."""
+    if isinstance(share, Tensor):
+        more = more.mul_(share[:count])
+    elif share != 1.0:
+        more = more.mul_(share)
+    return more if made is None else made.add_(more)

@@ -1,0 +1,94 @@
+"""Losses of a client's own in place of the objective's, and the climb of sharpness-aware minimization."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from piebald.contracts import LocalLoss, LossBatch, Rows
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.input_statistics import InputHooks
+from piebald.core.losses import Loss
+from piebald.core.parameters import copied, head
+from piebald.engines.device_layers import fit_to_device
+
+R = TypeVar("R")
+
+
+class LossEvaluator:
+    """Evaluates a `contracts.LocalLoss` on one client's batch, also inside `torch.func.vmap`.
+
+    Args:
+        local: the loss.
+        spec: the model.
+        losses: the objective's loss, for training.
+        module: the module in training mode that `forward` runs.
+        device: where the engine computes.
+    """
+
+    def __init__(
+        self, local: LocalLoss, spec: ModelSpec, losses: Loss, module: nn.Module, device: torch.device
+    ) -> None:
+        self.local, self.spec, self.losses, self.module, self.device = local, spec, losses, module, device
+        self._heads = [name] if local.reads_features and (name := head(module)) is not None else []
+        self._frozen = copied(spec.model, device).eval() if local.anchors else None
+        if self._frozen is not None:
+            fit_to_device(self._frozen, device)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it reads besides its arguments."""
+        return [] if self._frozen is None else [*self._frozen.parameters(), *self._frozen.buffers()]
+
+    def __call__(self, forward: Callable[[Any], Any], rows: Rows, own: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """The loss of each row [b], or one value for all of them; the arguments are as in `contracts.LossBatch`."""
+        features: dict[str, Tensor] = {}
+        with InputHooks(self.module, self._heads) as hooks:
+            outputs = forward(rows.x)
+        for name in self._heads:
+            features["model"] = hooks.seen[name].flatten(1)
+        for name in self.local.anchors:
+            features[name] = self._features(own[name], rows.x)
+        return self.local.batch_loss(LossBatch(self.losses, outputs, rows.y, mask, own, features))
+
+    def mean_of_client(self, rows: Rows, own: Mapping[str, Tensor], client: int) -> Tensor:
+        """The mean loss of a batch of one client of a stack, whose own tensors are [c, ...]."""
+        mine = {name: one[client] for name, one in own.items()}
+        forward = functools.partial(pytree.run, self.module)
+        return self(forward, rows, mine, torch.ones(len(rows), device=self.device)).mean()
+
+    def _features(self, vector: Tensor, x: Any) -> Tensor:
+        """The features of a model [p] in evaluation mode, without a gradient."""
+        assert self._frozen is not None
+        with torch.no_grad(), InputHooks(self._frozen, self._heads) as hooks:
+            functional_call(self._frozen, self.spec.layout.views(vector), *pytree.arguments(x))
+        return hooks.seen[self._heads[0]].flatten(1)
+
+
+def at_the_top(
+    w: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor], radius: float, again: Callable[[], R]
+) -> R:
+    """What `again` gives where each client's w is moved by radius * g / |g|, with |g| the length of all its gradients.
+
+    Args:
+        w: the vectors that the parameters are views of, with their buffers; as they were afterwards.
+        parameters, gradients: of a stack of clients, [c, ...] each.
+        radius: radius of the ball.
+        again: called once.
+    """
+    before = w.detach().clone()
+    square = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
+    share = radius / (square.sqrt() + 1e-12)  # where there is no gradient, there is nowhere to climb
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.detach().add_(gradient * share.view(-1, *[1] * (gradient.dim() - 1)))
+    found = again()
+    with torch.no_grad():
+        w.copy_(before)
+    return found

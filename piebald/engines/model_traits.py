@@ -1,0 +1,141 @@
+"""Properties of a model that decide how it can be run, found by trying it, since any `nn.Module` is allowed."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import PLAIN_PASSES, PassSettings, Rows
+from piebald.core import pytree
+from piebald.core.errors import SettingError
+from piebald.core.machine import raise_if_lost
+from piebald.core.parameters import copied
+from piebald.core.randomness import torch_seed
+from piebald.engines.keyed_dropout import KeyedDropout
+from piebald.methods.client_work import ClientWork
+from piebald.methods.training.sgd import Sgd
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a model and its loss behave.
+
+    Attributes:
+        mixes: the output of an example depends on the others in its batch (batch norm), so no batch may be padded.
+        dropout: the model draws dropout masks that `KeyedDropout` can replace.
+        random: it draws random numbers that cannot be replaced; it runs one client after another, seeded.
+        each: the loss has one value for each example rather than one mean.
+        pooled: the output has a number for a whole batch, as the `.loss` of a Hugging Face model.
+    """
+
+    mixes: bool
+    dropout: bool
+    random: bool
+    each: bool
+    pooled: bool = False
+
+
+def passes_of(work: ClientWork) -> PassSettings:
+    """How the trainer's gradients are computed, as far as it is one of batches."""
+    return work.trainer.passes if isinstance(work.trainer, Sgd) else PLAIN_PASSES
+
+
+def probe(work: ClientWork, rows: Rows) -> Traits:
+    """Try the model on a few rows.
+
+    Raises:
+        SettingError: the model or the loss cannot take the clients' rows, or the model starts from numbers that are not
+            finite.
+    """
+    _check_finite(work)
+    module, device = work.model, pytree.leaves(rows.x)[0].device
+    # batch norm refuses a single row; a repeated one will do
+    few = rows[:4] if len(rows) > 1 else rows[[0, 0]]
+    x, y = few.x, few.y
+    with torch.no_grad(), torch_seed(0, device):
+        try:
+            outputs, again = _run(module, x, 0), _run(module, x, 1)
+            random_plain = not _equal(outputs, again)  # before the loss, which may write into what it is given
+            loss = work.objective.loss(outputs, y)
+        except Exception as error:  # whatever the user's own code may raise
+            raise_if_lost(error, device)
+            raise SettingError(
+                f"the model cannot be trained on these rows (inputs {pytree.described(x)}, "
+                f"targets {pytree.described(y)}): {_first_line(error)}"
+            ) from None
+        _try_precision(work, module, x, y)
+        if loss.dim() > 1 or (loss.dim() == 1 and len(loss) != len(few)):
+            raise SettingError(f"the loss must give one value an example or one mean, got shape {list(loss.shape)}")
+        keyed = _run(module, x, 1, keyed=True) if random_plain else again
+        random_keyed = random_plain and not _equal(_run(module, x, 0, keyed=True), keyed)
+        changed = _run(module, pytree.mapped(_with_another_last, x), 1, keyed=random_plain and not random_keyed)
+        pairs = zip(_rows(again if random_keyed else keyed, len(few)), _rows(changed, len(few)), strict=True)
+        return Traits(
+            mixes=not all(torch.allclose(one[0], two[0], atol=1e-6) for one, two in pairs),
+            dropout=random_plain and not random_keyed,
+            random=random_keyed,
+            each=loss.dim() == 1,
+            pooled=any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in pytree.leaves(outputs)),
+        )
+
+
+def _check_finite(work: ClientWork) -> None:
+    extremes = work.initial.aminmax() if work.layout.size else ()  # NaN if any number is; one pass over the model
+    if all(bool(torch.isfinite(one)) for one in extremes):
+        return
+    name = next(n for n, view in work.layout.views(work.initial).items() if not bool(torch.isfinite(view).all()))
+    raise SettingError(
+        f"the model starts with numbers in {name!r} that are not finite, so that no update could count: "
+        "use finite ones (a mask of -1e9), or keep them out of the module's parameters and buffers"
+    )
+
+
+def _try_precision(work: ClientWork, module: nn.Module, x: Any, y: Any) -> None:
+    """Refuse a precision in which the model cannot run."""
+    precision = passes_of(work).precision
+    if precision == "float32":
+        return
+    device = pytree.leaves(x)[0].device
+    try:
+        with torch.autocast(device.type, torch.bfloat16 if precision == "bfloat16" else torch.float16):
+            work.objective.loss(_run(module, x, 0), y)
+    except Exception as error:  # whatever the user's own code may raise
+        raise_if_lost(error, device)
+        raise SettingError(
+            f"the model cannot run with precision = {precision!r} on device {device.type!r}: "
+            f"{_first_line(error)}; choose another precision"
+        ) from None
+
+
+def _with_another_last(x: Tensor) -> Tensor:
+    """Rows whose last one is not the same as the first; token ids stay in the vocabulary."""
+    other = x[-1] + 1 if x.dtype.is_floating_point else torch.where(x[-1] > 0, x[-1].long() - 1, 1)
+    return torch.cat([x[:-1], torch.where(x[-1] == x[0], other, x[0]).to(x.dtype).unsqueeze(0)])
+
+
+def _rows(outputs: Any, rows: int) -> list[Tensor]:
+    """What a model returned for each row, without what it returned for all of them."""
+    return [leaf for leaf in pytree.leaves(outputs) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows]
+
+
+def _equal(one: Any, two: Any) -> bool:
+    pairs = zip(pytree.leaves(one), pytree.leaves(two), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
+
+
+def _run(module: nn.Module, x: pytree.Tree, seed: int, keyed: bool = False) -> Any:
+    """One training-mode forward pass from the same buffers each time."""
+    device = pytree.leaves(x)[0].device
+    fresh = copied(module).train().to(device)
+    with torch_seed(seed, device), KeyedDropout() if keyed else contextlib.nullcontext() as dropout:
+        if dropout is not None:
+            dropout.start(torch.tensor(7, device=device))
+        return pytree.run(fresh, x)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,272 @@
+"""Rows for a stack of clients, and the order in which SGD sees them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
+from piebald.contracts.public_rows import public_rows_of
+from piebald.core import pytree
+from piebald.core.errors import RuntimeFault
+from piebald.core.noise import NoiseSource
+from piebald.core.randomness import long_key, permutation, torch_generator
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+RngKey = tuple[int | str, ...]
+
+
+class Gathered(NamedTuple):
+    """Rows of several clients: inputs and targets in one pool, and for each client the positions of its rows in it."""
+
+    x: pytree.Tree
+    y: pytree.Tree
+    places: list[Places]
+
+    def take(self, index: Tensor | Places) -> Rows:
+        """The rows at some positions of the pool."""
+        return Rows(pytree.take(self.x, index), pytree.take(self.y, index))
+
+
+class RowLoader:
+    """Fetches rows.  Where clients share a pool in memory, rows are indexed there; otherwise they are fetched and
+    concatenated, and those of the next stack are fetched while this one trains.
+    """
+
+    def __init__(self, clients: Clients, device: torch.device) -> None:
+        self.clients = clients
+        self.device = device
+        self._pool: Rows | None = None
+        self._coming: deque[dict[int, Future[Rows]]] = deque(maxlen=2)  # for this stack and the next one
+        self._lock = threading.Lock()  # held by the thread that asks clients
+        self._fetcher: ThreadPoolExecutor | None = None  # started at the first need, so after a fork
+        self._held: tuple[Sequence[int], Gathered] | None = None  # by `holding`
+        self._public: Gathered | None = None  # from the first need on
+        self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
+        if isinstance(clients, InMemory) and clients.in_memory():
+            pool = clients.pool()
+            self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
+
+    @property
+    def indexed(self) -> bool:
+        """Whether rows are in one pool, and so never change."""
+        return self._pool is not None
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """Begin to fetch training rows that will be needed next."""
+        if self._pool is not None:
+            return
+        if self._fetcher is None:
+            self._fetcher = ThreadPoolExecutor(1, "piebald-rows")
+        run = self._fetcher.submit
+        self._coming.append({client: run(self._fetch, client, "train") for client in clients if client != SERVER_ID})
+
+    def close(self) -> None:
+        """Stop fetching, and wait for what is being fetched: two threads never ask clients at once."""
+        if self._fetcher is not None:
+            self._fetcher.shutdown(cancel_futures=True)
+            self._fetcher = None
+        self._coming.clear()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Keep the training rows that were last gathered, for who gathers them for every step."""
+        self._held = ((), Gathered(torch.empty(0), torch.empty(0), []))
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def size(self, client: int) -> int:
+        """How many training rows a client has."""
+        size = self.clients.size(client, "train")
+        return len(self._rows(client, "train")) if size is None else size
+
+    def gather(self, clients: Sequence[int], split: Split) -> Gathered:
+        """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""
+        if self._pool is not None and self._indexed is not None and SERVER_ID not in clients:
+            places = [self._indexed.indices(client, split) for client in clients]
+            return Gathered(self._pool.x, self._pool.y, places)
+        if self._held is not None and split == "train":
+            if list(clients) != list(self._held[0]):
+                self._held = (clients, self._gathered(clients, split))
+            return self._held[1]
+        return self._gathered(clients, split)
+
+    def _gathered(self, clients: Sequence[int], split: Split) -> Gathered:
+        rows = [self._rows(client, split) for client in clients]
+        ends = np.cumsum([len(part) for part in rows])
+        places = [np.arange(end - len(part), end) for end, part in zip(ends, rows, strict=True)]
+        filled = [part for part in rows if len(part)] or rows[:1]
+        x, y = pytree.joined([part.x for part in filled]), pytree.joined([part.y for part in filled])
+        return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
+
+    def for_training(self, clients: Sequence[int], config: SgdConfig) -> Gathered:
+        """The rows that a run of SGD trains on (`SgdConfig.rows`)."""
+        return self.public(len(clients)) if config.rows == "public" else self.gather(clients, "train")
+
+    def public(self, count: int) -> Gathered:
+        """The public rows for so many clients, once on the device; their positions are in place of targets."""
+        if self._public is None:
+            rows = public_rows_of(self.clients)
+            if rows is None:
+                raise RuntimeFault("these clients have no public rows: give them some")
+            places = np.arange(len(rows))
+            x, y = pytree.moved(rows.x, self.device), torch.from_numpy(places).to(self.device)
+            self._public = Gathered(x, y, [places])
+        return self._public._replace(places=self._public.places * count)
+
+    def lasts(self, gathered: Gathered) -> bool:
+        """Whether rows stay where they are from one run to the next, since they are in a pool."""
+        return any(pool is not None and gathered.x is pool.x for pool in (self._pool, self._public))
+
+    def public_targets(self) -> pytree.Tree:
+        """The targets of the public rows, on the device."""
+        rows = public_rows_of(self.clients)
+        if rows is None:
+            raise RuntimeFault("these clients have no public rows: give them some")
+        targets: pytree.Tree = pytree.moved(rows.y, self.device)
+        return targets
+
+    def sample(self) -> pytree.Tree:
+        """Two training rows of the first client that has any, to try a model on."""
+        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
+        rows = self.gather([first], "train")
+        return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
+
+    def trial_rows(self) -> Rows:
+        """The training rows of the first client that has any, to try a model on."""
+        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
+        return self.clients.rows(first, "train")
+
+    def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
+        """The rng key of a client's task: its name, not its number, which depends on who joined first."""
+        return (seed, self.clients.names[client] if client != SERVER_ID else SERVER_ID, rng_version, phase)
+
+    def _rows(self, client: int, split: Split) -> Rows:
+        if client != SERVER_ID:
+            coming = [one[client] for one in self._coming if split == "train" and client in one]
+            if coming and coming[0].exception() is None:
+                return coming[0].result()
+            return self._fetch(
+                client, split
+            )  # it may have failed in the other thread only; otherwise the error is raised here
+        if split == "test":
+            rows = self.clients.common
+        else:
+            rows = self.clients.server_rows if isinstance(self.clients, HasServerRows) else None
+        if rows is None:
+            raise LookupError(f"the server has no {split} rows")
+        return rows
+
+    def _fetch(self, client: int, split: Split) -> Rows:
+        with self._lock:
+            return self.clients.rows(client, split)
+
+
+def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:
+    """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
+    if not config.augmentation or not len(rows):
+        return rows
+    rng = torch_generator("augment", step + (config.only_step or 0), *rng_key)
+    for change in config.augmentation:
+        rows = change.augment(rows, rng)
+    return rows
+
+
+def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str) -> Iterator[Places]:
+    """The rows of each of a client's steps, as positions: each epoch in a new order that depends on `rng_key` and the
+    epoch alone.
+
+    Where single rows are hidden (`SgdConfig.privacy`), each step's batch is a Poisson sample instead, perhaps empty.
+
+    Args:
+        places: the client's rows.
+        config: rows of a step, epochs or steps.
+        mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row
+            joins the batch before it.
+        rng_key: the client's rng key.
+    """
+    if config.share < 1:
+        drawn = permutation(len(places), "share", *rng_key)
+        places = places[drawn[: _shared(len(places), config)]]
+    count = len(places)
+    if count == 0:
+        return
+    if config.privacy is not None:
+        yield from _poisson(places, config, *rng_key)
+        return
+    starts = _starts(count, config.step_rows, mixes)
+    ends = [*starts[1:], count]
+    if config.only_step is not None:
+        if config.only_step < planned_steps(places, config, mixes, only=False):
+            epoch, place = divmod(config.only_step, len(starts))
+            order = places[permutation(count, "order", epoch, *rng_key)]
+            yield order[starts[place] : ends[place]]
+        return
+    taken = epoch = 0
+    while epoch < config.epochs if config.steps is None else taken < config.steps:
+        order = places[permutation(count, "order", epoch, *rng_key)]
+        for start, end in zip(starts, ends, strict=True):
+            if taken == config.steps:
+                return
+            yield order[start:end]
+            taken += 1
+        epoch += 1
+
+
+def pass_slices(count: int, config: SgdConfig, mixes: bool) -> list[slice]:
+    """The passes over the rows of one step, of a batch each; `mixes` is as in `batches`."""
+    if count <= config.batch or config.passes.accumulate == 1:
+        return [slice(0, count)]
+    starts = _starts(count, config.batch, mixes)
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], count], strict=True)]
+
+
+def _starts(count: int, size: int, mixes: bool) -> list[int]:
+    """Where parts of so many rows begin, of which a lone last row is none where the model mixes rows."""
+    starts = list(range(0, count, size))
+    if mixes and count - starts[-1] == 1:
+        if count == 1 or size == 1:
+            raise RuntimeFault(
+                "batch norm cannot train on a batch of one row: give every client two rows or more and a batch above 1"
+            )
+        starts.pop()
+    return starts
+
+
+def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = True) -> int:
+    """How many batches `batches` makes of a client's rows; with `only` False also where one of them is chosen."""
+    if only and config.only_step is not None:
+        return int(config.only_step < planned_steps(places, config, mixes, only=False))
+    count = _shared(len(places), config)
+    if count == 0 or config.steps is not None:
+        return config.steps or 0 if count else 0
+    lone = config.privacy is None and mixes and count % config.step_rows == 1 and count > 1
+    return config.epochs * (math.ceil(count / config.step_rows) - lone)
+
+
+def _shared(count: int, config: SgdConfig) -> int:
+    """How many of a client's rows a run sees (`SgdConfig.share`)."""
+    return min(count, max(2, math.ceil(config.share * count))) if config.share < 1 else count
+
+
+def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator[Places]:
+    """Draw each row into each batch independently, as accountants of DP-SGD assume; batch sizes vary.
+
+    Who knows which rows are in a batch gains from no sampling, so this is drawn as noise is.
+    """
+    count = len(places)
+    steps = config.epochs * math.ceil(count / config.step_rows) if config.steps is None else config.steps
+    for step in range(steps):
+        drawn = NoiseSource.repeatable(long_key("poisson", step, *rng_key)).uniform(count)
+        yield places[drawn < config.step_rows / count]

@@ -1,0 +1,233 @@
+"""What every engine does with the module that it keeps: load models into it, and score them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from piebald.contracts import PLAIN_PASSES, PassSettings, Split
+from piebald.core import pytree
+from piebald.core.errors import SettingError
+from piebald.core.losses import IGNORED
+from piebald.core.machine import moved
+from piebald.core.objective import OBJECTIVES
+from piebald.core.parameters import Layout
+from piebald.engines.device_layers import fit_to_device
+from piebald.engines.model_traits import Traits
+from piebald.engines.row_loader import Gathered, RowLoader
+from piebald.engines.row_values import by_client, each_loss, has_value_for_each, value_of
+from piebald.methods.client_work import ClientWork
+
+SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
+
+
+class ScoredRows:
+    """The rows of some clients, one client after another.
+
+    Attributes:
+        sizes: how many rows each client has.
+    """
+
+    def __init__(self, gathered: Gathered, device: torch.device) -> None:
+        self.sizes = [len(places) for places in gathered.places]
+        self._x, self._y = gathered.x, gathered.y
+        self._index: Tensor | None = moved(torch.from_numpy(np.concatenate(gathered.places)), device)
+
+    def fetch_once(self) -> None:
+        """Copy the inputs out of the pool, for who needs them several times."""
+        self._y, self._x, self._index = self.targets(), self.inputs(slice(None)), None
+
+    def inputs(self, here: slice) -> Any:
+        """The inputs of some of the rows."""
+        return pytree.take(self._x, here if self._index is None else self._index[here])
+
+    def targets(self) -> Any:
+        """The targets of all rows."""
+        return self._y if self._index is None else pytree.take(self._y, self._index)
+
+
+class ScoringEngine:
+    """Scores models with one module whose tensors are views of a flat vector; its attributes are those of `Engine`.
+
+    Attributes:
+        module: the module.
+        vector: the numbers that its tensors are views of.
+        bfloat16: whether all passes run under autocast to bfloat16.
+    """
+
+    work: ClientWork
+    row_loader: RowLoader
+    traits: Traits
+    device: torch.device
+    bfloat16: bool
+    module: nn.Module
+    vector: Tensor
+    _integers: Mapping[str, Tensor]  # the module's buffers that are in no vector
+    _conv2d: bool
+
+    def _load(self, vector: Tensor) -> None:
+        """Load a vector into the resident module, and reset its integer buffers."""
+        with torch.no_grad():
+            self.vector.copy_(vector)
+            if self._integers:
+                buffers = dict(self.module.named_buffers())
+                for name, value in self._integers.items():
+                    buffers[name].copy_(value)
+
+    def shaped(self, x: Any) -> Any:
+        """On the CPU, images in channels-last format, on which torch's pooling and convolution are much faster there.
+
+        On a GPU they stay as they are: in float32 cuDNN was slower so, and see `device_layers.rows_first`.
+        """
+        return pytree.mapped(_channels_last, x) if self._conv2d and self.device.type == "cpu" else x
+
+    @contextlib.contextmanager
+    def precision(self, passes: PassSettings = PLAIN_PASSES, vectorized: bool = False) -> Iterator[None]:
+        """The context of forward passes: autocast, or nothing; of training with its settings, else of scoring.
+
+        Under vmap, `vectorized`, attention is by plain products: the fused kernels have no form for many clients.
+        """
+        wanted = "bfloat16" if self.bfloat16 and passes.precision == "float32" else passes.precision
+        dtype = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+        with contextlib.ExitStack() as stack:
+            if dtype is not None:
+                stack.enter_context(torch.autocast(self.device.type, dtype))
+            if vectorized:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            yield
+
+    def score(
+        self, clients: Sequence[int], model: Tensor, split: Split, metrics: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Score models, as `contracts.ClientContext.score` describes."""
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        objective = self.work.objective
+        scores = {"loss": self._loss_of_each(outputs, targets, sizes)}
+        for name, metric in objective.metrics.items() if metrics else ():
+            scores[name] = self._measured(metric, has_value_for_each(metric), outputs, targets, sizes)
+        return scores, moved(torch.tensor(sizes), self.device)
+
+    def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
+        """Compare models by their losses, as `contracts.ClientContext.losses` describes."""
+        outputs, targets, sizes = self._outputs(clients, models, split)
+        return torch.stack([self._loss_of_each(one, targets, sizes) for one in outputs], dim=1)
+
+    def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
+        """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
+        if self.work.objective.compares_rows:
+            raise SettingError(
+                f"the loss {self.work.objective.name!r} compares rows and has no value for a single one, which is "
+                "needed here to choose among models: use another loss"
+            )
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        losses = torch.full((len(sizes), max(sizes)), torch.nan, device=self.device)
+        with torch.no_grad():
+            for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
+                if sizes[row]:
+                    losses[row, : sizes[row]] = each_loss(self.work.objective.loss, out, target)
+        return losses, moved(torch.tensor(sizes), self.device)
+
+    def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
+        """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
+        (outputs,), targets, sizes = self._outputs(clients, [model], split)
+        scores = None if outputs is None else pytree.logits(outputs)
+        classes = 0 if scores is None or scores.dim() < 2 else scores.shape[1]
+        matrices = torch.zeros(len(clients), classes, classes, device=self.device)
+        for row, (out, target) in enumerate(by_client(scores, targets, sizes)):
+            if sizes[row]:
+                cells = target.long().flatten() * classes + out.argmax(1).flatten()
+                kept = target.flatten() != IGNORED
+                own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
+                own.index_add_(0, torch.where(kept, cells, 0), kept.to(own.dtype))
+        return matrices
+
+    def public_outputs(self, model: Tensor) -> Tensor:
+        """Models' outputs for the public rows, as `contracts.ClientContext.public_outputs` describes."""
+        gathered = self.row_loader.public(len(model))
+        rows = ScoredRows(gathered._replace(places=gathered.places[:1]), self.device)
+        self.module.eval()
+        return torch.stack([pytree.logits(self._outputs_of(own.unsqueeze(0), rows)).float() for own in model])
+
+    def _outputs(
+        self, clients: Sequence[int], models: Sequence[Tensor], split: Split
+    ) -> tuple[Iterator[Any], Any, list[int]]:
+        """The outputs of one model [c, p] after another for the rows of all clients, joined, or None without rows; the
+        targets of these rows; and how many rows each client has.
+        """
+        rows = ScoredRows(self.row_loader.gather(clients, split), self.device)
+        if len(models) > 1 and sum(rows.sizes) <= SCORE_ROWS:
+            rows.fetch_once()
+        self.module.eval()
+        return (self._outputs_of(model, rows) for model in models), rows.targets(), rows.sizes
+
+    def _outputs_of(self, model: Tensor, rows: ScoredRows) -> Any:
+        """The outputs of models [c, p]; one that all clients share runs over the rows of all of them at once."""
+        together = len(model) == 1 or (model.stride(0) == 0 and not self.traits.pooled)
+        sizes, start, made = [sum(rows.sizes)] if together else rows.sizes, 0, []
+        with torch.no_grad():
+            for own, size in zip(model[:1] if together else model, sizes, strict=True):
+                if size:
+                    self._load(own)
+                    made += self._forward(rows, start, start + size)
+                start += size
+        return pytree.joined(made) if made else None
+
+    def _forward(self, rows: ScoredRows, start: int, stop: int) -> list[Any]:
+        made = []
+        with self.precision():
+            for at in range(start, stop, SCORE_ROWS):
+                here = slice(at, min(at + SCORE_ROWS, stop))
+                outputs = pytree.run(self.module, self.shaped(rows.inputs(here)))
+                made.append(pytree.by_row(outputs, here.stop - here.start))
+        return made
+
+    def _loss_of_each(self, outputs: Any, targets: Any, sizes: list[int]) -> Tensor:
+        """The loss of each client [c]."""
+        objective = self.work.objective
+        each = self.traits.each and objective.name in OBJECTIVES and not objective.compares_rows
+        return self._measured(objective.loss, each, outputs, targets, sizes)
+
+    def _measured(self, measure: Any, each: bool, outputs: Any, targets: Any, sizes: list[int]) -> Tensor:
+        """A loss or a metric on each client's rows [c], NaN without rows; at once where it is known to have a value for
+        `each` row, whatever the others are.
+        """
+        values = torch.full((len(sizes),), torch.nan, device=self.device)
+        with torch.no_grad():
+            if each and outputs is not None:
+                means = [own.float().mean() for own in torch.split(measure(outputs, targets), sizes)]
+                return torch.stack(means)  # NaN without rows
+            for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
+                if sizes[row]:
+                    values[row] = value_of(measure, out, target)
+        return values
+
+
+def bind(module: nn.Module, layout: Layout, vector: Tensor) -> list[Tensor]:
+    """Make a module's tensors views of `vector`, and return its parameters in the layout's order."""
+    fit_to_device(module, vector.device)
+    named = dict(module.named_parameters())
+    parameters: list[Tensor] = []
+    for slot in layout.slots:
+        view = layout.views(vector)[slot.name]
+        if slot.buffer:
+            path, _, leaf = slot.name.rpartition(".")
+            module.get_submodule(path)._buffers[leaf] = view
+        else:
+            named[slot.name].data = view
+            parameters.append(named[slot.name])
+    return parameters
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    if x.dim() != 4:
+        return x
+    _, channels, height, width = x.shape
+    if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
+        return x.as_strided(x.shape, (height * width, 1, width, 1))
+    return x.contiguous(memory_format=torch.channels_last)

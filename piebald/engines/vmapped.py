@@ -1,0 +1,566 @@
+"""The vmapped engine: many clients at once, each with its own parameters, through `torch.func.vmap` over the forward
+pass.
+
+Only the forward pass is vectorized; the gradient of the summed losses with respect to the stacked tensors is ordinary
+autograd, since a sum over clients has no cross terms.  Clients of unequal size are never truncated: those that have
+finished leave the stack (it is sorted by steps), a short batch is padded and masked, or, where the model mixes the
+rows of a batch, clients with equally long batches run together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from piebald.contracts import PLAIN_PASSES, PassSettings, Rows, SgdConfig, SgdOutcome
+from piebald.core import pytree
+from piebald.core.machine import moved, raise_if_lost
+from piebald.core.parameters import Layout, Part
+from piebald.engines.compilation import compiled
+from piebald.engines.factored.vectors import to_dense
+from piebald.engines.keyed_dropout import KeyedDropout
+from piebald.engines.local_loss import LossEvaluator, at_the_top
+from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
+from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
+from piebald.engines.row_loader import Gathered, Places, RngKey, augmented, batches
+from piebald.engines.sequential import SequentialEngine, step_key
+from piebald.engines.sgd_step import SgdRun, plain_step
+from piebald.engines.static_buffers import StaticBuffers, StepTables, rows_at
+from piebald.engines.step_rows import PassRows, lay_out_rows, pad_rows, passes
+from piebald.engines.stepper import Stepper, TableStepper
+
+_STACK_SIZES = 2  # of which there are resident models
+
+
+class VmappedEngine(SequentialEngine):
+    """Trains all clients of a stack at once through vmap."""
+
+    name = "vmapped"
+    _compiled: Callable[..., Tensor] | None = None
+
+    def compile(self) -> None:
+        """See `SequentialEngine.compile`; runs that are computed as that engine does are compiled as well."""
+        super().compile()
+        self._compiled = compiled(vmap(self._one), self.traits, self.device, self.recorded)
+
+    def run_sgd(self, run: SgdRun) -> SgdOutcome:
+        alone = self.traits.random or self.padded or run.config.passes.alone or self.refusal is not None
+        if alone or not self._fits_privacy(run):
+            return super().run_sgd(run)
+        gathered, plans, rng_keys, order = self.planned(run)
+        if self.reads_tables(run) and self.shares_passes(plans):
+            return self._train_by_tables(run, gathered, plans, rng_keys, order, self._gradients_of)
+        ordered = rows_of(run, order)
+        w = ordered.model.clone(memory_format=torch.contiguous_format)
+        stepper = self.stepper(ordered, w, [len(plan) for plan in plans])
+        total = torch.zeros(len(plans), device=self.device)
+        g = None if run.plain or stepper.direct else torch.zeros_like(w)
+        leaves = Leaves(self.work.layout, w, run.config.part)
+        lots = [float(min(run.config.step_rows, len(gathered.places[row]))) for row in order]
+        for step, shared in enumerate(self.passes(plans, rng_keys, run.config)):
+            for one in shared:
+                lo, hi, mask, keys = one.lo, one.hi, one.mask, one.keys
+                rows = self.stacked(gathered, one, run, step)
+                tensors, parameters = leaves(lo, hi)
+                if (privacy := run.config.privacy) is None:
+                    batch = (parameters, rows, keys, mask)
+                    gradients_of = functools.partial(self._gradients_of, ordered, slice(lo, hi))
+                    losses, gradients = self._at_the_top(run.config, leaves, w[lo:hi], gradients_of, tensors, batch)
+                else:
+                    losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip, run.config.passes)
+                    gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
+                with torch.no_grad():
+                    total[lo:hi] += losses.detach()
+                    self.step(stepper, leaves, w, g, gradients, slice(lo, hi), step)
+        leaves.finish()
+        steps = moved(torch.tensor([float(len(plan)) for plan in plans]), self.device)
+        return restored_order(w, steps, total / steps, stepper.ended(steps), order)
+
+    @cached_property
+    def refusal(self) -> str | None:
+        """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on two rows."""
+        few = self.row_loader.trial_rows()
+        few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
+        rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
+        start = self.work.initial.to(self.device, copy=True).unsqueeze(0)
+        tensors = {name: view.contiguous() for name, view in self.work.layout.views(start).items()}
+        keys = torch.zeros(1, dtype=torch.int64, device=self.device) if self.traits.dropout else None
+        try:
+            with torch.no_grad():
+                self._losses(tensors, rows, keys, None, PLAIN_PASSES)
+        except Exception as error:  # whatever torch or the user's own code may raise where it is vectorized
+            raise_if_lost(error, self.device)
+            return str(error).strip().split("\n")[0] or type(error).__name__
+        return None
+
+    @staticmethod
+    def _at_the_top(
+        config: SgdConfig,
+        leaves: Leaves,
+        w: Tensor,
+        gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        tensors: dict[str, Tensor],
+        batch: tuple[Any, ...],
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The mean losses [c] and the gradients that a step of the models w [c, p] takes, uphill where the run has SAM;
+        `batch` begins with their parameters.
+        """
+        losses, gradients = gradients_of(tensors, *batch)
+        if radius := config.sam_radius:
+            copied = tensors | {name: tensors[name].clone() for name in leaves.buffers}
+            again = functools.partial(gradients_of, copied, *batch)
+            gradients = at_the_top(w, batch[0], gradients, radius, again)[1]
+        return losses, gradients
+
+    # -- training by steps that read tables, which can be recorded
+
+    def shares_passes(self, plans: Sequence[Sequence[Places]]) -> bool:
+        """Whether all clients that have a step can take it in one pass."""
+        steps = len(plans[0]) if plans else 0
+        active = ([len(plan[step]) for plan in plans if len(plan) > step] for step in range(steps))
+        shares = all(len(list(self.ranges(lengths))) == 1 for lengths in active)
+        if not shares:
+            self.notes[f"{self.name}, batches that cannot be filled up have unequal lengths"] = BY_HAND
+        return shares and steps > 0
+
+    def _stack(self, count: int) -> _ResidentStack:
+        """The resident models of so many clients; there are those of two sizes, as the last stack of a cohort may be
+        smaller.
+        """
+        stacks = self._stacks
+        if count not in stacks:
+            if len(stacks) == _STACK_SIZES:
+                stacks.pop(next(iter(stacks))).lane.forget()
+            assert self.make_recorder is not None
+            stacks[count] = _ResidentStack(self.work.layout, count, Lane(self.make_recorder, self.device, self.notes))
+        return stacks[count]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return [*super().lanes, *(stack.lane for stack in self._stacks.values())]
+
+    @cached_property
+    def _stacks(self) -> dict[int, _ResidentStack]:
+        return {}
+
+    def _train_by_tables(
+        self,
+        run: SgdRun,
+        gathered: Gathered,
+        plans: Sequence[Sequence[Places]],
+        rng_keys: Sequence[RngKey],
+        order: list[int],
+        gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        reads: Sequence[Tensor] = (),
+    ) -> SgdOutcome:
+        """Train the clients of a stack by steps that can be recorded.
+
+        A step is the same for all clients, for half of them, a quarter and so on: those that have finished are copied
+        out, and go on unread.
+
+        Args:
+            run: the run.
+            gathered, plans, rng_keys, order: from `planned`.
+            gradients_of: losses and gradients, as of `_gradients_of`.
+            reads: what that reads besides its arguments and the module.
+        """
+        ordered, count = rows_of(run, order), len(plans)
+        end = to_dense(ordered.model).clone(memory_format=torch.contiguous_format)
+        planned = [len(plan) for plan in plans]
+        stepper, loss = self.stepper(ordered, end, planned), torch.full((count,), torch.nan, device=self.device)
+        tables, forms = self._stack_tables(run, plans, rng_keys, stepper)
+        rows, stack = self.static.rows(gathered, self.row_loader.lasts(gathered)), self._stack(count)
+
+        def steps() -> Iterator[bool]:
+            resident = stack.static.run(ordered, slice(0, count), stepper.state)
+            own = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
+            leaves, total = stack.begin(end, run.config.part)
+            stack.lane.number.zero_()
+            writes = [stack.w, total, *leaves.buffers.values(), *resident.state.values(), *stack.gradient(own)]
+            buffers = [
+                [*self.module_reads(resident), *reads, *tables.held, *pytree.leaves(rows.x), *pytree.leaves(rows.y)],
+                [*writes, *self._integer_buffers],
+            ]
+            form, left = self.form(resident, *buffers), Counter(forms)
+            step = functools.partial(self._take_stack_step, stack, own, leaves, total, tables, rows, gradients_of)
+            for taken, (width, active, masked) in enumerate(forms):
+                left[width, active, masked] -= 1
+                stack.lane.step(
+                    form._replace(rows=(active, width), masked=masked),
+                    functools.partial(step, active, width, masked),
+                    left[width, active, masked],
+                    (buffers[0], buffers[1]),
+                )
+                ended = slice(sum(steps > taken + 1 for steps in planned), sum(steps > taken for steps in planned))
+                if ended.start < ended.stop:
+                    leaves.finish(ended)
+                    end[ended], loss[ended] = stack.w[ended], total[ended] / (taken + 1)
+                    for name, vectors in stepper.state.items():
+                        vectors[ended] = resident.state[name][ended]
+                yield False
+
+        side_by_side([(stack.lane.recorder, steps())])
+        made = moved(torch.tensor(planned, dtype=torch.float32), self.device)
+        return restored_order(end, made, loss, stepper.ended(made), order)
+
+    def _stack_tables(
+        self, run: SgdRun, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], stepper: Stepper
+    ) -> tuple[StepTables, list[tuple[int, int, bool]]]:
+        """The tables of a stack's steps, and of each step the rows of a batch, how many clients take it, and whether
+        some rows only fill batches up.
+        """
+        table, first, count, most = self.static.table, run.config.only_step or 0, len(plans), len(plans[0])
+        index, ends = lay_out_rows(plans)
+        width = max(end - start for start, end in itertools.pairwise(ends))
+        places, mask = np.zeros((most, count, width), dtype=np.int64), np.ones((most, count, width), dtype=np.float32)
+        forms = []
+        for step, (start, end) in enumerate(itertools.pairwise(ends)):
+            places[step, :, : end - start] = index[:, start:end]
+            lengths = [len(plan[step]) for plan in plans if len(plan) > step]
+            for row, length in enumerate(lengths):
+                mask[step, row, length:] = 0
+            forms.append((end - start, _halved(count, len(lengths)), min(lengths) < end - start))
+        masked = any(form[2] for form in forms)
+        keys = None
+        if self.traits.dropout:
+            drawn = [[step_key(rng_key, first + step) for rng_key in rng_keys] for step in range(most)]
+            keys = table("keys", torch.tensor(drawn, dtype=torch.int64))
+        rates, numbers = stepper.tables()  # [c, s]
+        one_rate = not isinstance(run.config.lr, Tensor) and run.config.schedule is None
+        tables = StepTables(
+            table("places", torch.from_numpy(places)),
+            table("mask", torch.from_numpy(mask)) if masked else None,
+            keys,
+            table("rates", rates[0] if one_rate else rates.T.unsqueeze(2)),
+            table("numbers", numbers[0] if stepper.behind is None else numbers.T.unsqueeze(2)),
+        )
+        return tables, forms
+
+    def _take_stack_step(
+        self,
+        stack: _ResidentStack,
+        stepper: TableStepper,
+        leaves: Leaves,
+        total: Tensor,
+        tables: StepTables,
+        gathered: Gathered,
+        gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
+        active: int,
+        width: int,
+        masked: bool,
+    ) -> None:
+        """One step of the first clients of a resident stack, all by the tables."""
+        number, here = stack.lane.number, slice(0, active)
+        places, mask, keys = (tables.row(table, number) for table in (tables.places, tables.mask, tables.keys))
+        assert places is not None
+        tensors, parameters = leaves(0, active)
+        rows = rows_at(gathered, places[here, :width])
+        shown = mask[here, :width] if masked and mask is not None else None
+        batch = (parameters, rows, None if keys is None else keys[here], shown)
+        gradients_here = functools.partial(gradients_of, stepper.run, here)
+        losses, gradients = self._at_the_top(stepper.run.config, leaves, stack.w[here], gradients_here, tensors, batch)
+        with torch.no_grad():
+            total[here] += losses.detach()
+            g = next(iter(stack.gradient(stepper)), None)
+            self.step(stepper, leaves, stack.w, g, gradients, here, 0)
+            number += 1
+
+    # -- training with DP-SGD
+
+    def _fits_privacy(self, run: SgdRun) -> bool:
+        """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
+        if run.config.privacy is None:
+            return True
+        if len(run.clients) * run.config.step_rows * self.work.layout.size > MAX_NUMBERS:
+            return False
+        gathered = self.row_loader.gather(run.clients, "train")
+        return self.vectorizes(gathered.take(moved(torch.from_numpy(np.concatenate(gathered.places)[:2]), self.device)))
+
+    def stacked(self, gathered: Gathered, one: PassRows, run: SgdRun, step: int) -> Rows:
+        """The rows [c, b, ...] of one step of some clients.
+
+        Augmentation sees each client's own batch without padding, as it does where one client trains after another.
+        """
+        if not run.config.augmentation:
+            return gathered.take(one.places)
+        filled = pad_rows([np.arange(len(places)) for places in one.batch])[0]
+        made = []
+        for places, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
+            held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
+            own = gathered.take(moved(torch.from_numpy(held), self.device))
+            shown = augmented(own, run.config, step, rng_key) if len(places) else own
+            made.append(shown[moved(torch.from_numpy(order), self.device)])
+        x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
+        return Rows(pytree.stacked(x), pytree.stacked(y))
+
+    def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
+        """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
+        gathered = self.row_loader.for_training(run.clients, run.config)
+        rng_keys = [self.rng_key(run, row) for row in range(len(run.clients))]
+        plans = [
+            list(batches(place, run.config, self.traits.mixes, *rng_key))
+            for place, rng_key in zip(gathered.places, rng_keys, strict=True)
+        ]
+        order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
+        return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
+
+    def passes(
+        self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], config: SgdConfig
+    ) -> Iterator[list[PassRows]]:
+        """The passes of each step, from what `planned` returned."""
+        first = config.only_step or 0
+
+        def keys(lo: int, hi: int, step: int) -> list[int] | None:
+            return [step_key(rng_key, first + step) for rng_key in rng_keys[lo:hi]] if self.traits.dropout else None
+
+        return passes(plans, rng_keys, self.ranges, keys, self.device)
+
+    @contextlib.contextmanager
+    def dropping(self, keys: Tensor | None) -> Iterator[None]:
+        """Keyed dropout with these keys [c], if any."""
+        if keys is None:
+            yield
+            return
+        with KeyedDropout() as dropout:
+            dropout.start(keys)
+            yield
+
+    def ranges(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
+        """Ranges of the active clients that can share one forward pass."""
+        if not self.traits.mixes and self.traits.each:
+            yield 0, len(lengths)
+            return
+        lo = 0
+        for hi in range(1, len(lengths) + 1):
+            if hi == len(lengths) or lengths[hi] != lengths[lo]:
+                yield lo, hi
+                lo = hi
+
+    def _gradients_of(
+        self,
+        run: SgdRun,
+        clients: slice,
+        tensors: dict[str, Tensor],
+        parameters: Sequence[Tensor],
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The mean loss [c] of each client's batch and its gradients; `clients` are their places in the run."""
+        if run.local_loss is None:
+            losses = self._losses(tensors, rows, keys, mask, run.config.passes)
+        else:
+            own = {name: one[clients] for name, one in run.own.items()}
+            evaluator, passes = self.evaluator(run.local_loss), run.config.passes
+            losses = self._local_losses(evaluator, tensors, own, rows, keys, mask, passes)
+        return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
+
+    def _losses(
+        self, tensors: dict[str, Tensor], rows: Rows, keys: Tensor | None, mask: Tensor | None, passes: PassSettings
+    ) -> Tensor:
+        """The mean loss [c] of each client's batch of rows [c, b, ...]."""
+        self.module.train()
+        forward: Callable[..., Tensor] = self._one
+        with self.precision(passes, vectorized=True):
+            if keys is None:
+                losses = (self._compiled or vmap(forward))(tensors, rows.x, rows.y)
+            else:
+                with KeyedDropout() as dropout:
+                    losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(
+                        tensors, rows.x, rows.y, keys
+                    )
+        return _means(losses, mask)
+
+    def _local_losses(
+        self,
+        evaluator: LossEvaluator,
+        tensors: dict[str, Tensor],
+        own: dict[str, Tensor],
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+        passes: PassSettings,
+    ) -> Tensor:
+        """The same of a `contracts.LocalLoss`, with the clients' own tensors [c, ...]."""
+        self.module.train()
+
+        def one(tensors: dict[str, Tensor], own: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor) -> Tensor:
+            if dropout is not None:
+                dropout.start(key)
+            return evaluator(lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), own, at)
+
+        shape = pytree.leaves(rows.x)[0].shape[:2]
+        counts = torch.ones(shape, device=self.device) if mask is None else mask
+        steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
+            return _means(vmap(one)(tensors, own, rows.x, rows.y, counts, steps), mask)
+
+    def _clipped_sums(
+        self,
+        tensors: dict[str, Tensor],
+        rows: Rows,
+        keys: Tensor | None,
+        mask: Tensor | None,
+        clip: float,
+        passes: PassSettings,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss [c] of each client's batch, and the sums [c, ...] of its rows' clipped gradients."""
+        self.module.train()
+        shape = pytree.leaves(rows.x)[0].shape[:2]
+        counts = torch.ones(shape, device=self.device) if mask is None else mask
+        steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
+        with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
+            summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
+        return losses / counts.sum(1).clamp(min=1), summed
+
+    def _one(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        return self.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
+
+    def step(
+        self,
+        stepper: Stepper,
+        leaves: Leaves,
+        w: Tensor,
+        g: Tensor | None,
+        gradients: Sequence[Tensor],
+        rows: slice,
+        taken: int,
+    ) -> None:
+        """One optimizer step of some clients after `taken` others; w and g are all clients', in the layout of
+        `leaves`.
+        """
+        if stepper.direct:
+            stepper.step_along(w[rows], gradients, rows, taken)
+            return
+        if g is None:
+            parameters = leaves(rows.start, rows.stop)[1]
+            plain_step(parameters, gradients, w[rows], stepper.run, stepper.spans, rows, stepper.rate(rows))
+            return
+        for slot, gradient in zip(leaves.trained, gradients, strict=True):
+            g[rows, slot.start : slot.stop] = gradient.flatten(1)
+        stepper.step(w[rows], g[rows], rows, taken)
+
+
+def _means(losses: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean loss [c] of each client's rows [c, b] that a mask counts, or what is a mean already."""
+    if losses.dim() == 1:
+        return losses
+    return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
+
+
+class Leaves:
+    """A stack's tensors for any range of its clients: parameters as autograd leaves that are views of the stack.
+
+    Buffers are separate contiguous tensors, since vmap's batch norm updates a copy where running statistics are strided
+    views; `finish` writes them back into the stack.
+    """
+
+    def __init__(self, layout: Layout, w: Tensor, part: Part = "all") -> None:
+        self.layout, self.w = layout, w
+        self.trained = layout.parameters(part)
+        self.untrained = [slot for slot in layout.parameters() if slot not in self.trained]
+        views = layout.views(w)
+        self.buffers = {slot.name: views[slot.name].contiguous() for slot in layout.slots if slot.buffer}
+        self._made: dict[tuple[int, int], tuple[dict[str, Tensor], list[Tensor]]] = {}
+
+    def __call__(self, lo: int, hi: int) -> tuple[dict[str, Tensor], list[Tensor]]:
+        if (lo, hi) not in self._made:
+            views = self.layout.views(self.w[lo:hi])
+            parameters = [views[slot.name].detach().requires_grad_() for slot in self.trained]
+            tensors = {slot.name: leaf for slot, leaf in zip(self.trained, parameters, strict=True)}
+            tensors |= {slot.name: views[slot.name].detach() for slot in self.untrained}
+            tensors |= {name: buffer[lo:hi] for name, buffer in self.buffers.items()}
+            self._made[lo, hi] = tensors, parameters
+        return self._made[lo, hi]
+
+    def begin(self) -> None:
+        """Read the buffers out of the stack again."""
+        views = self.layout.views(self.w)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(views[name])
+
+    def finish(self, clients: slice = slice(None)) -> None:
+        """Write the buffers back into the stack."""
+        views = self.layout.views(self.w)
+        for name, buffer in self.buffers.items():
+            views[name][clients].copy_(buffer[clients])
+
+
+class _ResidentStack:
+    """The models of a stack, which stay where they are while one stack of so many clients after another is trained.
+
+    Attributes:
+        w: models [c, p].
+        lane: their recorded steps.
+        static: what else these steps need.
+    """
+
+    def __init__(self, layout: Layout, count: int, lane: Lane) -> None:
+        self.layout, self.lane, self.static = layout, lane, StaticBuffers(lane.device)
+        self.w = torch.zeros(count, layout.size, device=lane.device)
+        self._leaves: dict[Part, Leaves] = {}
+
+    def begin(self, models: Tensor, part: Part) -> tuple[Leaves, Tensor]:
+        """The tensors of these models, of which a part is trained, and sums of losses [c], which are 0."""
+        self.w.copy_(models)
+        if part not in self._leaves:
+            self._leaves[part] = Leaves(self.layout, self.w, part)
+        self._leaves[part].begin()
+        return self._leaves[part], self.static.like("total", models[:, 0]).zero_()
+
+    def gradient(self, stepper: Stepper) -> list[Tensor]:
+        """The gradients [c, p] where the optimizer of a run needs them in one piece."""
+        return [] if stepper.run.plain or stepper.direct else [self.static.like("gradient", self.w)]
+
+
+def _halved(count: int, active: int) -> int:
+    """The least of a stack, half of it, a quarter and so on, that holds so many clients."""
+    while active <= count // 2:
+        count -= count // 2
+    return count
+
+
+def rows_of(run: SgdRun, order: list[int]) -> SgdRun:
+    """The same run with its clients in another order."""
+    if order == list(range(len(order))):
+        return run
+
+    def pick(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else rows[order]
+
+    lr = run.config.lr
+    config = dataclasses.replace(run.config, lr=lr[order]) if isinstance(lr, Tensor) else run.config
+    return SgdRun(
+        [run.clients[row] for row in order],
+        [run.rng_versions[row] for row in order],
+        run.phase,
+        run.model[order],
+        config,
+        run.prox,
+        pick(run.prox_center),
+        pick(run.correction),
+        {name: vector[order] for name, vector in run.state.items()},
+        run.secret,
+        run.local_loss,
+        {name: one[order] for name, one in run.own.items()},
+    )
+
+
+def restored_order(w: Tensor, steps: Tensor, loss: Tensor, state: Mapping[str, Tensor], order: list[int]) -> SgdOutcome:
+    """The outcome of a run, with its clients in the original order."""
+    if order == list(range(len(order))):  # copying a stack is expensive
+        return SgdOutcome(w, steps, loss, state)
+    back = moved(torch.tensor(np.argsort(order)), w.device)
+    return SgdOutcome(w[back], steps[back], loss[back], {name: vector[back] for name, vector in state.items()})

@@ -1,0 +1,141 @@
+"""The model that a run is given, or the models, where clients have unlike ones."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator
+from torch import nn
+
+from piebald.contracts import Rows
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.client_models import OwnModel, OwnModels, check_shared, own_pattern
+from piebald.core.errors import SettingError, shown
+from piebald.core.parameters import Layout, copied
+from piebald.methods.recipe import Recipe
+from piebald.models import PretrainedNetwork
+
+
+def _no_name(given: Any) -> Any:
+    if isinstance(given, str):
+        raise ValueError(
+            f"must be a Module, a function of the seed that makes one, or a table of them, got {shown(given)}: "
+            "piebald.models.build_model makes a model by its name"
+        )
+    return given
+
+
+OneModel = nn.Module | Callable[[int], nn.Module]
+Model = Annotated[OneModel | Mapping[str, OneModel], BeforeValidator(_no_name)]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModels:
+    """Modules, and which client has which.
+
+    Attributes:
+        modules: the first one is that of client 0, and the run's.
+        numbers: the number of each client's module.
+    """
+
+    modules: tuple[nn.Module, ...]
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Model, names: Sequence[str], seed: int) -> GivenModels:
+        """The modules for clients of these names.
+
+        Args:
+            model: one for all, or several by clients' names or patterns like "ward *", of which the first that fits
+                counts.
+            names: of the clients, by number.
+            seed: of the run.
+
+        Raises:
+            SettingError: a client has no model, or a model has no client.
+        """
+        if not isinstance(model, Mapping):
+            return cls((_module(model, seed),), (0,) * len(names))
+        patterns = [own_pattern(list(model), name) for name in names]
+        if idle := next((pattern for pattern in model if pattern not in patterns), None):
+            raise SettingError(
+                f"model has one for {idle!r}, but no client has this name or is left for it: the clients are "
+                f"{shown(list(names))}"
+            )
+        used = list(dict.fromkeys(patterns))
+        modules = tuple(_module(model[pattern], seed) for pattern in used)
+        return cls(modules, tuple(used.index(pattern) for pattern in patterns))
+
+    def own_models(self, recipe: Recipe, spec: ModelSpec, rows: Rows) -> OwnModels | None:
+        """Who has which model, None where all have the run's.
+
+        Args:
+            recipe: what is shared, and how clients train.
+            spec: the run's model.
+            rows: a client's training rows, to try the models on.
+
+        Raises:
+            SettingError: models differ in what is shared, or in what they put out.
+        """
+        if len(self.modules) == 1:
+            return None
+        layouts = [Layout.of(module, recipe.sharing.private(module)) for module in self.modules]
+        check_shared(layouts, recipe.name)
+        models = []
+        for module, layout in zip(self.modules[1:], layouts[1:], strict=True):
+            if (outputs := outputs_of(module, rows)) != spec.outputs:
+                raise SettingError(
+                    f"clients' models must have outputs of one shape, got {list(spec.outputs)} and {list(outputs)}"
+                )
+            models.append(OwnModel(kept(module), layout, layout.flatten(module), outputs))
+        return OwnModels(tuple(models), tuple(number - 1 if number else None for number in self.numbers))
+
+
+def kept(module: nn.Module) -> nn.Module:
+    """A copy for the run: the user may change the own module later, but not the weights of a file."""
+    return (copied(module) if isinstance(module, PretrainedNetwork) else copy.deepcopy(module)).cpu()
+
+
+def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
+    """The shape of the model's output for one row; refuses a model that does not fit the data."""
+    trial = copied(module).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = pytree.run(trial, rows[:1].x)
+    except Exception as error:
+        shape = pytree.plain(pytree.form(rows.x))
+        raise SettingError(f"the model fails on an input of shape {shape}: {type(error).__name__}: {error}") from error
+    try:
+        return tuple(pytree.logits(output).shape[1:])
+    except SettingError:
+        return ()  # a loss of the user's own may take other outputs
+
+
+def _made(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
+    """What a function of the seed makes, after a check that it can be called so: a class may want other arguments."""
+    try:
+        inspect.signature(function).bind(seed)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise SettingError(
+            f"model must be an nn.Module or a function of the seed that makes one, but {name} cannot be called with a "
+            f"seed alone ({error}): call it yourself and give what it makes, or write lambda seed: {name}(...)"
+        ) from None
+    except ValueError:  # a function of another language, which has no signature
+        pass
+    return function(seed)
+
+
+def _module(model: OneModel, seed: int) -> nn.Module:
+    module = model if isinstance(model, nn.Module) else _made(model, seed) if callable(model) else None
+    if not isinstance(module, nn.Module):
+        raise SettingError(
+            f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"
+        )
+    return module

@@ -1,9 +1,0 @@
-"""Trained models as files that other programs read."""
-
-from piebald.export.export_formats import FORMATS as FORMATS
-from piebald.export.export_formats import SUFFIXES as SUFFIXES
-from piebald.export.export_formats import Exported as Exported
-from piebald.export.export_formats import ExportFormat as ExportFormat
-from piebald.export.export_formats import export_model as export_model
-from piebald.export.loading import load_weights as load_weights
-from piebald.export.model_card import model_card as model_card

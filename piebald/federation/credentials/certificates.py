@@ -1,0 +1,136 @@
+"""Certificate authority of a federation: ECDSA P-256, X.509."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_bytes
+from piebald.federation.credentials.revocation import EARLY
+from piebald.federation.link.flare_link import SERVER
+
+_PEM = serialization.Encoding.PEM
+
+
+class Authority:
+    """A certificate authority, which signs the certificates of one federation."""
+
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._certificate, self._key = certificate, key
+
+    @classmethod
+    def at(cls, folder: Path, name: str, days: int) -> Self:
+        """Load the authority from a folder, or create a new one there."""
+        if (folder / "authority.pem").exists():
+            certificate = x509.load_pem_x509_certificate(read_bytes(folder / "authority.pem"))
+            key = serialization.load_pem_private_key(read_bytes(folder / "key.pem"), None)
+            assert isinstance(key, ec.EllipticCurvePrivateKey)
+            return cls(certificate, key)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = _name(f"{name} authority")
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        certificate = (
+            _builder(subject, subject, key.public_key(), _expiry(days))
+            .add_extension(constraints, critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        write_private(folder / "key.pem", _key_bytes(key))
+        write_private(folder / "authority.pem", certificate.public_bytes(_PEM))
+        return cls(certificate, key)
+
+    def renew(self, folder: Path, days: int) -> None:
+        """Replace the authority's certificate by one of the same key that is valid from now; old ones fit beside it.
+
+        Args:
+            folder: where the authority is.
+            days: how long it is valid.
+        """
+        if _expiry(days) <= self._certificate.not_valid_after_utc:
+            return
+        made = _builder(self._certificate.subject, self._certificate.subject, self._key.public_key(), _expiry(days))
+        for extension in self._certificate.extensions:
+            made = made.add_extension(extension.value, critical=extension.critical)
+        self._certificate = made.sign(self._key, hashes.SHA256())
+        write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
+
+    def issue(self, folder: Path, party: str, host: str, days: int, revoked: datetime | None = None) -> datetime:
+        """Create a key and a certificate in a party's credentials folder.
+
+        Args:
+            folder: the folder.
+            party: the party's name.
+            host: where sites find the server.
+            days: how long the certificate is valid.
+            revoked: when earlier certificates of this party were revoked; this one counts as issued later.
+
+        Returns:
+            When the certificate expires, which is no later than the authority's own.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        expires = min(_expiry(days), self._certificate.not_valid_after_utc)
+        names: x509.GeneralName = x509.DNSName(party)
+        if party == SERVER:
+            names = _host(host)
+        use = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        issued = max(datetime.now(UTC), (revoked or datetime.min.replace(tzinfo=UTC)) + timedelta(seconds=1))
+        certificate = (
+            _builder(_name(party), self._certificate.subject, key.public_key(), expires, issued)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([names]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(issuer_key, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        write_private(folder / "key.pem", _key_bytes(key))
+        write_private(folder / "certificate.pem", certificate.public_bytes(_PEM))
+        write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
+        return expires
+
+
+def _expiry(days: int) -> datetime:
+    return (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime,
+    issued: datetime | None = None,
+) -> x509.CertificateBuilder:  # fmt: skip
+    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    begins = (issued or datetime.now(UTC)) - EARLY
+    return made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

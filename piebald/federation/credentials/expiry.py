@@ -1,0 +1,75 @@
+"""Warnings before a certificate expires, in the log of a process that runs for months."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from piebald.core.reading.files import read_bytes
+
+_SOON = timedelta(days=30)
+_SHARE = 5  # of short lives, the last fifth is soon
+_PAUSE = 60.0  # seconds between two looks at the file
+_DAY = timedelta(days=1)
+
+log = logging.getLogger("piebald.federation")
+
+
+class ExpiryWatch:
+    """Warns once a day that a party's certificate expires soon, and says at once that it has, or that it was renewed.
+
+    Args:
+        folder: the party's credentials.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "certificate.pem"
+        self._looked, self._stamp = -_PAUSE, (0, 0)
+        self._warned: datetime | None = None
+        self._known: datetime | None = None
+        self._told = False  # that it has expired
+
+    def look(self) -> None:
+        """Look at the certificate, if a minute has passed since the last time, or it is another one or has expired."""
+        try:
+            about = os.stat(self._path)
+        except OSError:  # it is being replaced
+            return
+        stamp, now = (about.st_mtime_ns, about.st_ino), datetime.now(UTC)
+        due = time.monotonic() >= self._looked + _PAUSE
+        if not due and stamp == self._stamp and (self._known is None or self._told or now < self._known):
+            return
+        self._looked, self._stamp = time.monotonic(), stamp
+        try:
+            found = x509.load_pem_x509_certificate(read_bytes(self._path))
+        except (OSError, ValueError):  # it is being replaced
+            return
+        self.judge(found, now)
+
+    def judge(self, certificate: x509.Certificate, now: datetime) -> None:
+        """Say what is to be said of a certificate at a time."""
+        ends, begins = certificate.not_valid_after_utc, certificate.not_valid_before_utc
+        if self._known is not None and ends > self._known:
+            log.info("the certificate in %s was renewed: it is valid until %s", self._path, f"{ends:%Y-%m-%d}")
+            self._warned = None
+        self._known, self._told = ends, ends <= now
+        soon = ends - now <= min(_SOON, (ends - begins) / _SHARE)
+        expired = self._warned is not None and self._warned < ends <= now
+        if soon and (self._warned is None or expired or now - self._warned >= _DAY):
+            self._warned = now
+            if ends <= now:
+                log.error(
+                    "the certificate in %s expired on %s UTC (this machine's clock says %s), and nobody accepts it: "
+                    "make a new one with piebald provision --renew, and copy it here, while this process runs",
+                    self._path, f"{ends:%Y-%m-%d at %H:%M}", f"{now:%Y-%m-%d at %H:%M}",
+                )  # fmt: skip
+                return
+            log.warning(
+                "the certificate in %s expires on %s, in %d days: make a new one with piebald provision --renew, and "
+                "copy it here, while this process runs", self._path, f"{ends:%Y-%m-%d}", max(0, (ends - now).days),
+            )  # fmt: skip

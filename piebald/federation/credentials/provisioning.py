@@ -1,0 +1,325 @@
+"""Credentials of the parties of a federation: one folder each, with a certificate, a key and settings.
+
+    <folder>/
+      federation.toml        the description that the credentials were made from
+      authority/             the authority's own key, which makes further credentials: keep it in a safe place
+      server/, site-1/, ...  authority.pem, certificate.pem, key.pem, credentials.json; sites also have site.toml
+
+Keys are created in their party's folder and are stored nowhere else. Only the owner can read the files (mode 0600).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.format_versions import KeptForm
+from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_bytes, read_json, settings_text
+from piebald.federation.credentials.revocation import read_revoked, write_revoked
+from piebald.federation.link.flare_link import INSTALL, SERVER
+from piebald.settings.toml_document import Document
+
+if TYPE_CHECKING:
+    from piebald.federation.credentials.certificates import Authority
+
+FORMAT = KeptForm[dict[str, Any]](first=0, steps=(lambda about: None,))  # the first one lacked the number only
+_CREDENTIALS = "credentials.json"
+_SITES = "sites.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+class Description(BaseModel):
+    """Description of a federation, as in `federation.toml`.
+
+    Attributes:
+        name: of the federation.
+        host, port: address of the server, as sites see it.
+        days: how long certificates are valid.
+        sites: names of the sites, in the order of their client numbers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = "federation"
+    host: str = "localhost"
+    port: int = Field(default=8400, ge=1, le=65535)
+    days: int = Field(default=365, ge=1, le=3650)
+    sites: list[str] = Field(min_length=1, max_length=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A party's credentials.
+
+    Attributes:
+        folder: where the files are.
+        federation: the federation's name.
+        party: the party's name.
+        host, port: address of the server.
+        expires: when the certificate expires.
+    """
+
+    folder: Path
+    federation: str
+    party: str
+    host: str
+    port: int
+    expires: datetime
+
+    def sites(self) -> list[str]:
+        """The names of the sites, as listed in the server's credentials; empty for those of a site."""
+        try:
+            return [str(name) for name in read_json(self.folder / _SITES)]
+        except FileNotFoundError:
+            return []
+
+
+def describe(path: Path) -> Description:
+    """Read a federation's description.
+
+    Raises:
+        SettingError: it cannot be read, or a value in it is not allowed.
+    """
+    try:
+        made = Description.model_validate(Document(settings_text(path), str(path)).values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(name) for name in first["loc"])
+        raise SettingError(
+            f"{path}: {where}: {first['msg'].lower()}, got {shown(first['input'])}; "
+            "it takes name, host, port, days and sites"
+        ) from None
+    _check_names(path, made.sites)
+    return made
+
+
+def _check_names(path: Path, sites: Sequence[str]) -> None:
+    for name in sites:
+        if not _NAME.fullmatch(name) or name in (SERVER, "authority"):
+            raise SettingError(
+                f"{path}: sites are named by letters, digits, - and _, at most 63, and not server or authority, "
+                f"got {name!r}"
+            )
+    if len({name.lower() for name in sites}) < len(sites):
+        raise SettingError(f"{path}: two sites have the same name: give each its own")
+
+
+def provision(description: Description, out: Path) -> list[Credentials]:
+    """Create the credentials that do not exist yet, and leave existing ones as they are.
+
+    Returns:
+        The new credentials.
+
+    Raises:
+        SettingError: the folder holds credentials of another federation.
+    """
+    authority = _authority(description, out)
+    parties = [one for one in (SERVER, *description.sites) if not (out / one / _CREDENTIALS).exists()]
+    made = [_issue(authority, description, out, party) for party in parties]
+    for one in made:
+        if one.party != SERVER:
+            write_private(one.folder / "site.toml", SITE_TOML)
+    _record(description, out)
+    return made
+
+
+def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> list[Credentials]:
+    """Make new keys and certificates, which processes that are running take up without a stop.
+
+    Earlier certificates are accepted until they expire, unless their site is revoked.  Settings of sites are left as
+    they are.
+
+    Args:
+        description: of the federation.
+        out: the folder for the credentials, with its authority.
+        parties: whose; all by default.
+
+    Returns:
+        The new credentials.
+
+    Raises:
+        SettingError: the folder holds credentials of another federation, or a party is unknown.
+    """
+    known = (SERVER, *description.sites)
+    for party in parties:
+        if party not in known:
+            raise unknown("party", party, known)
+    _check_authority(out)
+    authority = _authority(description, out)
+    authority.renew(out / "authority", description.days)
+    made = [_issue(authority, description, out, party) for party in parties or known]
+    _record(description, out)
+    return made
+
+
+def revoke(description: Description, out: Path, sites: Sequence[str]) -> dict[str, datetime]:
+    """Have the server refuse all certificates that sites were given up to now; returns when each site was revoked.
+
+    Raises:
+        SettingError: the folder holds credentials of another federation, or a site is unknown.
+    """
+    for site in sites:
+        if site not in description.sites:
+            raise unknown("site", site, description.sites)
+    _check_authority(out)
+    _check_same(description, out)
+    return write_revoked(out / SERVER, list(sites))
+
+
+def _check_authority(out: Path) -> None:
+    for path in (out / "authority" / "key.pem", out / SERVER / _CREDENTIALS):
+        if not path.exists():
+            raise SettingError(f"{path} is missing: give the folder that piebald provision made, with --out")
+
+
+def _authority(description: Description, out: Path) -> Authority:
+    """The authority of the federation in a folder, made where there is none."""
+    try:
+        from piebald.federation.credentials.certificates import Authority
+    except ImportError:
+        raise SettingError(INSTALL) from None
+    _check_same(description, out)
+    out.mkdir(parents=True, exist_ok=True)
+    return Authority.at(out / "authority", description.name, description.days)
+
+
+def _issue(authority: Authority, description: Description, out: Path, party: str) -> Credentials:
+    """Make the credentials of a party, in place of those that it has."""
+    folder = out / party
+    folder.mkdir(mode=0o700, exist_ok=True)
+    revoked = read_revoked(out / SERVER).get(party)
+    expires = authority.issue(folder, party, description.host, description.days, revoked)
+    about = {"format": FORMAT.number, "federation": description.name, "party": party, "host": description.host}
+    about |= {"port": description.port, "expires": expires.isoformat()}
+    # written last: where this file exists, the credentials are complete
+    write_private(folder / _CREDENTIALS, json.dumps(about) + "\n")
+    return read(folder)
+
+
+def _record(description: Description, out: Path) -> None:
+    """Write down whom the server and the next call of this command know."""
+    write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
+    write_private(out / "federation.json", json.dumps({"format": FORMAT.number, **description.model_dump()}) + "\n")
+
+
+def _check_same(description: Description, out: Path) -> None:
+    """Refuse to mix two federations, or to renumber clients."""
+    try:
+        before = read_json(out / "federation.json")
+        _bring_up(out, before)
+    except FileNotFoundError:
+        if out.exists() and any(out.iterdir()):
+            raise SettingError(f"{out} is not empty and holds no credentials: choose a new folder") from None
+        return
+    now = description.model_dump()
+    for name in ("name", "host", "port"):
+        if before[name] != now[name]:
+            raise SettingError(
+                f"the credentials in {out} were made with {name} = {before[name]!r}, now it is {now[name]!r}: "
+                "choose a new folder, since every site needs new credentials"
+            )
+    if now["sites"][: len(before["sites"])] != before["sites"]:
+        raise SettingError(
+            f"the credentials in {out} are of the sites {', '.join(before['sites'])}: list these first, in this order, "
+            "and new ones after them, since the order numbers the clients"
+        )
+
+
+def read(folder: Path) -> Credentials:
+    """Read the credentials in a folder.
+
+    Raises:
+        SettingError: there are none, they are from a later version, the certificate has expired, the key does not
+            belong to it, or others can read the key.
+    """
+    none = SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made")
+    try:
+        about: dict[str, Any] = dict(read_json(folder / _CREDENTIALS))
+    except (OSError, ValueError, TypeError):
+        raise none from None
+    _bring_up(folder, about)
+    try:
+        credentials = Credentials(
+            folder.resolve(), about["federation"], about["party"], about["host"], int(about["port"]),
+            datetime.fromisoformat(about["expires"]),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError):
+        raise none from None
+    if credentials.expires < datetime.now(UTC):
+        raise SettingError(
+            f"the certificate of {credentials.party} in {folder} expired on {credentials.expires:%Y-%m-%d}: make a new "
+            "one with piebald provision --renew, and copy it here"
+        )
+    key = folder / "key.pem"
+    if key.stat().st_mode & 0o077:
+        raise SettingError(f"{key} can be read by others: chmod 600 {key}")
+    _check_pair(folder)
+    return credentials
+
+
+def _bring_up(folder: Path, about: dict[str, Any]) -> None:
+    """Bring what credentials hold to the present format, in memory; those of a later version are refused."""
+    found = about.get("format", 0)
+    if not FORMAT.reads(found):
+        raise SettingError(
+            f"the credentials in {folder} have format {shown(found)}, this Piebald reads up to {FORMAT.number}: "
+            "install the Piebald that made them"
+        )
+    FORMAT.upgrade(about, found)
+
+
+def _check_pair(folder: Path) -> None:
+    """Refuse a certificate beside the key of another one, which a renewal that was copied in part leaves."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
+        key = load_pem_private_key(read_bytes(folder / "key.pem"), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise SettingError(
+            f"the credentials in {folder} cannot be read: {type(error).__name__}: copy them again"
+        ) from None
+    if certificate.public_key() != key.public_key():
+        raise SettingError(
+            f"certificate.pem and key.pem in {folder} do not belong together: copy all files of the renewed credentials"
+        )
+
+
+SITE_TOML = """\
+# Settings of this site.  Nothing in this file leaves the site.
+
+# device = "cpu"          # or "cuda"
+
+# [data]                  # without it, the site's rows are those that the experiment's partition gives it
+# source = "patients.csv" # .csv, .tsv, .parquet, .npz (arrays x and y), a folder, "my_data.py:load" or "mylab:load"
+# target = "diagnosis"    # the column of a table to predict
+# client = "hospital"     # if it has rows of others, too: the column that says whose; only the site's own are taken
+# features = ["age"]      # the columns to predict from, all others by default
+# test = 0.2              # share of the rows held out for testing
+# validation = 0.1        # share of the rows held out for validation
+
+# [policy]                      # what this site allows; recipes that would share more are refused
+# private = ["classifier"]      # layers that must stay at this site
+# clip = 1.0                    # updates must be clipped to at most this norm
+# noise = 0.5                   # the least noise, in clips, added here from random numbers that only this site knows
+# uploads = ["model"]           # the vectors that an update may carry
+# queries = ["evaluate"]        # the queries that are answered, besides training; beside noise and sums else none
+# splits = ["test"]             # the rows that answers may depend on
+# questions = { evaluate = 300 } # how many questions of a kind are answered about the same rows, in all runs
+# least_rows = 10               # answers are about so many rows at least; scores have noise
+# models_per_version = 1        # how many models of one version the server may have examined on the same rows
+# secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
+# accept = ["fedavg", "ask"]    # the recipes that this site takes part in; others are refused, or wait for approval
+# carry = false                 # runs that go on from an earlier one begin without the private layers kept here
+"""

@@ -1,0 +1,99 @@
+"""Revoked sites: the server refuses every certificate that a site was given up to its revocation.
+
+    <server's credentials>/revoked.json   the time of each site's revocation
+
+A certificate that is issued later is accepted again.  The file is read again whenever it changes, so a site can be
+revoked while the server runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError
+from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_json
+
+EARLY = timedelta(minutes=5)  # certificates are valid from a little before they are issued, since clocks differ
+_FILE = "revoked.json"
+
+
+def read_revoked(folder: Path) -> dict[str, datetime]:
+    """When each site was revoked, from the server's credentials.
+
+    Raises:
+        SettingError: the list cannot be read, so nobody can tell who is revoked.
+    """
+    path = folder / _FILE
+    try:
+        found = {str(site): datetime.fromisoformat(at) for site, at in read_json(path).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
+    if any(at.tzinfo is None for at in found.values()):
+        raise SettingError(f"{path} has a time without a zone: restore it from a backup")
+    return found
+
+
+def write_revoked(folder: Path, sites: list[str]) -> dict[str, datetime]:
+    """Add sites to the list, with the time of now; returns the whole list."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    found = read_revoked(folder) | dict.fromkeys(sites, now)
+    write_private(folder / _FILE, json.dumps({site: at.isoformat() for site, at in sorted(found.items())}) + "\n")
+    return found
+
+
+class Admission:
+    """Whom a running server admits.
+
+    Args:
+        folder: the server's credentials.
+
+    Raises:
+        SettingError: the list of revoked sites cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stamp = self._look()
+        self._revoked = read_revoked(folder)
+
+    def reject_reason(self, certificate: Any) -> str | None:
+        """Why a party with this certificate (`ssl.SSLSocket.getpeercert`) is not admitted any more, or None."""
+        revoked = self._current().get(name_in(certificate))
+        if (ends := ssl.cert_time_to_seconds(certificate["notAfter"])) < time.time():
+            return f"its certificate expired on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d at %H:%M} UTC"
+        issued = ssl.cert_time_to_seconds(certificate["notBefore"]) + EARLY.total_seconds()
+        if revoked is not None and issued <= revoked.timestamp():
+            return f"its certificate was revoked on {revoked:%Y-%m-%d at %H:%M} UTC"
+        return None
+
+    def _current(self) -> dict[str, datetime]:
+        """The list as it is now; one that cannot be read takes nobody off the last one that could."""
+        if (stamp := self._look()) != self._stamp:
+            try:
+                self._revoked = read_revoked(self._folder)
+            except SettingError:
+                return self._revoked  # it is tried again
+            self._stamp = stamp
+        return self._revoked
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            about = os.stat(self._folder / _FILE)
+        except OSError:
+            return None
+        return about.st_mtime_ns, about.st_ino
+
+
+def name_in(certificate: Any) -> str:
+    """The common name in a certificate (`ssl.SSLSocket.getpeercert`)."""
+    names = [value for part in certificate["subject"] for kind, value in part if kind == "commonName"]
+    return str(names[0]) if names else ""

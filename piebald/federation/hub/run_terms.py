@@ -1,0 +1,272 @@
+"""The terms of a run: all that a site needs to rebuild its work from installed components."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from piebald.contracts import OwnChoice, Query, shown_digest
+from piebald.contracts.component import build
+from piebald.core import pytree
+from piebald.core.client_models import own_pattern
+from piebald.core.errors import SettingError
+from piebald.core.parameters import Layout, frozen_digest
+from piebald.core.references import NOBODY, Resolver
+from piebald.methods.client_work import ClientWork
+from piebald.methods.training.base import Trainer
+from piebald.methods.transforms.base import Transform
+from piebald.models import PretrainedNetwork
+from piebald.settings import plugins
+from piebald.version import __version__
+
+_LEVELS = 64  # of tables and lists inside one another in a run's terms, at most
+
+
+def read_values(body: bytes | bytearray) -> dict[str, Any]:
+    """The values in a run's terms, before anything is known of them.
+
+    Raises:
+        SettingError: they are no JSON, or so deep that what is done with them later might end the process.
+    """
+    try:
+        values = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"the run's terms cannot be read: {type(error).__name__}") from None
+    level = [values]
+    for _ in range(_LEVELS):
+        tables = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = list(itertools.chain(*tables))
+    if level or not isinstance(values, dict):
+        raise SettingError(f"the run's terms must be a table of at most {_LEVELS} levels")
+    return values
+
+
+class OwnTerms(BaseModel):
+    """What the terms of a run say of a model that some clients have in place of the run's.
+
+    Attributes:
+        private, begins, layout, frozen, weights: as in `RunTerms`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    private: list[str]
+    begins: str = ""
+    layout: list[tuple[str, list[int]]]
+    frozen: str = ""
+    weights: str = ""
+
+    @classmethod
+    def of(cls, model: nn.Module, layout: Layout, initial: Tensor) -> OwnTerms:
+        """Those of a model that starts from `initial` [p]."""
+        return cls(
+            private=sorted(layout.private),
+            begins=private_digest(initial[layout.shared :]) if layout.private else "",
+            layout=[(slot.name, list(slot.shape)) for slot in layout.slots],
+            frozen=frozen_digest(model),
+            weights=model.source.described if isinstance(model, PretrainedNetwork) else "",
+        )
+
+
+class RunTerms(BaseModel):
+    """The terms of a run, which a site receives before its first task.
+
+    Attributes:
+        piebald: the server's version of Piebald.
+        plugins: modules besides Piebald that a site needs, with their versions.
+        experiment: the experiment's settings.
+        training: the trainer, as a table.
+        transforms: the transforms of updates, as tables.
+        own_query: what each update answers about its own model, as a table, None for nothing.
+        choice: how a site chooses its model when the run has ended, as a table, None where it takes what it is given.
+        private: names of the tensors that stay at the client.
+        begins: digest of the numbers that they begin with, which a site's first task brings; "" where there are none.
+        layout: names and shapes of the model's tensors, in order.
+        frozen: digest of the model's frozen parameters, which no message carries; "" where it has none.
+        weights: name and revision of the weights that it begins with, "" where it has none.
+        public_rows: digest of the rows that all clients have, which no message carries; "" where there are none.
+        objective: name of the loss.
+        metrics: names of the metrics.
+        seed: seed of the run.
+        shape, outputs: shapes of one input and one output.
+        classes: names of the classes, None where targets are not classes.
+        clients: names of the clients, by number.
+        sites: names of the clients' sites.
+        own_models: the models of clients that have one of their own.
+        numbers: of each client's model among these, None for the run's; empty where nobody has another one.
+        questions: what sites are asked besides training, as far as it is known before (`Query.stated`).
+        trains: whether sites train at all.
+        lineage: number of the run that this one goes on from: a site may begin with the state that it kept of that one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    piebald: str
+    plugins: list[tuple[str, str]] = []
+    experiment: dict[str, Any]
+    training: dict[str, Any]
+    transforms: list[dict[str, Any]]
+    own_query: dict[str, Any] | None = None
+    choice: dict[str, Any] | None = None
+    private: list[str]
+    begins: str = ""
+    layout: list[tuple[str, list[int]]]
+    frozen: str = ""
+    weights: str = ""
+    public_rows: str = ""
+    objective: str
+    metrics: list[str]
+    seed: int
+    shape: list[int] | list[list[int]] | dict[str, list[int]]
+    outputs: list[int]
+    classes: list[str] | None = None
+    clients: list[str]
+    sites: list[str]
+    own_models: list[OwnTerms] = []
+    numbers: list[int | None] = []
+    questions: list[dict[str, Any]] = []
+    trains: bool = True
+    lineage: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")] | None = None
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], author: Resolver = NOBODY) -> RunTerms:
+        """Read terms as received, whose author names modules with the rights that this resolver gives.
+
+        Raises:
+            SettingError: they are from another version, or have another form.
+        """
+        theirs = str(values.get("piebald"))[:40]
+        if theirs != __version__:
+            raise SettingError(f"this site has Piebald {__version__}, the server {theirs}: install the same on both")
+        try:
+            return cls.model_validate(author.mark(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
+
+    def of(self, client: int) -> RunTerms:
+        """The terms for one client, whose own model takes the place of the run's.
+
+        Raises:
+            SettingError: the experiment has none for it.
+        """
+        table = dict(self.experiment.get("model") or {})
+        tables, name = table.pop("clients", None), self.clients[client]
+        if not isinstance(tables, Mapping):
+            return self
+        chosen = {**tables, "*": table}[own_pattern([*tables, "*"], name)]
+        number = self.numbers[client] if client < len(self.numbers) else None
+        nested = isinstance(chosen, Mapping) and "clients" in chosen
+        if nested or (number is not None and not 0 <= number < len(self.own_models)):
+            raise SettingError(f"the run's terms cannot be read: they describe no model for {name!r}")
+        own = {} if number is None else dict(self.own_models[number])
+        experiment = {**self.experiment, "model": {"name": chosen} if isinstance(chosen, str) else dict(chosen)}
+        return self.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own})
+
+    def use_plugins(self, author: Resolver) -> None:
+        """Import the plugins that the work of a site needs, which its policy must allow.
+
+        Raises:
+            SettingError: one is not allowed, not installed, or has another version here.
+        """
+        for module, theirs in self.plugins:
+            try:
+                author.use([module])
+            except SettingError as error:
+                raise SettingError(f"this site cannot use the plugin {module} {theirs}: {error}") from None
+            if (here := plugins.version(module)) != theirs:
+                raise SettingError(
+                    f"this site has {module} {here or 'of no version'}, the server {theirs or 'one of no version'}: "
+                    "install the same on both"
+                )
+
+    def check_frozen(self, model: nn.Module) -> None:
+        """Refuse a model whose frozen parameters are not the server's.
+
+        Raises:
+            SettingError: they have another digest.
+        """
+        if frozen_digest(model) != self.frozen:
+            of = f", which are those of {self.weights}" if self.weights else ""
+            raise SettingError(
+                f"the frozen weights of this site's model are not the server's{of}: have the same weights on both"
+            )
+
+    def check_public(self, digest: str) -> None:
+        """Refuse public rows that are not the server's.
+
+        Args:
+            digest: of this site's, see `public_rows.rows_digest`.
+
+        Raises:
+            SettingError: they have another digest.
+        """
+        if self.public_rows and digest != self.public_rows:
+            raise SettingError(
+                "this run compares models on rows that all clients have, and this site has "
+                f"{'others' if digest else 'none'}: name the same file as the server, public of [data] in site.toml, "
+                "or let the experiment name a data set that both can make them from"
+            )
+
+    def client_components(self) -> tuple[Trainer, tuple[Transform, ...], Query | None]:
+        """Build the trainer, the transforms and the query about a client's own model from what is installed here."""
+        trainer = build("training", self.training)
+        transforms = tuple(build("transforms", table) for table in self.transforms)
+        own = None if self.own_query is None else build("query", self.own_query)
+        assert isinstance(trainer, Trainer)
+        return trainer, transforms, own  # type: ignore[return-value]
+
+    def choice_query(self) -> OwnChoice | None:
+        """Build the query by which a site chooses its model."""
+        if self.choice is None:
+            return None
+        made = build("query", self.choice)
+        if not isinstance(made, OwnChoice):
+            raise SettingError(f"the run's terms let a site choose its model by {made.kind!r}, which is no such query")
+        return made
+
+
+def private_digest(numbers: Tensor) -> str:
+    """The digest of the private numbers [p - s] that clients begin with."""
+    return shown_digest("private", {"numbers": numbers}).hex()
+
+
+def terms(
+    work: ClientWork, experiment: Mapping[str, Any], clients: Sequence[str], sites: Sequence[str],
+    classes: Sequence[str] | None = None, lineage: str | None = None,
+) -> bytes:  # fmt: skip
+    """Serialize the terms of a run."""
+    functions, owns = [work.objective.loss, *work.objective.metrics.values()], work.own_models
+    # those with a part of the run's model are made from it by the trainer
+    others = [] if owns is None else [one for one in owns.models if one.held is None]
+    parts = [work.trainer, work.transforms, work.model, *(one.model for one in others)]
+    made = RunTerms(
+        piebald=__version__,
+        plugins=[tuple(one) for one in plugins.needed_by([*parts, functions])],
+        experiment=dict(experiment),
+        training=work.trainer.table(),
+        transforms=[transform.table() for transform in work.transforms],
+        own_query=None if work.own_query is None else work.own_query.table(),
+        choice=None if work.choice is None else work.choice.table(),
+        **dict(OwnTerms.of(work.model, work.layout, work.initial)),
+        own_models=[OwnTerms.of(one.model, one.layout, one.initial) for one in others],
+        numbers=list(owns.numbers) if owns is not None and others else [],
+        public_rows=work.public_digest,
+        objective=work.objective.name,
+        metrics=list(work.objective.metrics),
+        seed=work.seed,
+        shape=pytree.plain(work.shape),
+        outputs=list(work.outputs),
+        classes=None if classes is None else list(classes),
+        clients=list(clients),
+        sites=list(sites[: len(clients)]),
+        questions=[dict(one) for one in work.questions],
+        trains=work.trains,
+        lineage=lineage,
+    )
+    return json.dumps(made.model_dump(), sort_keys=True).encode()

@@ -1,0 +1,303 @@
+"""Messages of the server: answers to its sites, and tasks for them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from piebald.contracts import Split, Update
+from piebald.core.parameters import nbytes
+from piebald.core.plain_text import printable
+from piebald.core.stored_vectors import LARGE, StoredVectors
+from piebald.federation.credentials.audit import AuditLog
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
+from piebald.federation.hub.server_state import FederationState
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.pieces import Packer, piece_at
+from piebald.federation.link.stored_body import StoredBody
+from piebald.federation.link.transfer import WAIT, send_body
+from piebald.federation.link.wire_format import contents, task_body, unpack_update
+from piebald.federation.link.wire_messages import (
+    PROTOCOL,
+    CheckReply,
+    CheckRequest,
+    Hello,
+    Piece,
+    Refused,
+    Reply,
+    TermsRequest,
+    encode,
+)
+from piebald.methods.client_work import ClientWork
+from piebald.version import __version__
+
+_OVERHEAD = 1 << 20  # bytes of a result besides its vectors, at most
+_VECTORS = 8  # vectors of a whole model's size in a result, at most
+_TERMS_PIECE = 1 << 17  # bytes of a run's terms in one message
+
+log = logging.getLogger("piebald.federation")
+
+
+class ServerMessages:
+    """Answers the sites' messages, sends them their tasks, and notes both in the audit log.
+
+    Args:
+        state: the server's state.
+        credentials: the server's credentials.
+        terms: the run's terms.
+        work: what clients do, and so what their results may hold.
+        make_link: makes the server's connection.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        credentials: Credentials,
+        terms: bytes,
+        work: ClientWork,
+        make_link: Callable[..., Link] = Link,
+    ) -> None:
+        self._state, self._terms, self._work = state, terms, work
+        self._folder = credentials.folder
+        self.audit = AuditLog(credentials.folder)
+        self._longest_result = _OVERHEAD + 4 * _VECTORS * work.layout.size
+        address = ("0.0.0.0", credentials.port)
+        self.link = make_link(SERVER, address, credentials.folder, state.number.__contains__, log.warning)
+        self.link.on("hello", Hello, self._on_hello)
+        self.link.on("check", CheckRequest, self._on_check)
+        self.link.on("terms", TermsRequest, self._on_terms_request)
+        self.link.on("result", Piece, self._on_result_piece)
+
+    def start(self) -> None:
+        """Listen, and start the thread that sees to it that sites get their tasks."""
+        self.link.start()
+        threading.Thread(target=self._dispatch, name="tasks", daemon=True).start()
+
+    def stop(self) -> None:
+        """Disconnect; the threads end with `FederationState.closing`."""
+        self.link.stop()
+
+    # -- messages of sites
+
+    def _member(self, origin: str) -> Member:
+        return self._state.members[self._state.number[origin]]
+
+    def _on_hello(self, origin: str, hello: Hello, body: memoryview) -> bytes:
+        member = self._member(origin)
+        with self._state.lock:
+            self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
+            refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
+            if refused and refused != member.refused:
+                about = {"event": "refused", "site": origin, "why": refused}
+                log.warning("%(site)s does not take part: %(why)s", about)
+                self.audit.write("does not take part", site=origin, reason=refused)
+            if hello.pending and not (member.hello and member.hello.pending):
+                log.warning("%s waits until somebody there approves the experiment", origin)
+            before, here, doubled = member.hello, member.rows is not None, member.doubled
+            known = hello.incarnation in member.processes
+            welcome = self._state.take_hello(member, hello, refused)
+            if member.rows is not None and not here:
+                try:
+                    self.audit.write("joined", site=origin, piebald=hello.version, rows=member.rows)
+                except OSError:  # it joins with a later hello
+                    member.rows = None
+                    raise
+        if member.doubled and not doubled:
+            self._report_doubled(origin)
+        if not known:
+            self._log_connected(origin)
+        self.log_doing(member)
+        if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
+            place = {"client": self._state.number[origin] + 1, "clients": len(self._state.members)}
+            log.info(
+                "%(site)s joined as client %(client)d of %(clients)d", {"event": "joined", "site": origin, **place}
+            )
+        return encode(welcome)
+
+    def _report_doubled(self, origin: str) -> None:
+        """Two processes of a site are heard, of which each may get a part of its tasks."""
+        about = {"event": "doubled", "site": origin}
+        log.warning("two processes use the credentials of %(site)s at the same time: end one of them", about)
+        self.audit.write("doubled", site=origin)
+
+    @staticmethod
+    def log_doing(member: Member, every: float = math.inf) -> None:
+        """Say what keeps a site from tasks, if that was not said yet, or not for so many seconds."""
+        if (doing := member.doing()) and (not member.told or time.monotonic() - member.told > every):
+            member.told = time.monotonic()
+            log.info("%(site)s: %(doing)s", {"event": "busy", "site": member.name, "doing": doing})
+
+    def _log_connected(self, origin: str) -> None:
+        """A process of a site is heard for the first time."""
+        peer = self.link.peers.get(origin)
+        about = {"event": "connected", "site": origin, "address": "", "expires": ""}
+        if peer is not None:
+            about |= {"address": peer.address, "expires": peer.expires}
+        log.info("%(site)s connected from %(address)s: its certificate is valid until %(expires)s", about)
+
+    def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
+        log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
+        return encode(CheckReply(version=__version__, time=time.time(), terms=self._state.terms))
+
+    def _on_terms_request(self, origin: str, request: TermsRequest, body: memoryview) -> bytes:
+        data, packed = Packer().pack(piece_at(self._terms, request.start, _TERMS_PIECE), 0.0)
+        piece = Piece(
+            run=self._state.run, epoch=self._state.epoch, id=0, trains=False, start=request.start,
+            size=len(self._terms), digest=self._state.terms, packed=packed,
+        )  # fmt: skip
+        return encode(piece, data)
+
+    def _on_result_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
+        member, state = self._member(origin), self._state
+        with state.lock:
+            member.sign()
+            one = member.open.get(piece.id)
+            ours = (piece.run, piece.epoch) == (state.run, state.epoch)
+            if not ours or one is None or one.trains != piece.trains:
+                member.late += piece.start == 0
+                member.settle(piece.id)
+                return encode(Reply(status="known", digest=piece.digest))
+            if member.rows is None:  # it has restarted, and has not said yet what its results are held to
+                return encode(Reply(status="again", digest=piece.digest))
+            try:
+                reply, body = member.assembly.take(piece, data, self._longest_result)
+                one.receive(reply.received)
+                outcome = None if body is None else self._unpacked(member, one, body)
+                if outcome is not None and body is not None:
+                    about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
+                    self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
+            except Refused as error:  # a second attempt would bring the same
+                self.link.report(f"{origin} sent {error}")
+                reason = printable(f"sent {error}", 300)
+                self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
+                state.end_task(member, one, None, reason, refused=True)
+                return encode(Reply(status="refused", digest=piece.digest))
+            except OSError as error:  # the site keeps it and sends it again
+                why = (error.strerror or str(error)).lower()
+                self.link.report(f"results cannot be taken, {self._folder} cannot be written ({why}): make room there")
+                return encode(Reply(status="again", digest=piece.digest))
+            if outcome is not None:
+                state.end_task(member, one, *outcome)
+                self._log_result(member, one, outcome[1], piece.size)
+        return encode(reply)
+
+    def _log_result(self, member: Member, one: OpenTask, failure: str | None, size: int) -> None:
+        """A site has delivered a result, or said why there is none."""
+        about = {"event": "received", "site": member.name, "task": one.task.id, "step": one.task.version + 1}
+        about |= {"bytes": size, "megabytes": size / 1e6, "seconds": round(self._state.clock() - one.sent, 3)}
+        if failure is not None:
+            about |= {"event": "failed", "why": printable(failure, 300)}
+            level = logging.WARNING if one.trains else logging.DEBUG
+            log.log(level, "task %(task)d of step %(step)d: nothing from %(site)s: %(why)s", about)
+        elif one.trains:
+            log.info("task %(task)d of step %(step)d: %(megabytes).2f MB from %(site)s after %(seconds).1f s", about)
+
+    def _unpacked(
+        self, member: Member, one: OpenTask, body: bytearray | StoredBody
+    ) -> tuple[Update | None, str | None]:
+        """A result that has the form of its task's results; long vectors of it are in a file.
+
+        Raises:
+            Refused: it has not.
+            OSError: the file cannot be written.
+        """
+        try:
+            packed = one.task.query is None and self._work.compressor is not None and self._work.masking is None
+            decompress = partial(self._work.decompress, task=one.task) if packed else None
+            update, failure = unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
+            if update is not None and one.task.query is None:
+                update = self._stored(self._work.expanded(update, one.task))
+            return update, failure
+        except (Refused, OSError):
+            raise
+        except Exception as error:  # whatever its bytes raise: the site must be answered, or it sends them for ever
+            log.debug("a result of %s raised an error", member.name, exc_info=True)
+            raise Refused(f"a result that raised {type(error).__name__}") from None
+
+    def _stored(self, update: Update) -> Update:
+        """An update with its vectors in a file, where they are long and are not in one yet."""
+        if isinstance(update.vectors, StoredVectors) or nbytes(update.vectors) <= LARGE:
+            return update
+        return replace(update, vectors=StoredVectors.keep(self._folder, update.vectors))
+
+    # -- messages for sites
+
+    def _dispatch(self) -> None:
+        """Loop of the thread that has tasks sent: a site has a thread of its own while there is something for it.
+
+        So a site that is registered and away costs no thread, and a slow one keeps nobody waiting.
+        """
+        state = self._state
+        with state.changed:
+            while not state.closing:
+                for member in state.members:
+                    if member.open and not member.sending and self._next(member) is not None:
+                        member.sending = True
+                        threading.Thread(target=self._send_tasks, args=(member,), daemon=True).start()
+                state.changed.wait(1.0)
+
+    def _next(self, member: Member) -> OpenTask | None:
+        """The next task to send to a site, None where there is none or it is not ready."""
+        return member.next_delivery() if member.ready(self._state.terms, self._state.timeouts.silence) else None
+
+    def _send_tasks(self, member: Member) -> None:
+        """Send a site its tasks until it has them, in a thread of its own."""
+        state = self._state
+        while True:
+            with state.lock:
+                one = None if state.closing else self._next(member)
+                if one is None:
+                    member.sending = False
+                    return
+                incarnation = member.hello.incarnation if member.hello else ""
+            if self._send_task(member, one):
+                with state.lock:
+                    one.delivered_to, one.delivered_at = incarnation, time.monotonic()
+            else:
+                time.sleep(0.2)
+
+    def _send_task(self, member: Member, one: OpenTask) -> bool:
+        """Send one task; returns whether it need not be sent again."""
+        state, id, body = self._state, one.task.id, task_body(self._work.cut(one.task))
+        head = Piece(
+            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=body.digest()
+        )
+        began = time.monotonic()
+        status = send_body(
+            self.link, member.name, "task", head, body, timeout=WAIT,
+            wanted=lambda: id in member.open and not state.closing, confirmed=one.confirm,
+        )  # fmt: skip
+        if status == "done" and one.trains:
+            about = {"event": "sent", "site": member.name, "task": id, "step": one.task.version + 1, "bytes": len(body)}
+            about |= {"megabytes": len(body) / 1e6, "seconds": round(time.monotonic() - began, 3)}
+            log.info("task %(task)d of step %(step)d: sent %(megabytes).2f MB to %(site)s in %(seconds).1f s", about)
+        if status != "refused":
+            return status in ("done", "known")
+        with state.lock:
+            if id in member.open:
+                state.end_task(member, one, None, "refused by the site, whose log says why")
+        return True
+
+
+def _refusal(hello: Hello, joined_with: Mapping[Split, int] | None) -> str:
+    """Why a site does not take part, "" where it does.
+
+    Args:
+        hello: its hello.
+        joined_with: the rows that it stated when it joined, None before.
+    """
+    if hello.protocol != PROTOCOL or hello.version != __version__:
+        return f"it has Piebald {hello.version}, the server {__version__}: install the same on both"
+    for split, count in stated_rows(hello).items():
+        if joined_with is not None and joined_with[split] != count:
+            return (
+                f"it stated {joined_with[split]} {split} rows when it joined and {count} now: start it with the rows "
+                "that it joined with, or start a new run"
+            )
+    return hello.refused

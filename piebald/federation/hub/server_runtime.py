@@ -1,0 +1,363 @@
+"""The runtime of a real federation (`contracts.Runtime`): tasks go to sites, results come back, in real time.
+
+A site has a task once it has confirmed that, and its result counts once, however often it is sent.  A finished training
+task stays at the site until a checkpoint holds it, so a server that is killed and resumed gets the same result again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task, Update
+from piebald.core.errors import SettingError
+from piebald.core.private_files import write_private
+from piebald.engines.engine import Engine
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.serve_stack import serve
+from piebald.engines.stack import ClientStack
+from piebald.federation.credentials import provisioning
+from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.signing import SignatureCheck
+from piebald.federation.hub.local_federation import LocalFederation
+from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.hub.server_messages import ServerMessages
+from piebald.federation.hub.server_state import FederationState
+from piebald.federation.link.disk_writes import DiskWrites
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.freed_memory import open_many_files, return_freed_memory
+from piebald.federation.link.heartbeat import EVERY, Heartbeat
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.waiting import server_waits_for
+from piebald.federation.link.wire_format import digest
+from piebald.methods.client_work import ClientWork
+from piebald.version import __version__
+
+_STATUS_SHARE = 20  # the status is written in one part of so many of the time, at most
+_TICK = 0.25  # seconds between checks for silent sites
+
+log = logging.getLogger("piebald.federation")
+
+
+class FederationServer:
+    """A running federation.
+
+    Args:
+        folder: the server's credentials.
+        timeouts: how long to wait for sites.
+        experiment: the experiment's settings, from which sites rebuild the model.
+        work: what clients do.
+        clients: the clients' names, and the server's own rows.
+        local: the sites on this machine, or None where they are elsewhere.
+        make_link: makes the server's connection to its sites.
+        lineage: number of the run that this one goes on from, or None.
+
+    Attributes:
+        shared: what the server's threads share.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        timeouts: Timeouts,
+        experiment: Mapping[str, Any],
+        work: ClientWork,
+        clients: Clients,
+        local: LocalFederation | None,
+        make_link: Callable[..., Link] = Link,
+        lineage: str | None = None,
+    ) -> None:
+        self.work, self._clients, self._local = work, clients, local
+        work.layout.lend(work.model, work.initial)
+        return_freed_memory()
+        open_many_files()
+        self.credentials = provisioning.read(folder)
+        self._disk = DiskWrites(self.credentials.folder, threading.Event())
+        sites = sites_of(self.credentials, clients)
+        body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage)
+        self.shared = FederationState(sites, digest(body), timeouts, work.cut, self.credentials.folder)
+        self._changed, self._lock = self.shared.changed, self.shared.lock
+        self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
+        self._status_ended = False
+        self._gathered = False
+        self._seen: list[int] = []  # the clients that were present when the server loop last asked
+        self._engine: Engine | None = None
+        self._signatures: SignatureCheck | None = None
+        self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
+        self._heartbeat = Heartbeat(self.waits_for)
+        self._heartbeat.start()
+        about = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
+        self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **about)
+        self._messages.start()
+        listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
+        log.info("listening on port %(port)d for %(sites)d sites", listens)
+        threading.Thread(target=self._watch, daemon=True).start()
+        if local is not None:
+            local.open()
+
+    def waits_for(self) -> str:
+        """What it waits for, and what its disk does not take, "" where its run has ended."""
+        waits = server_waits_for(self.shared, self._gathered)
+        return "; ".join(filter(None, (self._disk.trouble, waits))) if waits else ""
+
+    @property
+    def local(self) -> LocalFederation | None:
+        """The sites on this machine, or None where they are elsewhere."""
+        return self._local
+
+    # -- the contract
+
+    def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
+        """See `contracts.Runtime`.  Updates are never summed before they arrive."""
+        self._wait_for_sites()
+        with self._changed:
+            for task in tasks:
+                self.shared.version = max(self.shared.version, task.version)
+                if task.client == SERVER_ID:
+                    self.shared.add_result(OpenTask(task, self.shared.clock()), self._serve_at_server(task), None)
+                else:
+                    self.shared.add(task)
+            self._changed.notify_all()
+
+    def next(self, until: float = float("inf")) -> Result | None:
+        """See `contracts.Runtime`."""
+        self._wait_for_sites()
+        shared = self.shared
+        with self._changed:
+            while True:
+                result = shared.pop_result()
+                if result is not None:
+                    return result
+                if shared.clock() >= until:
+                    shared.now = max(shared.now, until)
+                    return None
+                if until == float("inf") and not any(member.open for member in shared.members):
+                    present = shared.ready_clients()
+                    if present != self._seen:  # a site came or left, so there may be a client to ask
+                        shared.now = shared.clock()
+                        return None
+                    if len(present) == len(shared.members):
+                        return None
+                self._changed.wait(min(_TICK, max(until - shared.clock(), 0.0)))
+
+    def clients(self) -> Sequence[int]:
+        """See `contracts.Runtime`."""
+        self._wait_for_sites()
+        with self._lock:
+            self._seen = self.shared.ready_clients()
+            return list(self._seen)
+
+    def now(self) -> float:
+        return self.shared.now
+
+    def state(self) -> Checkpoint:
+        """See `contracts.Runtime`: the clock and the tasks under way."""
+        with self._lock:
+            return self.shared.checkpoint()
+
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
+        with self._changed:
+            self.shared.restore(checkpoint, tasks)
+
+    def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
+        """See `contracts.ChecksSignatures`."""
+        if self._signatures is None:  # a resumed run has its own number again by now
+            names = [member.name for member in self.shared.members]
+            self._signatures = SignatureCheck(self.credentials.folder, names, self.shared.run, self.shared.terms)
+        return self._signatures.check(client, text, signature)
+
+    def dismiss(self) -> None:
+        """Tell the sites that the run has ended, and wait until those that are present know.
+
+        Sites on this machine, which end with this process, may choose their models first.
+        """
+        self._tell_the_end()
+        if self._local is not None and self.work.choice is not None:
+            self._local.wait()
+
+    def _tell_the_end(self) -> None:
+        with self._lock:
+            about = {"run": self.shared.run, "steps": self.shared.version}
+            self._disk.attempt("the end of the run", lambda: self._messages.audit.write("ended", **about))
+            self.shared.dismiss()
+            dismissed = time.monotonic()
+        silence = self.shared.timeouts.silence
+        until = dismissed + silence
+        while time.monotonic() < until:
+            with self._lock:
+                present = [member for member in self.shared.members if member.silent() < silence]
+                complete = len(present) == len(self.shared.members) or dismissed - self.shared.began > silence
+                if complete and all(member.heard is not None and member.heard > dismissed for member in present):
+                    return
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        with self._changed:
+            closed, self.shared.closing = self.shared.closing, True
+            self._changed.notify_all()
+        if closed:
+            return
+        self._messages.stop()
+        self._messages.audit.log_head()
+        self._heartbeat.stop()
+        # before a federation on this machine deletes its folder
+        self._disk.attempt("the status", partial(self._write_status, last=True))
+        if self._local is not None:
+            self._local.close()
+
+    # -- presence of sites
+
+    def _wait_for_sites(self) -> None:
+        """Wait until enough sites are present to begin; from then on, sites come and go."""
+        self.shared.started = True
+        if self._gathered:
+            return
+        timeouts, members = self.shared.timeouts, self.shared.members
+        patience = timeouts.patience if timeouts.wait_for is None else float("inf")
+        until, warn_at = time.monotonic() + patience, time.monotonic() + 5  # the heartbeat repeats it
+        with self._changed:
+            while len(present := self.shared.ready_clients()) < self._wanted() and not (
+                present and time.monotonic() > until
+            ):
+                if time.monotonic() > warn_at:
+                    warn_at = float("inf")
+                    missing = [member.name for number, member in enumerate(members) if number not in present]
+                    log.warning("waiting for %s", ", ".join(missing))
+                if self._local is not None:
+                    self._local.check()
+                self._changed.wait(_TICK)
+            self._gathered = True
+            self.shared.begin()
+            self._warn_of_outsized()
+            if refusing := [member.name for member in members if member.refused]:
+                log.warning("the run begins without %s", ", ".join(refusing))
+            about = {"event": "begins", "present": len(present), "sites": len(members)}
+            log.info("the run begins with %(present)d of %(sites)d sites", about)
+
+    def _warn_of_outsized(self) -> None:
+        """Say so where one site states more rows than all others together: nobody can check that it has them."""
+        stated = {member.name: member.rows["train"] for member in self.shared.members if member.rows is not None}
+        name = max(stated, key=lambda one: stated[one])
+        if len(stated) > 2 and 2 * stated[name] > sum(stated.values()):
+            log.warning(
+                "%s states %s of %s training rows, so where updates count by rows it outweighs all others: "
+                "max_examples and max_weight limit that", name, f"{stated[name]:,}", f"{sum(stated.values()):,}",
+            )  # fmt: skip
+
+    def _wanted(self) -> int:
+        """How many sites must be present before the first task.
+
+        Raises:
+            SettingError: so many sites refuse that there will never be enough.
+        """
+        members, wait_for = self.shared.members, self.shared.timeouts.wait_for
+        refusing = [member for member in members if member.refused]
+        willing = len(members) - len(refusing)
+        wanted = len(members) if wait_for == "all" else min(wait_for or max(willing, 1), len(members))
+        if willing < wanted:
+            one = refusing[0]
+            raise SettingError(f"{len(refusing)} of {len(members)} sites do not take part, {one.name}: {one.refused}")
+        return wanted
+
+    def _watch(self) -> None:
+        """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
+        expiry, rested = ExpiryWatch(self.credentials.folder), 0.0
+        while not self.shared.closing:
+            expiry.look()
+            with self._changed:
+                for member in self.shared.members:
+                    if (shut := self._messages.link.shut.get(member.name, "")) and shut != member.refused:
+                        about = {"site": member.name, "reason": shut}
+                        self._disk.attempt("the audit log", partial(self._messages.audit.write, "shut out", **about))
+                        member.refused = shut
+                    for one in list(member.open.values()):
+                        if self._gathered and (reason := self._give_up_reason(member, one)):
+                            self.shared.end_task(member, one, None, reason)
+                    self._log_presence(member)
+                    if self._gathered:  # before, the heartbeat names all sites that are missing
+                        self._messages.log_doing(member, EVERY)
+            if time.monotonic() > rested:
+                began = time.monotonic()
+                self._disk.attempt("the status", self._write_status)
+                rested = time.monotonic() + _STATUS_SHARE * (time.monotonic() - began)  # with thousands of sites
+            time.sleep(1.0)
+
+    def _log_presence(self, member: Member) -> None:
+        """Say so where a site has fallen silent, and where it is heard again."""
+        silent = member.heard is not None and member.silent() > self.shared.timeouts.silence
+        if silent == member.missed or self.shared.dismissed:
+            return
+        member.missed = silent
+        about = {"event": "silent" if silent else "back", "site": member.name}
+        if silent:
+            log.warning("no word from %(site)s: it gets no tasks until it is heard again", about)
+        else:
+            log.info("%(site)s is heard again", about)
+
+    def _give_up_reason(self, member: Member, one: OpenTask) -> str | None:
+        """Why a task is not waited for any longer, or None.
+
+        Nothing that one site does, or does not do, keeps the others waiting for ever.
+        """
+        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent - one.transfer_time
+        unready = member.unready_for(self.shared.terms, timeouts.silence)
+        patience = timeouts.patience if one.trains else timeouts.silence
+        if min(member.silent(), time.monotonic() - self.shared.began) > patience:
+            return f"silent for more than {patience:g} seconds"
+        if member.refused:
+            return f"does not take part: {member.refused}"
+        if member.owed:
+            return "still owes the result of an earlier task"
+        if taken > timeouts.task_timeout:
+            return self._overdue(member, one, f"took more than {timeouts.task_timeout:g} seconds")
+        if min(taken, unready) > timeouts.patience:
+            return self._overdue(member, one, f"present but not ready for {timeouts.patience:g} seconds")
+        return None
+
+    @staticmethod
+    def _overdue(member: Member, one: OpenTask, reason: str) -> str:
+        """Record that a present site has let a task pass, and say so."""
+        if (doing := member.doing()) and member.overdue + 1 < CHANCES:  # started again, it may not have the task
+            member.overdue += 1
+            return doing
+        member.owe(one.task.id)
+        again = "until it delivers" if member.overdue < CHANCES else "in this run any more"
+        about = {"event": "overdue", "site": member.name, "why": reason, "again": again}
+        log.warning("%(site)s %(why)s: the run goes on without it, and it gets no tasks %(again)s", about)
+        return reason
+
+    def _write_status(self, last: bool = False) -> None:
+        """Write the status file that `piebald status` reads; nothing once the last one has been written."""
+        link = self._messages.link
+        with self._lock:
+            sites = [
+                {"site": member.name, "state": member.presence(self.shared.terms, self.shared.timeouts.silence)}
+                | member.table(self.shared.version)
+                | {"received": link.received[member.name], "sent": link.sent[member.name]}
+                for member in self.shared.members
+            ]
+            status = {"party": SERVER, **self.shared.status(), "sites": sites, "audit": self._messages.audit.head}
+        with self._writing:
+            if self._status_ended:  # the watching thread was late, and the folder may be gone
+                return
+            self._status_ended = last
+            write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)
+
+    # -- the server's own rows
+
+    def _serve_at_server(self, task: Task) -> Update:
+        """Answer a query on the server's own rows."""
+        if self._engine is None:
+            self._engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), False)
+        model = task.vectors["model"]
+        stack = ClientStack([SERVER_ID], [task.version], [task.rng_version], [0], [model], {}, {}, task.query)
+        return serve(self._engine, stack).update(0)

@@ -1,0 +1,178 @@
+"""Tasks and results of a running federation, as the server's threads share them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from piebald.contracts import Checkpoint, Result, Task, Update
+from piebald.core.parameters import nbytes
+from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
+from piebald.federation.link.pieces import Assembly
+from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.link.wire_messages import Hello, Welcome
+from piebald.version import __version__
+
+
+class FederationState:
+    """State of a federation's server.
+
+    A training task stays at its site until a checkpoint holds its result, so this records which ones are not saved yet.
+
+    Args:
+        sites: the site of each client, by number.
+        terms: digest of the run's terms.
+        timeouts: how long to wait for sites.
+        cut: a task as it travels, see `ClientWork.cut`.
+        folder: where long results are kept that have come, see `pieces.Assembly`.
+
+    Attributes:
+        lock: guards all that is here.
+        changed: notified where a thread may be waiting for a change; it holds `lock`.
+        members: the sites, by client number.
+        number: the client number of each site, by name.
+        run, epoch: random numbers of the run and of this process.
+        version: the newest version of the global model.
+        now: the time of the runtime, in seconds of the run's clock.
+        started: whether the server loop has begun, so that a resumed run has its own number again.
+        dismissed: whether the run has ended.
+        closing: whether the server is being stopped.
+    """
+
+    def __init__(
+        self, sites: Sequence[str], terms: str, timeouts: Timeouts, cut: Callable[[Task], Task] = lambda task: task,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.members = [Member(name, assembly=Assembly(folder)) for name in sites]
+        self.number = {member.name: number for number, member in enumerate(self.members)}
+        self.terms, self.timeouts, self._cut = terms, timeouts, cut
+        self.epoch, self.run = secrets.token_hex(8), secrets.token_hex(8)
+        self.version, self.now = 0, 0.0
+        self.started = self.dismissed = self.closing = False
+        self.began = time.monotonic()
+        self._before = 0.0  # seconds of the run's clock before this process began
+        self._arrived: deque[Result] = deque()
+        self._last_id = self._restored = 0
+        self._returned: dict[int, int] = {}  # training tasks returned by `next` since the last checkpoint: their client
+        self._captured: dict[int, int] = {}  # training tasks in a checkpoint that may not be written yet
+
+    def clock(self) -> float:
+        """Seconds of the run's clock."""
+        return self._before + time.monotonic() - self.began
+
+    def begin(self) -> None:
+        """Start the run's clock: waiting for the sites to come is no part of the run."""
+        self.began = time.monotonic()
+        self.now = self.clock()
+
+    def ready_clients(self) -> list[int]:
+        """Clients whose sites can be sent tasks."""
+        silence = self.timeouts.silence
+        return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
+
+    # -- tasks and results
+
+    def add(self, task: Task) -> None:
+        """Add a task for a site."""
+        if task.query is None:
+            self._last_id = max(self._last_id, task.id)
+        self.members[task.client].open[task.id] = OpenTask(task, self.clock())
+
+    def end_task(
+        self, member: Member, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False
+    ) -> None:
+        """End a task with its first outcome; `refused` where what came is no result."""
+        del member.open[one.task.id]
+        member.assembly.drop(one.task.id)
+        member.finished += update is not None
+        member.refusals += refused
+        if one.trains and update is not None:
+            member.seconds = self.clock() - one.sent
+        member.version = one.task.version
+        self.add_result(one, update, failure, refused)
+        self.changed.notify_all()
+
+    def add_result(self, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False) -> None:
+        """Add the outcome of a task."""
+        free = one.task.free
+        down = 0 if free else nbytes(self._cut(one.task).vectors)
+        up = 0 if free or update is None else update.nbytes
+        self._arrived.append(Result(one.task, update, one.sent, self.clock(), down, up, failure, refused))
+
+    def pop_result(self) -> Result | None:
+        """The next result, or None where none has arrived."""
+        if not self._arrived:
+            return None
+        result = self._arrived.popleft()
+        self.now = max(self.now, result.time)
+        if result.task.query is None:
+            self._returned[result.task.id] = result.task.client
+        return result
+
+    # -- hellos
+
+    def take_hello(self, member: Member, hello: Hello, refused: str) -> Welcome:
+        """Record a hello, and return the answer to it."""
+        if member.hear(hello, refused):
+            self.changed.notify_all()
+        if member.rows is None and hello.ready == self.terms and not refused:
+            member.rows = stated_rows(hello)
+        return Welcome(
+            version=__version__,
+            run=self.run if self.started or self.dismissed else "",
+            epoch=self.epoch,
+            terms=self.terms,
+            restored=self._restored,
+            last_id=self._last_id,
+            unsaved=self._unsaved(member),
+            over=self.dismissed,
+            doubled=member.doubled,
+        )
+
+    def _unsaved(self, member: Member) -> list[int]:
+        """Training tasks of a site that no checkpoint holds for certain."""
+        number = self.number[member.name]
+        ids = {id for id, one in member.open.items() if one.trains}
+        ids |= {id for tasks in (self._returned, self._captured) for id, client in tasks.items() if client == number}
+        return sorted(ids | {result.task.id for result in self._arrived if result.task.client == number})
+
+    # -- checkpoints
+
+    def checkpoint(self) -> Checkpoint:
+        """The clock and the tasks under way.
+
+        Results that have arrived meanwhile count as under way: they stay at their sites until a checkpoint holds them.
+        """
+        # a new checkpoint means that the one before has been written, so that what it held is saved
+        self._captured, self._returned = dict(self._returned), {}
+        under_way = [[one.task.id, one.sent] for member in self.members for one in member.open.values()]
+        under_way += [[result.task.id, result.sent] for result in self._arrived if result.task.query is None]
+        values = {"run": self.run, "now": self.clock(), "last_id": self._last_id, "open": sorted(under_way)}
+        values["rows"] = [member.rows for member in self.members]
+        return Checkpoint({}, values)
+
+    def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
+        """Continue from a checkpoint."""
+        values = checkpoint.values
+        self.run, self._before, self.began = str(values["run"]), float(values["now"]), time.monotonic()
+        self.now = self._before
+        self._last_id = self._restored = int(values["last_id"])
+        for member, rows in zip(self.members, values.get("rows", ()), strict=False):
+            member.rows = rows
+        for id, sent in values["open"]:
+            self.members[tasks[id].client].open[id] = OpenTask(tasks[id], float(sent))
+
+    def dismiss(self) -> None:
+        """Record that the run has ended and all of it is saved."""
+        self._returned, self._captured, self.dismissed = {}, {}, True
+
+    def status(self) -> dict[str, Any]:
+        """The federation's status as plain values, without its sites."""
+        return {"version": __version__, "run": self.run, "steps": self.version, "over": self.dismissed}

@@ -1,0 +1,99 @@
+"""Delivery of a site's results: each is noted in the audit log before it leaves, and sent until the server has it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from piebald.federation.credentials.audit import AuditLog
+from piebald.federation.link.disk_writes import DiskWrites, Ended
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.transfer import WAIT, send_body
+from piebald.federation.link.wire_format import contents, digest
+from piebald.federation.link.wire_messages import Piece
+from piebald.federation.site import client_log
+from piebald.federation.site.client_session import ClientSession, Delivery
+
+LOOK = 1.0  # seconds between two looks for results, where nobody tells of one
+PAUSE = 0.5  # seconds between two attempts, while the server is away
+
+log = logging.getLogger("piebald.federation")
+
+
+class Deliveries:
+    """Delivers the results of a site.
+
+    Args:
+        link: the site's connection.
+        session: holds finished results.
+        audit: the site's audit log.
+        policy: the digest of its policy, for the log.
+        disk: tries writes again.
+        over: set when the site ends.
+        working: tells the heartbeat what the site does.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        session: ClientSession,
+        audit: AuditLog,
+        policy: str,
+        disk: DiskWrites,
+        over: threading.Event,
+        working: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._link, self._session, self._audit, self._policy = link, session, audit, policy
+        self._disk, self._over, self._working = disk, over, working
+        self._noted: set[tuple[str, int, str]] = set()
+
+    def run(self) -> None:
+        """Deliver results until the site ends: the loop of a thread."""
+        event = self._session.has_deliveries
+        with suppress(Ended):
+            while not self._over.is_set():
+                event.wait(LOOK)
+                event.clear()
+                while not self._over.is_set() and (delivery := self._session.next_delivery()) is not None:
+                    if not self.deliver(delivery):
+                        self._over.wait(PAUSE)
+                        event.set()
+                        break
+
+    def deliver(self, delivery: Delivery) -> bool:
+        """Deliver one result; returns whether the server has received it."""
+        welcome = self._session.welcome
+        assert welcome is not None
+        head = Piece(
+            run=welcome.run, epoch=welcome.epoch, id=delivery.id, trains=delivery.trains, start=0,
+            size=len(delivery.body), digest=digest(delivery.body),
+        )  # fmt: skip
+        about = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
+        if not self._note_leaving(about, delivery.body):
+            return False
+        began = time.monotonic()
+        with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
+            status = send_body(self._link, SERVER, "result", head, delivery.body, timeout=WAIT)
+        if status is None:
+            return False
+        if status == "done":
+            self._disk.insist("the audit log", lambda: self._audit.write("delivered", **about))
+        client_log.sent(delivery, time.monotonic() - began)
+        self._session.mark_delivered(delivery, welcome.epoch)
+        return True
+
+    def _note_leaving(self, about: Mapping[str, Any], body: bytes) -> bool:
+        """Note in the audit log what is about to leave, once; returns whether that could be written, else it stays."""
+        this = (about["run"], about["task"], about["body"])
+        if this not in self._noted:
+            try:
+                self._audit.write("sent", **about, bytes=len(body), policy=self._policy, **contents(body))
+            except OSError as error:
+                log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
+                return False
+            self._noted.add(this)
+        return True

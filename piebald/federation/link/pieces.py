@@ -1,0 +1,165 @@
+"""Pieces of long bodies: packed where that makes them smaller, and put together by their receiver."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+from piebald.core.stored_vectors import LARGE, NamelessFile
+from piebald.federation.link.stored_body import StoredBody
+from piebald.federation.link.wire_format import Body, new_digest
+from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply
+
+_WORTH = 0.9  # a piece is sent packed where that leaves at most this share of it
+_AGAIN = 16  # after a piece that did not shrink, so many are sent as they are
+_SAMPLE = 1 << 14  # bytes of a piece that are tried first
+_FAST = 20e6  # bytes a second of a link on which packing would take longer than it saves
+
+
+class Packer:
+    """Packs the pieces of one body, and stops to try while they do not shrink: trained weights hardly do."""
+
+    def __init__(self) -> None:
+        self._skip = 0
+
+    def pack(self, data: memoryview, rate: float) -> tuple[bytes | memoryview, bool]:
+        """What is sent for a piece, and whether it is packed.
+
+        Args:
+            data: the piece.
+            rate: bytes a second that arrive at the other end, 0 where that is not known yet.
+        """
+        self._skip -= 1
+        if self._skip >= 0 or rate > _FAST or len(data) < 1024:
+            return data, False
+        if _shrinks(data[:_SAMPLE]) and len(packed := zlib.compress(data, 1)) <= _WORTH * len(data):
+            self._skip = 0
+            return packed, True
+        self._skip = _AGAIN
+        return data, False
+
+
+def _shrinks(data: memoryview) -> bool:
+    """Whether some bytes shrink; of a few, since packing a whole piece for nothing takes as long as sending it."""
+    return len(zlib.compress(data, 1)) <= _WORTH * len(data)
+
+
+def unpacked(piece: Piece, data: memoryview) -> bytes | memoryview:
+    """The bytes of a piece.
+
+    Raises:
+        Refused: they cannot be unpacked, or are more than a piece has.  No more room than that is made for them.
+    """
+    if not piece.packed:
+        found: bytes | memoryview = data
+    else:
+        made = zlib.decompressobj()
+        try:
+            found = made.decompress(data, PIECE + 1)
+        except zlib.error:
+            raise Refused("a piece that cannot be unpacked") from None
+        if len(found) <= PIECE and (not made.eof or made.unused_data):
+            raise Refused("a piece that cannot be unpacked")
+    if len(found) > PIECE:
+        raise Refused(f"a piece of more than {PIECE:,} bytes")
+    return found
+
+
+class Assembly:
+    """Assembles a body from its pieces, one body after another.
+
+    Pieces may arrive twice, and in another order than they were sent.  What has arrived stays when a connection
+    breaks, so that the sender goes on where it broke; it ends with `drop`, or when another body comes.  Memory grows as
+    pieces arrive, it is never allocated for a claimed size, and pieces far ahead of what is there are not kept.
+
+    Args:
+        folder: where bodies of more than `LARGE` bytes are written as they come, without a name; None keeps all of them
+            in memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._first: Piece | None = None
+        self._begin(None)
+
+    def _begin(self, piece: Piece | None) -> None:
+        """Begin with the body of a piece, or with none."""
+        self._ahead: dict[int, bytes] = {}
+        self._hash: Any = None if piece is None else new_digest()  # a server has thousands of assemblies
+        self._there = 0
+        self._body: bytearray | StoredBody = bytearray()
+        if piece is not None and self._folder is not None and piece.size > LARGE:
+            self._body = StoredBody(NamelessFile(self._folder))
+        self._first = piece
+
+    def __len__(self) -> int:
+        """Bytes of memory that it takes."""
+        return (0 if isinstance(self._body, StoredBody) else len(self._body)) + sum(map(len, self._ahead.values()))
+
+    def drop(self, id: int | None = None) -> None:
+        """Drop what has arrived, of the body with this id or of any."""
+        if self._first is not None and id in (None, self._first.id):
+            self._begin(None)
+
+    def take(self, piece: Piece, data: memoryview, most: int) -> tuple[Reply, bytearray | StoredBody | None]:
+        """Add a piece, and return the reply to it; the last one also returns the body.
+
+        A piece without bytes asks how much is there; the reply to it is "again".
+
+        Raises:
+            Refused: the body is longer than `most`, or damaged.
+            OSError: it cannot be written; the body begins again.
+        """
+        if piece.size > most:
+            raise Refused(f"a body of {piece.size:,} bytes, where at most {most:,} are allowed")
+        if self._first is None or _body_of(piece) != _body_of(self._first):
+            self._begin(piece)
+        if not len(data):
+            return self._reply("again"), None
+        found = unpacked(piece, data)
+        if piece.start + len(found) > piece.size:
+            self.drop()
+            raise Refused("more bytes than declared")
+        try:
+            self._add(piece.start, found)
+        except OSError:
+            self.drop()
+            raise
+        if self._there < piece.size:
+            return self._reply("go on"), None
+        reply, body, made = self._reply("done"), self._body, self._hash.hexdigest()
+        self.drop()
+        if made != piece.digest:
+            raise Refused("a body that does not match its digest")
+        return reply, body
+
+    def _add(self, start: int, data: bytes | memoryview) -> None:
+        if start > self._there:
+            room = WINDOW - sum(map(len, self._ahead.values()))
+            if start <= self._there + WINDOW and len(data) <= room:
+                self._ahead[start] = bytes(data)
+            return
+        self._append(data[self._there - start :])
+        while self._ahead and (first := min(self._ahead)) <= self._there:
+            late = self._ahead.pop(first)
+            self._append(late[self._there - first :])
+
+    def _append(self, data: bytes | memoryview) -> None:
+        self._body.extend(data)
+        self._hash.update(data)
+        self._there += len(data)
+
+    def _reply(self, status: str) -> Reply:
+        assert self._first is not None
+        return Reply(status=status, digest=self._first.digest, received=self._there)
+
+
+def _body_of(piece: Piece) -> tuple[str, int, int, str]:
+    """What a piece's body is known by."""
+    return piece.run, piece.id, piece.size, piece.digest
+
+
+def piece_at(body: bytes | Body, start: int, length: int = PIECE) -> memoryview:
+    """The piece of a body that begins at an offset."""
+    return (memoryview(body) if isinstance(body, bytes) else body)[start : start + length]

@@ -1,0 +1,296 @@
+"""Serialization of tasks and updates: JSON values and safetensors, with declared names, sizes and types."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NoReturn
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
+from piebald.contracts.component import build
+from piebald.core.parameters import nbytes
+from piebald.core.stored_vectors import Place, raw
+from piebald.federation.link.stored_body import StoredBody
+from piebald.federation.link.wire_messages import HEAD, Id, Refused, ShortText
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+
+MOST_TENSORS = 64
+MOST_METRICS = 256
+DIGEST = 32  # bytes of a digest
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,80}")
+_TYPES = {  # of tensors that are unpacked
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _TYPES.items()} | {torch.bool: "BOOL", torch.int16: "I16", torch.int8: "I8"}
+
+_Count = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+_Metric = Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _TaskHead(_Head):
+    """A task without its vectors."""
+
+    id: Id
+    client: _Count
+    version: _Count
+    attempt: _Count
+    committed: Id
+    query: dict[str, Any] | None
+
+
+class _ResultHead(_Head):
+    """An update without its vectors, or the reason why there is none."""
+
+    examples: _Count
+    steps: _Count
+    metrics: dict[_Metric, float] = Field(max_length=MOST_METRICS)
+    nbytes: Id
+    failure: ShortText | None = None
+
+
+def new_digest() -> Any:
+    """A digest of bytes that come one after another, see `digest`."""
+    return hashlib.blake2b(digest_size=DIGEST)
+
+
+def digest(body: bytes | bytearray | memoryview) -> str:
+    """The digest of a body: 256 bits, so that nobody can make two terms of which a person approves one."""
+    made = new_digest()
+    made.update(body)
+    return str(made.hexdigest())
+
+
+class Body:
+    """A body whose larger part, its tensors, lies where they lie: many sites are sent one model, which is there once.
+
+    Args:
+        values: JSON values.
+        tensors: named tensors, which must not change while the body is needed.
+    """
+
+    def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        text = json.dumps(values).encode()
+        head, raws = _tensor_head(tensors)
+        first = b"".join((struct.pack("<I", len(text)), text, struct.pack("<Q", len(head)), head))
+        self._parts = [memoryview(first), *(one for one in raws if len(one))]
+        self._edges = [0, *itertools.accumulate(map(len, self._parts))]
+
+    def __len__(self) -> int:
+        return self._edges[-1]
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, _ = part.indices(len(self))
+        found = [
+            one[max(start - edge, 0) : stop - edge]
+            for one, edge in zip(self._parts, self._edges, strict=False)
+            if edge < stop and edge + len(one) > start
+        ]
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._parts)
+
+    def digest(self) -> str:
+        """The digest of the whole."""
+        made = new_digest()
+        for one in self._parts:
+            made.update(one)
+        return str(made.hexdigest())
+
+
+def _tensor_head(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[memoryview]]:
+    """The head of tensors as safetensors has it, and their bytes in its order."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    about, raws, start = dict[str, Any](), list[memoryview](), 0
+    for name in order:
+        raws.append(raw(tensors[name]))
+        kind, stop = _NAMES[tensors[name].dtype], start + len(raws[-1])
+        about[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(about, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8), raws
+
+
+def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """Serialize JSON values and named tensors into one body."""
+    return bytes(Body(values, tensors))
+
+
+def unpack(body: bytes | bytearray | memoryview | StoredBody) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """Deserialize a body made by `pack`; the tensors of a stored one stay where they are.
+
+    Raises:
+        Refused: the body has another form.
+    """
+    try:
+        text, head, start = _heads(body)
+        values = json.loads(text, parse_constant=_no_constant)
+        places = _places(head, start, len(body))
+        tensors: Mapping[str, Tensor]
+        tensors = (
+            body.vectors(places) if isinstance(body, StoredBody) else load(bytes(memoryview(body)[4 + len(text) :]))
+        )
+    except (ValueError, RecursionError, SafetensorError, KeyError, TypeError) as error:
+        raise Refused(f"a body that cannot be read: {type(error).__name__}") from None
+    if not isinstance(values, dict) or len(tensors) > MOST_TENSORS:
+        raise Refused(f"a body of {len(tensors)} tensors, where at most {MOST_TENSORS} are allowed, or without values")
+    if odd := next((name for name in tensors if not _NAME.fullmatch(name)), None):
+        raise Refused(f"a tensor called {odd[:80]!r}")
+    return values, tensors
+
+
+def _heads(body: bytes | bytearray | memoryview | StoredBody) -> tuple[bytes, bytes, int]:
+    """A body's values and the head of its tensors, as text, and where the tensors begin.
+
+    Raises:
+        Refused: it is cut off.
+    """
+    read = body.read if isinstance(body, StoredBody) else lambda start, stop: bytes(memoryview(body)[start:stop])
+    (length,) = struct.unpack("<I", read(0, 4).ljust(4, b"\xff"))
+    if 4 + length > len(body) or (isinstance(body, StoredBody) and length > HEAD):
+        raise Refused("a body that is cut off")
+    (size,) = struct.unpack("<Q", read(4 + length, 12 + length).ljust(8, b"\xff"))
+    if not size <= min(HEAD, len(body) - 12 - length):
+        raise Refused("tensors without a whole head")
+    return read(4, 4 + length), read(12 + length, 12 + length + size), 12 + length + size
+
+
+def _places(head: bytes, start: int, end: int) -> dict[str, Place]:
+    """Where tensors lie, one behind the other and without gaps, as safetensors demands it, too.
+
+    Types that cannot be unpacked or computed with are refused: float8, complex, packed ones.
+
+    Raises:
+        Refused: the head says something else.
+    """
+    found, spans = dict[str, Place](), list[tuple[int, int]]()
+    for name, about in dict(json.loads(head, parse_constant=_no_constant)).items():
+        if name == "__metadata__":
+            continue
+        if (kind := _TYPES.get(str(about["dtype"]))) is None:
+            raise Refused(f"a tensor of type {str(about['dtype'])[:20]!r}")
+        shape, (first, last) = about["shape"], about["data_offsets"]
+        if not all(type(one) is int and 0 <= one < 1 << 53 for one in (*shape, first, last)):
+            raise Refused("a tensor whose shape is none")
+        found[name] = Place(kind, tuple(shape), start + first)
+        if found[name].nbytes != last - first:
+            raise Refused("a tensor of another length than its shape has")
+        spans.append((first, last))
+    spans.sort()
+    edges = [0, *(last for _, last in spans)]
+    if [first for first, _ in spans] != edges[:-1] or start + edges[-1] != end:
+        raise Refused("tensors with gaps between them")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise Refused(f"{name}, which is no number in JSON")
+
+
+def contents(body: bytes | bytearray | memoryview | StoredBody) -> dict[str, Any]:
+    """What a result that `unpack_update` takes carries: shapes of tensors, names of numbers, and why there is none."""
+    text, about, _ = _heads(body)
+    values = json.loads(text)
+    tensors = {name: one["shape"] for name, one in json.loads(about).items() if name != "__metadata__"}
+    return {"tensors": tensors, "numbers": sorted(values["metrics"]), "failure": values["failure"]}
+
+
+def _task_values(task: Task) -> dict[str, Any]:
+    fields = {name: getattr(task, name) for name in ("id", "client", "version", "attempt", "committed")}
+    return {**fields, "query": None if task.query is None else task.query.table()}
+
+
+def task_body(task: Task) -> Body:
+    """Serialize a task, whose vectors stay where they are."""
+    return Body(_task_values(task), task.vectors)
+
+
+def unpack_task(body: bytes | bytearray | memoryview | StoredBody) -> Task:
+    """Deserialize a task.
+
+    Raises:
+        Refused: the body holds no task.
+    """
+    values, tensors = unpack(body)
+    try:
+        head = _TaskHead.model_validate(values)
+        query = None if head.query is None else build("query", head.query)
+    except (ValidationError, ValueError) as error:
+        raise Refused(f"a task that cannot be read: {str(error)[:200]}") from None
+    assert query is None or isinstance(query, Query)
+    if "model" not in tensors and not isinstance(query, KeyQuery):
+        raise Refused("a task without a model")
+    return Task(head.id, head.client, head.version, tensors, query, False, head.attempt, head.committed)
+
+
+def pack_update(update: Update | None, failure: str | None) -> bytes:
+    """Serialize the outcome of a task: an update, or the reason why there is none."""
+    if update is None:
+        update = Update({}, 0, 0, {})
+    # JSON has no numbers that are not finite, so such a metric is left out
+    metrics = {name: value for name, value in update.metrics.items() if math.isfinite(value)}
+    values = {"examples": update.examples, "steps": update.steps, "metrics": metrics, "nbytes": update.nbytes}
+    return pack({**values, "failure": failure}, update.vectors)
+
+
+def unpack_update(
+    body: bytes | bytearray | memoryview | StoredBody,
+    form: ResultForm | None = None,
+    decompress: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Update | None, str | None]:
+    """Deserialize the outcome of a task: an update and None, or None and the reason.
+
+    The norm of the update is computed here, from its vector.
+
+    Args:
+        body: what came.
+        form: what the result may hold.
+        decompress: makes the change of a packed one, or raises a ValueError; None where changes are not packed.
+
+    Raises:
+        Refused: the body holds no result, or one of another form.
+    """
+    values, tensors = unpack(body)
+    try:
+        head = _ResultHead.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = next((str(name) for name in first["loc"] if name in _ResultHead.model_fields), "its head")
+        raise Refused(f"a result that cannot be read: {where}: {first['type']}") from None
+    if head.failure is not None:
+        return None, head.failure
+    near = dict(tensors)  # in memory while they are looked at
+    came = nbytes(near)
+    if decompress is not None and "model" in near:
+        try:
+            near["model"] = decompress(near["model"])
+        except ValueError as error:
+            raise Refused(f"an update that cannot be unpacked ({error})") from None
+        tensors = near
+    if form is not None and (reason := form.reject_reason(near, head.examples, head.steps, head.metrics)):
+        raise Refused(f"a result of another form ({reason})")
+    norm = _norm(near.get("model"))
+    return Update(tensors, head.examples, head.steps, head.metrics, norm, None, min(head.nbytes, came)), None
+
+
+def _norm(change: Tensor | None) -> float:
+    """The Euclidean length of a change, along the same axis as at the client, so that it is the same number."""
+    if change is None or not change.dtype.is_floating_point:
+        return 0.0
+    return float(torch.linalg.vector_norm(change.reshape(1, -1), dim=1).item())

@@ -1,0 +1,193 @@
+"""Messages between the server and its sites: declared fields, checked, never unpickled.
+
+A message consists of the length of its head (4 bytes), the head (JSON with the fields of one of these classes), and a
+body of raw bytes.  A long body is sent in pieces, see `Piece`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from piebald.core.errors import PiebaldError
+from piebald.core.plain_text import printable
+
+PROTOCOL = 4
+PIECE = 1 << 18  # bytes of a body in one message, at most
+WINDOW = 16 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
+HEAD = 1 << 20  # bytes of a head, at most
+LONGEST = PIECE + HEAD + 64  # bytes of a message, at most
+MOST_IDS = 10_000
+
+Id = Annotated[int, Field(ge=0, lt=1 << 53)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")]  # a digest or a random number, in hexadecimal
+ShortText = Annotated[str, Field(max_length=300), AfterValidator(printable)]  # it ends up in logs, tables, terminals
+VersionText = Annotated[str, Field(max_length=40), AfterValidator(printable)]
+Rows = Annotated[int, Field(ge=-1, lt=1 << 53)]  # -1 where it is not disclosed
+
+
+class Refused(PiebaldError):
+    """A message that does not have the declared form; the receiver drops it and reports it once."""
+
+
+class Message(BaseModel):
+    """The head of a message."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Hello(Message):
+    """Heartbeat of a site, sent about once a second.
+
+    Attributes:
+        protocol, version: versions of this protocol and of Piebald.
+        incarnation: random number of this process.
+        run: the run that `held` refers to.
+        ready: digest of the terms that the site has accepted, "" while it has accepted none.
+        refused: why the site does not accept the server's terms, "" where it does.
+        pending: whether the terms wait for a person at the site.
+        held: training tasks that the site has, unfinished or not yet saved by the server.
+        rows, validation_rows, test_rows: numbers of its rows, -1 where they are not disclosed.  No result may speak of
+            more rows than these.
+        doing: what keeps it from its other work for long, such as reading its rows, "" where nothing does.
+    """
+
+    protocol: Annotated[int, Field(ge=0, lt=1 << 31)]
+    version: VersionText
+    incarnation: Hex
+    run: Hex = ""
+    ready: Hex = ""
+    refused: ShortText = ""
+    pending: bool = False
+    held: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
+    rows: Rows = -1
+    validation_rows: Rows = -1
+    test_rows: Rows = -1
+    doing: ShortText = ""
+
+
+class Welcome(Message):
+    """The server's answer to a hello.
+
+    Attributes:
+        version: version of the server's Piebald.
+        run: the run, "" while there is none.
+        epoch: random number of the server's process.
+        terms: digest of the run's terms.
+        restored: highest id of a training task in the checkpoint that this process resumed from, 0 for none.
+        last_id: highest id of a training task so far.
+        unsaved: ids of this site's training tasks, up to `last_id`, that are not in a checkpoint yet.
+        over: whether the run has ended, so that the site may leave.
+        doubled: whether another process has this site's credentials and is heard as well.
+    """
+
+    version: VersionText
+    run: Hex
+    epoch: Hex
+    terms: Hex
+    restored: Id = 0
+    last_id: Id = 0
+    unsaved: Annotated[list[Id], Field(max_length=MOST_IDS)] = []
+    over: bool = False
+    doubled: bool = False
+
+
+class Piece(Message):
+    """A piece of a body: of a task for a site, a result for the server, or the terms of a run.
+
+    Attributes:
+        run: the run it belongs to.
+        epoch: the server process that sent it or is to receive it; pieces for an earlier process are not accepted.
+        id: id of the task, 0 for terms.
+        trains: whether the task is a training task.
+        start: offset of its first byte.
+        size: bytes of the whole body.
+        digest: BLAKE2b digest of the whole body, 32 bytes in hexadecimal.
+        packed: whether its bytes are compressed (zlib).
+    """
+
+    run: Hex
+    epoch: Hex
+    id: Id
+    trains: bool
+    start: Id
+    size: Id
+    digest: Hex
+    packed: bool = False
+
+
+class CheckRequest(Message):
+    """Question of a site that only looks: it does not take part by asking.
+
+    Attributes:
+        version: version of its Piebald.
+    """
+
+    version: VersionText
+
+
+class CheckReply(Message):
+    """Answer to it.
+
+    Attributes:
+        version: version of the server's Piebald.
+        time: the server's clock, in seconds since the epoch.
+        terms: digest of the run's terms.
+    """
+
+    version: VersionText
+    time: Annotated[float, Field(ge=0, lt=1e11)]
+    terms: Hex
+
+
+class TermsRequest(Message):
+    """Request of a site for a piece of the run's terms."""
+
+    start: Id
+
+
+class Reply(Message):
+    """Reply to a piece, or its receipt where the sender does not wait for a reply to each.
+
+    Attributes:
+        status: "go on" (send the next piece), "done" (the body is complete), "known" (it was received before),
+            "not wanted" (not now), "again" (send from the first byte that is not there), or "refused" (do not send it
+            again).
+        digest: digest of the body.
+        received: bytes of the body that are there, from the first one on without a gap.
+    """
+
+    status: Annotated[str, Field(pattern="^(go on|done|known|not wanted|again|refused)$")]
+    digest: Hex = ""
+    received: Id = 0
+
+
+SomeMessage = TypeVar("SomeMessage", bound=Message)
+
+
+def encode(head: Message, body: bytes | memoryview = b"") -> bytes:
+    """Encode a message."""
+    text = head.model_dump_json().encode()
+    return b"".join((struct.pack("<I", len(text)), text, body))
+
+
+def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None) -> tuple[SomeMessage, memoryview]:
+    """Decode a message into its head and body.
+
+    Raises:
+        Refused: it is not of this kind, or it is too long.
+    """
+    whole = memoryview(data or b"")
+    if len(whole) > LONGEST:
+        raise Refused(f"a message of {len(whole):,} bytes, where at most {LONGEST:,} are allowed")
+    length = struct.unpack_from("<I", whole)[0] if len(whole) >= 4 else HEAD + 1
+    if length > HEAD or 4 + length > len(whole):
+        raise Refused("a message without a whole head")
+    try:
+        return kind.model_validate_json(bytes(whole[4 : 4 + length])), whole[4 + length :]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(name) for name in first["loc"]) or "its head"
+        raise Refused(f"a message that is no {kind.__name__.lower()}: {where}: {first['type']}") from None

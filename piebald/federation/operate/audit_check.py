@@ -1,0 +1,104 @@
+"""Checks of a party's audit log: its chain, its end, and what else on the disk tells of lines that it must have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.federation.credentials.audit import FILE, HEAD, Verified, knows, missing, received, verify
+from piebald.federation.credentials.provisioning import read
+from piebald.federation.link.flare_link import SERVER
+from piebald.federation.operate.status import credentials_folder, run_of, was_started, written_head
+from piebald.storage.store import RunStore
+
+
+def check_log(
+    folder: Path, head: str | None = None, against: Path | None = None, archive: Path | None = None
+) -> tuple[Path, Verified, list[str]]:
+    """Check the audit log of a party.
+
+    Args:
+        folder: a party's credentials, or the run folder of a federation for those of its server.
+        head: the digest of a line that was noted before.
+        against: the credentials of the other side.
+        archive: where rotated files have been moved to.
+
+    Returns:
+        The log, what its chain shows, and what else agrees with it, in words.
+
+    Raises:
+        SettingError: the chain does not hold, or something else tells of lines that the log has not.
+    """
+    credentials = credentials_folder(folder)
+    path, agrees = credentials / FILE, list[str]()
+    run = folder if (folder / "run.db").exists() else run_of(credentials)
+    serves = read(credentials).party == SERVER
+    results = _results(run) if run is not None and serves else []  # before the log, which may grow meanwhile
+    found = verify(path, archive)
+    if not found.lines and was_started(credentials):
+        raise SettingError(f"{path} is empty or gone, and {credentials} has run: restore it from a backup")
+    if (last := written_head(credentials)) is not None:
+        line, digest = last
+        if line > verify(path, archive).lines:  # anew: it may have grown meanwhile
+            raise SettingError(
+                f"{path} has lost its end: it has {found.lines} lines, and the party's status tells of line {line}: "
+                "restore it from a backup, or compare it with the other side (--against)"
+            )
+        if line and not knows(path, digest, archive):
+            raise SettingError(f"{path} was written anew: its line {line} is not the one that the status tells of")
+        agrees.append("the party's status, which tells of no further line")
+    if found.lines and head is None and against is None:
+        _check_heads(path, found)
+    if found.noted:
+        agrees.append(f"{HEAD} beside it, which tells of no further line")
+    if run is not None and results:
+        known = received(path, archive)
+        lost = [one for one in results if one not in known]
+        if lost:
+            raise SettingError(
+                f"{path} tells of {len(results) - len(lost)} of {len(results)} results that the run in {run} has "
+                f"counted, not of task {lost[0][1]}: it was cut or written anew, or is not that of this run"
+            )
+        agrees.append(f"{run}, whose {len(results)} counted results it has")
+    if head is not None:
+        if not knows(path, head, archive):
+            raise SettingError(f"{path} has no line with digest {head}: it was cut at its end, or written anew")
+        agrees.append("the head that was noted before")
+    if against is not None:
+        other = credentials_folder(against) / FILE
+        if gaps := missing(path, other, archive):
+            more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+            raise SettingError(f"{gaps[0]}{more}: one of the two logs was cut or written anew")
+        agrees.append(f"{other}, all of whose results it has")
+    return path, found, agrees
+
+
+def _check_heads(path: Path, found: Verified) -> None:
+    """Refuse a log without its head, or a part of one: lines at the end may be gone with it."""
+    ask = "compare the log with a head kept elsewhere (--head), or with the other side (--against)"
+    if not found.noted:
+        raise SettingError(
+            f"{HEAD} beside {path} is gone, and each line writes it, so lines at the end may be gone: {ask}"
+        )
+    if found.headless is not None:
+        raise SettingError(
+            f"line {found.headless} of {path} was written where {HEAD} was gone, so lines before it may be gone: {ask}"
+        )
+
+
+def _results(run: Path) -> list[tuple[str, int]]:
+    """The trainings of sites that a run has counted: the number under which sites know the run, and that of the task.
+
+    Nothing where the run has no checkpoint yet: it begins anew then, under another number.
+    """
+    try:
+        with RunStore.open_read_only(run) as store:
+            kept = store.query("SELECT values_json FROM checkpoint ORDER BY version DESC LIMIT 1")
+            rows = store.query(
+                "SELECT id FROM result WHERE kind = 'train' AND status = 'ok' AND client >= 0 ORDER BY id"
+            )
+        number = str(json.loads(kept[0]["values_json"])["runtime"]["run"])
+    except (RunFolderError, LookupError, ValueError, TypeError):
+        return []
+    return [(number, int(row["id"])) for row in rows]

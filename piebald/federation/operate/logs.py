@@ -1,0 +1,121 @@
+"""Logs of a federation's processes: text for people, JSON lines for programs, and never a row or a key in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.plain_text import printable
+
+Level = Literal["debug", "info", "warning", "error"]
+
+_BYTES = 10 << 20  # of a log file before it is rotated
+_KEPT = 5  # rotated log files
+_LOGGER = "piebald"
+
+
+class OneLine(logging.Formatter):
+    """Formats records as text: one line each without control characters, since messages may contain others' text.
+
+    Of an error that something else raised, it names the type and the places, and not the message, which may quote a row
+    (`could not convert string to float: 'Miller'`); the messages of Piebald's own errors are in the record's sentence.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return printable(without_message(ei[1]))
+
+
+class JsonLines(OneLine):
+    """Formats records as JSON: time (UTC), level, event, message, and the numbers and names of the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = dict(record.args) if isinstance(record.args, Mapping) else {}
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": fields.pop("event", "message"),
+            "message": printable(record.getMessage()),
+        }
+        line |= {name: _plain(value) for name, value in fields.items() if name not in line}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _StandardError(logging.StreamHandler[Any]):
+    """Writes to what standard error is at the time, so that a progress bar makes room for a line."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> IO[str]:
+        return sys.stderr
+
+
+class _PrivateFile(RotatingFileHandler):
+    """A log file that only its owner can read."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def start_log(level: Level = "info", as_json: bool = False, file: Path | None = None) -> None:
+    """Write the package's log to standard error, or to a file.
+
+    Args:
+        level: what is written at least.
+        as_json: one JSON object a line.
+        file: the file, rotated at 10 MB to FILE.1, ..., FILE.5.
+
+    Raises:
+        SettingError: the file cannot be written.
+    """
+    logger = logging.getLogger(_LOGGER)
+    for old in [one for one in logger.handlers if isinstance(one, _StandardError | _PrivateFile)]:
+        logger.removeHandler(old)
+        old.close()
+    handler: logging.Handler
+    if file is None:
+        handler = _StandardError()
+    else:
+        try:
+            handler = _PrivateFile(file, maxBytes=_BYTES, backupCount=_KEPT)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise SettingError(f"the log {str(file)!r} cannot be written ({reason}): name another file") from None
+    handler.setFormatter(JsonLines() if as_json else OneLine("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    # other parts of the package tell at INFO what `piebald run --verbose` shows
+    logger.setLevel("WARNING" if level == "info" else level.upper())
+    logging.getLogger(f"{_LOGGER}.federation").setLevel(level.upper())
+
+
+def without_message(error: BaseException | None) -> str:
+    """The type of an error and where it was raised, without its message, which may quote a row.
+
+    The message of Piebald's own errors is kept.
+    """
+    if error is None:
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)[-6:]
+    places = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
+    told = f": {error}" if isinstance(error, PiebaldError) else ""
+    return f"{type(error).__name__}{told}{f' at {places}' if places else ''}"
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float) else printable(value)

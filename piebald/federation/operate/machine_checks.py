@@ -1,0 +1,174 @@
+"""Checks of a server's or a site's machine before it takes part: a tick, or one sentence that says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.reading.files import read_bytes
+from piebald.federation.credentials import provisioning
+from piebald.federation.hub.member_list import sites_of
+from piebald.federation.link.flare_link import INSTALL, SERVER
+
+SPACE = 100 << 20  # bytes that must be free where little is known about what will be written
+_SOON = 30  # days before a certificate expires from which it is mentioned
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        what: its name.
+        fine: whether it is as it must be; None where that cannot be known yet.
+        told: what was found; where it is not fine, one sentence with what to do.
+        logged: the same for a log, where `told` may quote a row; None for `told`.
+    """
+
+    what: str
+    fine: bool | None
+    told: str
+    logged: str | None = None
+
+    @property
+    def mark(self) -> str:
+        """A tick, a cross, or a dash."""
+        return "-" if self.fine is None else "\N{CHECK MARK}" if self.fine else "\N{BALLOT X}"
+
+
+def refuse_crosses(checks: Sequence[Check], again: str) -> None:
+    """Raise a `SettingError` that says the first thing that is wrong.
+
+    Args:
+        checks: what was looked at.
+        again: the command that shows all of them.
+    """
+    crosses = [one for one in checks if one.fine is False]
+    if crosses:
+        more = f" (and {len(crosses) - 1} more: {again})" if len(crosses) > 1 else ""
+        raise SettingError(f"{crosses[0].what}: {crosses[0].logged or crosses[0].told}{more}")
+
+
+def check_certificate(folder: Path, name: str = "certificate") -> Check:
+    """Whether the certificate in a folder of credentials is valid now, is the authority's, and belongs to the key."""
+    try:
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import serialization
+    except ImportError:
+        return Check(name, False, INSTALL)
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    try:
+        certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
+        authority = x509.load_pem_x509_certificate(read_bytes(folder / "authority.pem"))
+        key = serialization.load_pem_private_key(read_bytes(folder / "key.pem"), None)
+        certificate.verify_directly_issued_by(authority)
+    except (OSError, ValueError, TypeError, InvalidSignature) as error:
+        return Check(name, False, f"it cannot be used ({type(error).__name__}): get the folder {folder} again")
+    if certificate.public_key().public_bytes(*form) != key.public_key().public_bytes(*form):
+        return Check(name, False, f"it belongs to another key than {folder / 'key.pem'}: get the folder again")
+    now, ends = datetime.now(UTC), certificate.not_valid_after_utc
+    if now < certificate.not_valid_before_utc:
+        begins = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        return Check(name, False, f"it is valid from {begins} on, and here it is {now:%Y-%m-%d %H:%M}: set the clock")
+    days = (ends - now).days
+    if ends < now:
+        here = f"{now:%Y-%m-%d}"
+        return Check(name, False, f"it expired on {ends:%Y-%m-%d}, and here it is {here}: ask for new credentials")
+    soon = " (ask for new credentials soon)" if days < _SOON else ""
+    return Check(name, True, f"{days} days left{soon}, until {ends:%Y-%m-%d}")
+
+
+def check_space(folder: Path, needed: int = SPACE) -> Check:
+    """Whether the disk of a folder, or of the nearest one that exists, has this many bytes."""
+    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        return Check("disk", False, f"{free / 1e6:,.0f} MB are free in {place}, {needed / 1e6:,.0f} MB may be needed")
+    return Check("disk", True, f"{free / 1e9:,.1f} GB free, at most {needed / 1e6:,.0f} MB needed")
+
+
+def server_disks(credentials: Path, run: Path) -> list[Check]:
+    """Whether there is room for a run folder, and for results in the server's credentials where these lie elsewhere."""
+    checks = [check_space(run)]
+    if _disk_of(run) != _disk_of(credentials):
+        checks.append(check_space(credentials))
+    return checks
+
+
+def _disk_of(folder: Path) -> int:
+    """The file system of a folder, or of the nearest one that exists."""
+    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()).stat().st_dev
+
+
+def check_port(port: int) -> Check:
+    """Whether this machine can listen on a port."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            tried.bind(("0.0.0.0", port))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            return Check("port", False, f"port {port} cannot be listened on ({reason}): stop what uses it")
+    return Check("port", True, f"port {port} is free")
+
+
+def server_machine(credentials: provisioning.Credentials) -> list[Check]:
+    """What a server's start looks at: its certificates and its port.
+
+    Args:
+        credentials: the server's.
+    """
+    folder = credentials.folder
+    checks = [_party(credentials), check_certificate(folder)]
+    for name in credentials.sites():  # where they were made, the credentials of sites lie beside
+        if (folder.parent / name / "certificate.pem").exists():
+            one = check_certificate(folder.parent / name, f"certificate of {name}")
+            checks += [] if one.fine else [one]
+    return [*checks, check_port(credentials.port)]
+
+
+def server_run(
+    credentials: provisioning.Credentials, file: Path | None, flags: Sequence[str], out: str | None
+) -> list[Check]:
+    """What can be known of an experiment before it starts: that it can be read, its sites, and its folder.
+
+    Args:
+        credentials: the server's.
+        file, flags: the experiment file, and the settings of the command line.
+        out: the run folder, None for a new one under runs/.
+    """
+    from piebald.experiments.file import ExperimentSettings
+    from piebald.storage.run_folder import refuse_occupied
+
+    checks = []
+    try:
+        settings = ExperimentSettings.load(file, flags)
+        plan = settings.plan()
+        recipe = next(iter(plan.recipes))
+        told = f"{recipe}, {settings.rounds} server steps, {len(plan.clients)} clients"
+        checks.append(Check("experiment", True, told))
+        sites = sites_of(credentials, plan.clients)
+        checks.append(Check("sites", True, ", ".join(sites)))
+    except PiebaldError as error:
+        checks.append(Check("sites" if checks else "experiment", False, str(error)))
+    if out is None:
+        return checks
+    try:
+        refuse_occupied(Path(out))
+        checks.append(Check("run folder", True, f"{out} is new"))
+    except PiebaldError as error:
+        checks.append(Check("run folder", False, str(error)))
+    return checks
+
+
+def _party(credentials: provisioning.Credentials) -> Check:
+    if credentials.party != SERVER:
+        told = f"they are those of {credentials.party}: the server needs the credentials of the server"
+        return Check("credentials", False, told)
+    return Check("credentials", True, f"{credentials.party} of {credentials.federation}")

@@ -1,0 +1,385 @@
+"""Serves the status page from a thread of the server's process: GET only, on loopback, or by TLS and with a token.
+
+Starlette and uvicorn serve it, since a page that others can reach for months needs limits to connections, and a parser
+of requests that is looked after; the standard library's server says of itself that it has neither.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import ipaddress
+import json
+import logging
+import math
+import secrets
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError
+from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_text
+from piebald.federation.operate.run_view import RunView, Viewer
+from piebald.federation.operate.status import STALLED, read_status, signs_of_life
+
+INSTALL = "the status page needs starlette, uvicorn and prometheus-client: pip install 'piebald[page]'"
+TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
+FREE = 10  # wrong tokens of an address, after which it waits
+_LONGEST_WAIT = 60.0  # seconds
+_MOST_ADDRESSES = 1024  # that are remembered for wrong tokens
+_LONGEST_TOKEN = 1024  # bytes
+MOST_CONNECTIONS = 32  # at a time; files and connections that a process may have open are as few as 1,024, and shared
+
+log = logging.getLogger("piebald.federation")
+
+
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """Where the status page is.
+
+    Attributes:
+        host, port: the address to listen on.
+    """
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def check_installed() -> None:
+    """Raise a `SettingError` where the extra is not installed."""
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise SettingError(INSTALL) from None
+
+
+def token_of(credentials: Path) -> str:
+    """The token of the page, made where there is none.
+
+    Raises:
+        SettingError: others can read it, or it is too short to keep anybody out.
+    """
+    path = credentials / TOKEN
+    if not path.exists():
+        write_private(path, secrets.token_urlsafe(32) + "\n")
+    if path.stat().st_mode & 0o077:
+        raise SettingError(f"{path} can be read by others: chmod 600 {path}")
+    token = read_text(path, _LONGEST_TOKEN).strip()
+    if len(token) < 16:
+        raise SettingError(f"{path} must hold at least 16 characters: remove it, and another one is made")
+    return token
+
+
+class Token:
+    """The token of the page, read anew at each request, so that another one counts at once.
+
+    Args:
+        credentials: the server's credentials.
+        loopback: whether only this machine can reach the page, which then needs a token only where there is a file.
+
+    Raises:
+        SettingError: it cannot be used.
+    """
+
+    def __init__(self, credentials: Path, loopback: bool) -> None:
+        self._credentials, self._warned = credentials, False
+        self._needed = not loopback or (credentials / TOKEN).exists()
+        if self._needed:
+            token_of(credentials)
+
+    @property
+    def needed(self) -> bool:
+        """Whether a request must bring it."""
+        self._needed = self._needed or (self._credentials / TOKEN).exists()
+        return self._needed
+
+    def fits(self, given: str) -> bool:
+        """Whether it is the token; nothing is while there is none that can be used."""
+        try:
+            if not (self._credentials / TOKEN).exists():
+                raise SettingError(f"{self._credentials / TOKEN} is gone")
+            token = token_of(self._credentials)
+        except (OSError, ValueError) as error:
+            if not self._warned:
+                log.warning("nobody is let in to the status page: %s", error)
+            self._warned = True
+            return False
+        self._warned = False
+        return secrets.compare_digest(given.encode(), token.encode())
+
+
+class WrongTokens:
+    """Who has brought wrong tokens: after some of them an address waits, each time twice as long.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how many, and until when it waits
+
+    def wait(self, address: str) -> float:
+        """Seconds until an address may bring another token."""
+        return max(0.0, self._known.get(_network(address), (0, 0.0))[1] - self._clock())
+
+    def add(self, address: str) -> None:
+        """Count a wrong token; the log has the first of an address, and then each time that they have doubled."""
+        count = self._known.pop(_network(address), (0, 0.0))[0] + 1
+        wait = 0.0 if count < FREE else min(_LONGEST_WAIT, 2.0 ** min(count - FREE, 10))
+        self._known[_network(address)] = count, self._clock() + wait
+        while len(self._known) > _MOST_ADDRESSES:
+            self._known.popitem(last=False)
+        if not count & (count - 1):
+            about = {"event": "wrong token", "address": address, "count": count}
+            log.warning("%(address)s has asked for the status page with wrong tokens: %(count)d so far", about)
+
+    def forgive(self, address: str) -> None:
+        """Forget those of an address that has brought the token."""
+        self._known.pop(_network(address), None)
+
+
+def _network(address: str) -> str:
+    """The address, or the network of 64 bits that it is in, of which anybody has all addresses who has one."""
+    try:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
+    except ValueError:
+        return address
+
+
+class FewConnections(socket.socket):
+    """A listening socket that ends its oldest connection where there would be more than `MOST_CONNECTIONS`.
+
+    uvicorn waits without limit for the first request of a connection, and limits requests but not connections.  So
+    whoever can reach the port could hold all that the process may have open, and sites could not connect any more.
+    """
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._accepted: list[socket.socket] = []
+
+    @classmethod
+    def at(cls, address: PageAddress) -> FewConnections:
+        """Listen on an address."""
+        made = socket.create_server((address.host, address.port), family=_family(address.host))
+        return cls(fileno=made.detach())
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        accepted = super().accept()
+        still = [one for one in self._accepted if one.fileno() >= 0]
+        ends = max(0, len(still) + 1 - MOST_CONNECTIONS)
+        for oldest in still[:ends]:
+            with contextlib.suppress(OSError):  # it has ended itself
+                oldest.shutdown(socket.SHUT_RDWR)
+        self._accepted = [*still[ends:], accepted[0]]
+        return accepted
+
+
+@contextlib.contextmanager
+def serving_page(address: PageAddress, credentials: Path, run: Path | None = None) -> Iterator[None]:
+    """Serve the page for as long as the block runs.  A page that cannot be served is one warning.
+
+    Args:
+        address: where to listen.
+        credentials: the server's credentials.
+        run: the run folder; by default the one that the credentials name at the time.
+
+    Raises:
+        SettingError: an extra is missing, or the token cannot be used.
+    """
+    check_installed()
+    import uvicorn
+
+    token = Token(credentials, address.loopback)
+    try:
+        listening = FewConnections.at(address)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        log.warning(
+            "there is no status page, since %s:%d cannot be listened on: %s", address.host, address.port, reason
+        )
+        yield
+        return
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # whatever others send is no news
+    secured: dict[str, Any] = {}
+    if not address.loopback:
+        secured = {"ssl_certfile": credentials / "certificate.pem", "ssl_keyfile": credentials / "key.pem"}
+    app = page_app(Viewer(credentials, run), credentials, token, address.loopback)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", server_header=False,
+        loop="asyncio", timeout_keep_alive=5, timeout_graceful_shutdown=1, **secured,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=_run, args=(server, listening), name="status page", daemon=True)
+    thread.start()
+    about = {"event": "page", "scheme": "http" if address.loopback else "https", "host": address.host}
+    about |= {
+        "port": listening.getsockname()[1],
+        "token": f", with the token in {credentials / TOKEN}" if token.needed else "",
+    }
+    log.info("the status page is at %(scheme)s://%(host)s:%(port)d/%(token)s", about)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(5)
+        listening.close()
+
+
+def _run(server: Any, listening: socket.socket) -> None:
+    try:
+        server.run(sockets=[listening])
+    except Exception as error:  # the run goes on without a page
+        log.warning("the status page has ended: %s", type(error).__name__)
+
+
+def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) -> Any:
+    """The application (ASGI).
+
+    Args:
+        viewer: reads what is shown.
+        credentials: the server's credentials.
+        token: what a request must bring.
+        loopback: whether requests must name this machine, so that no page of the web can have a browser read it
+            under a name of its own.
+    """
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    from piebald.federation.operate.prometheus import exposition
+    from piebald.federation.operate.status_page import content_policy, page
+
+    began, warned = time.time(), threading.Event()
+
+    def answered(made: Callable[[RunView], Response]) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            try:
+                return made(viewer.view())
+            except Exception as error:  # the run does not notice
+                if not warned.is_set():
+                    warned.set()
+                    log.warning(
+                        "the status page cannot be made: %s; further failures are not logged", type(error).__name__
+                    )
+                return PlainTextResponse("the status cannot be read; the server's log says more\n", 500)
+
+        return answer
+
+    def metrics(view: RunView) -> Response:
+        body, kind = exposition(view)
+        return Response(body, media_type=kind)
+
+    def healthz(request: Request) -> Response:
+        fine = signs_of_life(credentials, began) < STALLED
+        return PlainTextResponse("ok\n" if fine else "stalled\n", 200 if fine else 503)
+
+    routes = [
+        Route("/", answered(lambda view: HTMLResponse(page(view))), methods=["GET"]),
+        Route("/metrics", answered(metrics), methods=["GET"]),
+        Route("/status.json", answered(lambda view: JSONResponse(_finite(read_status(credentials)))), methods=["GET"]),
+        Route("/healthz", healthz, methods=["GET"]),
+    ]
+    return _Guarded(Starlette(routes=routes), content_policy(), token, loopback)
+
+
+class _Guarded:
+    """Lets through to an application what may be answered, and puts headers for security on every answer.
+
+    Args:
+        app: the application (ASGI).
+        content: what a page may load, for the header Content-Security-Policy.
+        token, loopback: see `page_app`.
+    """
+
+    def __init__(self, app: Any, content: str, token: Token, loopback: bool) -> None:
+        self._app, self._token, self._loopback = app, token, loopback
+        self._wrong = WrongTokens()
+        headers = {
+            "Content-Security-Policy": content,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+            await send(message)
+
+        if scope["type"] == "http":
+            await (self._refusal(scope) or self._app)(scope, receive, sending)
+
+    def _refusal(self, scope: Any) -> Any:
+        """The answer to a request that may not be answered, None for others."""
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse
+
+        headers = Request(scope).headers
+        if self._loopback and not _names_this_machine(headers.get("host", "")):
+            return PlainTextResponse("this page is read under the name localhost\n", 421)
+        if scope["path"] == "/healthz" or not self._token.needed:
+            return None
+        given, address = _given(headers), (scope.get("client") or ("an unknown address",))[0]
+        if given is not None and (wait := self._wrong.wait(address)):
+            later = {"Retry-After": str(math.ceil(wait))}
+            return PlainTextResponse("too many wrong tokens: try again later\n", 429, headers=later)
+        if given is not None and self._token.fits(given):
+            self._wrong.forgive(address)
+            return None
+        if given is not None:
+            self._wrong.add(address)
+        asked = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
+        return PlainTextResponse("a token is needed\n", 401, headers=asked)
+
+
+def _given(headers: Mapping[str, str]) -> str | None:
+    """The token that a request brings, as Bearer or as the password of Basic; None where it brings none."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            return ""
+    elif kind and kind.lower() != "bearer":
+        return ""  # which is no token
+    return given.strip() if kind else None
+
+
+def _names_this_machine(host: str) -> bool:
+    """Whether a Host header names this machine by a name that nobody else can take."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return name in ("localhost", "127.0.0.1", "[::1]")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _finite(value: Any) -> Any:
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)

@@ -1,0 +1,389 @@
+"""A site: it says hello, accepts tasks, trains, answers queries, and delivers results until the server has them.
+
+Each of hello, training, answering and delivering has a thread of its own; messages arrive on the link's threads.  They
+share a `ClientSession`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from piebald.contracts import Split, Task, Update
+from piebald.core.errors import PiebaldError
+from piebald.core.private_files import replaced, write_private
+from piebald.federation.credentials.audit import AuditLog
+from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.provisioning import Credentials
+from piebald.federation.credentials.signing import CertificateSigner
+from piebald.federation.hub.run_terms import read_values
+from piebald.federation.link.deliveries import Deliveries
+from piebald.federation.link.disk_writes import DiskWrites, Ended
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.heartbeat import Heartbeat
+from piebald.federation.link.presence import repeated
+from piebald.federation.link.transfer import WAIT, fetch_terms
+from piebald.federation.link.waiting import site_waits_for
+from piebald.federation.link.wire_format import pack_update
+from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
+from piebald.federation.site import client_log, site_choice
+from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
+from piebald.federation.site.consent import Consent, recipe_in
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.federation.site.update_count import UpdateCount
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.version import __version__
+
+BEAT = 1.0  # seconds between two hellos
+ANSWER = 10.0  # seconds to wait for the answer to one, which may come behind a piece of a model
+
+log = logging.getLogger("piebald.federation")
+
+
+class FederationClient:
+    """A running site.
+
+    Args:
+        credentials: the site's credentials.
+        prepare: rebuilds a run from its terms, or raises a `PiebaldError` that says why this site cannot.
+        policy: what the site allows.
+        device: where it computes.
+        stays: whether to wait for another run when one has ended.
+        make_link: makes the site's connection.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        prepare: Callable[[Mapping[str, Any]], SiteClient],
+        *,
+        policy: Policy,
+        device: str = "cpu",
+        stays: bool = False,
+        make_link: Callable[..., Link] = Link,
+    ) -> None:
+        self.credentials, self._policy = credentials, policy
+        self._prepare, self._device, self._stays = prepare, device, stays
+        self._updates = UpdateCount(credentials.folder / "state" / "updates")
+        self._incarnation = secrets.token_hex(8)
+        self._consent = Consent(credentials.folder, policy)
+        self._audit = AuditLog(credentials.folder)
+        self.session = ClientSession(credentials.folder / "state")
+        self._secrets = threading.Lock()  # one thread at a time uses the keys of a secure aggregation
+        self._terms = b""  # of the run, as they came
+        self._hello_due = threading.Event()
+        self._over = threading.Event()
+        self._disk = DiskWrites(credentials.folder, self._over)
+        self._heard = 0.0
+        self._at_work: dict[str, float] = {}  # what it does now, and since when
+        self._ended = ""  # how it ended, "" while it runs
+        self._training_queue: queue.Queue[int | None] = queue.Queue()
+        self._query_queue: queue.Queue[Task | None] = queue.Queue()
+        address = (credentials.host, credentials.port)
+        self._address = f"{credentials.host}:{credentials.port}"
+        self._link = make_link(credentials.party, address, credentials.folder, SERVER.__eq__, log.warning)
+        self._link.on("task", Piece, self._on_task_piece)
+        self._heartbeat = Heartbeat(self.waits_for)
+        self.deliveries = Deliveries(
+            self._link, self.session, self._audit, policy.digest, self._disk, self._over, self._working
+        )
+
+    def run(self) -> str:
+        """Run until the run has ended or `stop` is called; returns why it ended."""
+        about = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
+        self._audit.write("started", party=self.credentials.party, **about)
+        loops = {"train": self._train, "answer": self._answer, "deliver": self.deliveries.run}
+        threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
+        self._heartbeat.start()
+        about = {"event": "connecting", "site": self.credentials.party, "address": self._address}
+        log.info("%(site)s: connecting to %(address)s", about)
+        self._link.start()
+        with self._busy("choosing the models of earlier runs"):  # that were left when the site was stopped
+            self._choose()
+        for thread in threads:
+            thread.start()
+        expiry = ExpiryWatch(self.credentials.folder)
+        try:
+            while not self._over.is_set():
+                expiry.look()
+                self._hello_due.clear()
+                self._disk.attempt("what the server says", self._say_hello)
+                self._disk.attempt("the status", self._write_status)
+                self._hello_due.wait(BEAT if self.session.welcome is not None else BEAT / 4)
+        except Ended:
+            pass
+        finally:
+            self.stop()
+            self._link.stop()
+            self._audit.log_head()
+            self._heartbeat.stop()
+            over = self.session.welcome is not None and self.session.welcome.over
+            self._ended = "finished" if over else "stopped"
+            self._disk.attempt("the status", self._write_status)
+        return "the run is over" if over else "stopped"
+
+    def waits_for(self) -> str:
+        """What it does and waits for, "" where it has ended."""
+        if self._over.is_set():
+            return ""
+        waits = site_waits_for(self.session, self._address, self._link.trouble, self._heard, dict(self._at_work))
+        return "; ".join(filter(None, (self._disk.trouble, waits)))
+
+    @contextmanager
+    def _working(self, what: str) -> Iterator[None]:
+        """Tell the heartbeat what the site does."""
+        self._at_work[what] = time.time()
+        try:
+            yield
+        finally:
+            del self._at_work[what]
+
+    @contextmanager
+    def _busy(self, what: str) -> Iterator[None]:
+        """Tell the heartbeat and the server what keeps the thread that says hello, and have hellos said meanwhile.
+
+        What the server answers to them is not acted upon: it says so again when this has ended.
+        """
+        with self._working(what), repeated(lambda: self._exchange(doing=what), BEAT):
+            yield
+
+    def stop(self) -> None:
+        """Stop the site.  Finished results stay on its disk until the server has them."""
+        self._over.set()
+        self._training_queue.put(None)
+        self._query_queue.put(None)
+        for event in (self._hello_due, self.session.has_deliveries):
+            event.set()
+
+    # -- hello and welcome
+
+    def _say_hello(self) -> None:
+        """Send a hello, and act on the server's welcome."""
+        if (welcome := self._exchange()) is not None:
+            self._on_welcome(welcome)
+
+    def _exchange(self, doing: str = "") -> Welcome | None:
+        """Send a hello; returns the server's welcome, None where none came."""
+        away = bool(self._link.trouble)
+        more = {"pending": self._consent.waits, "doing": doing}
+        hello = self.session.hello(self._incarnation).model_copy(update=more)
+        answer = self._link.request(SERVER, "hello", hello, timeout=ANSWER)
+        if answer is None:
+            return None
+        try:
+            welcome, _ = decode(Welcome, answer)
+        except Refused as error:
+            self._link.report(f"the server answered with {error}")
+            return None
+        if away or not self._heard:
+            client_log.connected(self._address, self._link.peers.get(SERVER), self.credentials.expires)
+        self._heard = time.time()
+        return welcome
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        before = self.session.take_welcome(welcome)
+        if welcome.doubled and (before is None or not before.doubled):
+            log.warning("another process uses the credentials of this site as well: end one of them")
+        if welcome.run and (welcome.terms != self.session.terms or self._consent.was_given()):
+            self._review_terms(welcome)
+        if welcome.over and (before is None or not before.over):
+            with self._busy("saving its model"):
+                self._disk.insist("the model", self._save_model)
+        if welcome.over and not self._stays:
+            self.stop()
+
+    def _save_model(self) -> None:
+        """Save the client's model at the end of the run, with its private layers."""
+        session = self.session
+        if session.runner is None or session.store is None or session.latest is None:
+            return
+        version, global_model = session.latest
+        if session.runner.work.choice is not None:
+            models = {"model": global_model}
+            models |= {} if session.latest_global is None else {"global": session.latest_global}
+            site_choice.leave(session.store, self._terms, version, models)
+            with self._secrets:
+                session.store.save_secrets({})
+            return self._choose()
+        model = session.runner.personalize(version, global_model, session.store.state(before=1 << 53))
+        path = self.credentials.folder / "model.safetensors"
+        with replaced(path) as file:
+            session.runner.work.layout.save(model, file)
+        with self._secrets:
+            session.store.save_secrets({})
+        log.info("the model after step %d is in %s", version, path)
+
+    def _choose(self) -> None:
+        """Make the choices among models that are to be made, of this run and of those before."""
+        for path in site_choice.left(self.credentials.folder / "state"):
+            try:
+                prepared = self._prepare(site_choice.terms_of(path))
+                site_choice.make(path, TaskRunner(prepared, self._policy, self._device), self.credentials.folder)
+            except PiebaldError as error:
+                log.warning("the model of the run %s could not be chosen: %s", path.parent.name, error)
+            except Exception:  # it is tried again when the site is started again
+                log.exception("the model of the run %s could not be chosen", path.parent.name)
+
+    def _review_terms(self, welcome: Welcome) -> None:
+        """Fetch the run's terms, and accept or refuse them."""
+        with self._busy("fetching the run's terms"):
+            body = self._fetch_terms(welcome)
+        if body is None:
+            return
+        with self._busy("reading its rows"):
+            self._accept_or_refuse(welcome, body)
+
+    def _accept_or_refuse(self, welcome: Welcome, body: bytearray) -> None:
+        runner, rows, refused, recipe = None, dict[Split, int](), "", None
+        try:
+            terms = read_values(body)
+            recipe = recipe_in(terms)
+            consent = self._consent.reject_reason(welcome.terms, terms)  # before rows are read, or anything is built
+            prepared = self._prepare(terms) if consent is None else None
+            refused = consent or (self._policy.reject_reason(prepared.work) if prepared else None) or ""
+            if prepared is not None and not refused:
+                runner = self._runner_for(prepared, terms, welcome)
+                rows = runner.stated_rows
+                self._carry_over(terms.get("lineage"), runner)
+                client_log.joined(prepared, runner)
+        except PiebaldError as error:
+            said = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
+            refused = " ".join(said.split())[:300]
+        except Exception as error:
+            log.exception("the terms cannot be met")
+            refused = f"{type(error).__name__}; the site's log says more"
+        if refused:
+            log.warning("this site does not take part: %(why)s", {"event": "refused", "why": refused})
+        elif self._consent.waits:
+            log.warning("an experiment waits for approval: look at it with piebald approve %s", self.credentials.folder)
+        about = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
+        verdict = "declined" if refused else "waits for approval" if self._consent.waits else "accepted"
+        self._disk.insist(
+            "the audit log", lambda: self._audit.write(verdict, run=welcome.run, **about, reason=refused or None)
+        )
+        self._terms = bytes(body)
+        self.session.accept_terms(welcome.terms, runner, rows, refused)
+        self._hello_due.set()
+
+    def _carry_over(self, lineage: str | None, runner: TaskRunner) -> None:
+        """Begin with the state that this site kept of the run that this one goes on from."""
+        if lineage is None or not runner.state_form:
+            return
+        if not self._policy.carry:
+            log.info("this site's policy has carry = false, so its state begins anew")
+        elif runner.work.needs_protected_state:  # the server names the earlier run, and what it was is not kept
+            log.info("this site's state begins anew, since what protects this run might not cover an earlier one")
+        else:
+            self.session.carry_over(lineage, runner.state_form)
+
+    def _runner_for(self, prepared: SiteClient, terms: Mapping[str, Any], welcome: Welcome) -> TaskRunner:
+        folder, masks = self.credentials.folder, prepared.work.masking is not None
+        return TaskRunner(
+            prepared,
+            self._policy,
+            self._device,
+            CertificateSigner(folder, terms["sites"], welcome.run, welcome.terms) if masks else None,
+            self._policy.ledger(folder / "state" / "ledger"),
+            welcome.terms,
+            prepared.questions(folder),
+            lambda: self._updates.sent,
+            partial(self._audit.write, "asked", run=welcome.run),
+        )
+
+    def _fetch_terms(self, welcome: Welcome) -> bytearray | None:
+        return fetch_terms(self._link, SERVER, welcome.terms, timeout=WAIT, wanted=lambda: not self._over.is_set())
+
+    # -- tasks
+
+    def _on_task_piece(self, origin: str, piece: Piece, data: memoryview) -> bytes:
+        try:
+            reply, task = self.session.receive(piece, data)
+        except Refused as error:  # the server need not try again
+            self._link.report(f"{origin} sent {error}")
+            return encode(Reply(status="refused", digest=piece.digest))
+        if task is not None and task.query is None:
+            self._training_queue.put(task.id)
+        elif task is not None:
+            self._query_queue.put(task)
+        return encode(reply)
+
+    def _train(self) -> None:
+        """Loop of the training thread."""
+        with suppress(Ended):
+            while (id := self._training_queue.get()) is not None:
+                if (found := self.session.start_training(id)) is not None:
+                    self._train_for(*found)
+
+    def _train_for(self, job: TrainingJob, started: StartedTask) -> None:
+        """Train for a task, and keep the result until it is delivered."""
+        began = time.monotonic()
+        with self._working(client_log.training(started)):
+            update, failure, state = self._trained(started)
+        client_log.trained(started, failure, time.monotonic() - began)
+        body, steps = pack_update(update, failure), 0 if update is None else update.steps
+        self._disk.insist("a result", lambda: self.session.finish_training(job, started, body, state, steps))
+
+    def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
+        """What comes of a training task: the update that may leave or why there is none, and the new client state."""
+        if (refused := self._updates.reject_reason(self._policy.updates)) is not None:
+            return None, f"refused by the site's policy: {refused}", None
+        update, failure, state = started.runner.serve(started.task, started.state)
+        if update is None:
+            return None, failure, None
+        self._disk.insist("the number of updates", self._updates.add)
+        with self._secrets:
+            update, failure = started.runner.mask(update, started.task, started.store)
+        return update, failure, None if update is None else state
+
+    def _answer(self) -> None:
+        """Loop of the thread that answers queries."""
+        while (task := self._query_queue.get()) is not None:
+            started = self.session.start_query(task)
+            if started is None:
+                continue
+            client_log.answering(started)
+            if isinstance(task.query, KeyQuery):
+                with self._secrets:
+                    update, failure = started.runner.answer_key_query(task, started.store)
+                client_log.declined(started, failure)
+            else:
+                update, failure = self._answered(task, started)
+            self.session.finish_query(task, pack_update(update, failure))
+
+    def _answered(self, task: Task, started: StartedTask) -> tuple[Update | None, str | None]:
+        """The answer to a query as it may leave, or why there is none."""
+        update, failure, _ = started.runner.serve(task, started.state)
+        hidden = None if task.query is None else task.query.hiding()
+        if update is None or hidden is None or not hidden.masked:
+            return update, failure
+        with self._secrets:
+            return started.runner.mask(update, task, started.store)
+
+    # -- status
+
+    def _write_status(self) -> None:
+        """Write the status file that `piebald status` reads."""
+        status = {
+            "party": self.credentials.party,
+            "state": self._ended or "running",
+            "version": __version__,
+            **self.session.status(),
+            "updates": self._updates.sent,
+            "questions": None if self.session.runner is None else self.session.runner.questions.summary or None,
+            "audit": self._audit.head,
+            "heard": self._heard or None,
+            "sent": self._link.sent[SERVER],
+            "received": self._link.received[SERVER],
+        }
+        write_private(self.credentials.folder / "status.json", json.dumps(status), lasting=False)

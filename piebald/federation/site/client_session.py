@@ -1,0 +1,322 @@
+"""A site's part in a run: its terms, the tasks that it has, and the results that it must deliver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from piebald.contracts import Split, Task
+from piebald.federation.link.pieces import Assembly
+from piebald.federation.link.wire_format import unpack_task
+from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
+from piebald.federation.site.client_store import ClientStore, FinishedTask, delete_lasting_secret
+from piebald.federation.site.task_runner import TaskRunner
+from piebald.version import __version__
+
+_OVERHEAD = 1 << 20  # bytes of a task besides its vectors, at most
+_VECTORS = 64  # vectors of a whole model's size in a task, at most
+
+log = logging.getLogger("piebald.federation")
+
+
+@dataclass(slots=True, eq=False)
+class TrainingJob:
+    """A training task that the site has accepted.
+
+    Attributes:
+        task: the task.
+        digest: digest of the task's body.
+        epoch: the server process that sent it last.
+    """
+
+    task: Task
+    digest: str
+    epoch: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartedTask:
+    """What a thread needs to work on a task: the run's task runner and files, and the client state before the task."""
+
+    task: Task
+    runner: TaskRunner
+    store: ClientStore
+    state: dict[str, Tensor] | None
+
+
+class Delivery(NamedTuple):
+    """The next result to deliver."""
+
+    id: int
+    trains: bool
+    body: bytes
+
+
+class ClientSession:
+    """A site's part in the current run.
+
+    Threads share it; each method holds the lock for as long as it takes.
+
+    Args:
+        folder: folder for the site's files, with a folder for each run.
+
+    Attributes:
+        lock: guards all that is here.
+        has_deliveries: set when there may be something to deliver.
+        welcome: the server's last answer to a hello.
+        terms: digest of the terms that were reviewed last.
+        refused: why the site does not accept them, "" where it does.
+        runner: serves tasks under the accepted terms, or None.
+        latest: the last model of the site's cluster that it received, and its version.
+        latest_global: the global model that came with it, where there are several clusters.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        delete_lasting_secret(folder)
+        self._folder = folder
+        self.lock = threading.RLock()
+        self.has_deliveries = threading.Event()
+        self.welcome: Welcome | None = None
+        self.terms, self.refused = "", ""
+        self.runner: TaskRunner | None = None
+        self.latest: tuple[int, Tensor] | None = None
+        self.latest_global: Tensor | None = None
+        self.store: ClientStore | None = None
+        self._rows: Mapping[Split, int] = {}
+        self._jobs: dict[int, TrainingJob] = {}
+        self._queries: set[int] = set()  # queries accepted, until their answers are delivered
+        self._answers: dict[int, bytes] = {}
+        self._delivered: set[int] = set()  # training tasks, in this epoch
+        self._assembly = Assembly()
+
+    # -- hello and welcome
+
+    def hello(self, incarnation: str) -> Hello:
+        """The site's next hello."""
+        with self.lock:
+            held = sorted({*self._jobs, *(done.id for done in self.store.done)}) if self.store else []
+            return Hello(
+                protocol=PROTOCOL,
+                version=__version__,
+                incarnation=incarnation,
+                run=self.welcome.run if self.welcome else "",
+                ready=self.terms if self.runner is not None else "",
+                refused=self.refused,
+                held=held,
+                rows=self._rows.get("train", -1),
+                validation_rows=self._rows.get("validation", -1),
+                test_rows=self._rows.get("test", -1),
+            )
+
+    def take_welcome(self, welcome: Welcome) -> Welcome | None:
+        """Update the session from a welcome; returns the one before.
+
+        Raises:
+            OSError: the disk cannot be written; the next welcome is taken as this one would have been.
+        """
+        with self.lock:
+            before = self.welcome
+            if welcome.run and (before is None or before.run != welcome.run):
+                self.begin_run(welcome.run)
+            self.welcome = welcome
+            if before is None or before.epoch != welcome.epoch:
+                self._delivered.clear()
+                self._queries.clear()
+                self._answers.clear()
+                self.has_deliveries.set()
+            try:
+                self._reconcile(welcome)
+            except OSError:
+                self.welcome = before
+                raise
+            return before
+
+    def begin_run(self, run: str) -> None:
+        """Begin a run: it has its own folder, and keeps nothing of the run before."""
+        with self.lock:
+            self.store = ClientStore(self._folder / run)
+            self._jobs.clear()
+            self._queries.clear()
+            self._answers.clear()
+            self._assembly.drop()
+            self.runner, self.terms, self.refused, self.latest, self.latest_global = None, "", "", None, None
+
+    def carry_over(self, lineage: str, form: Mapping[str, tuple[int, ...]]) -> None:
+        """Begin the run with the state that this site kept of the run that it goes on from, where there is any.
+
+        Args:
+            lineage: number of that run.
+            form: names and shapes of the state in this run.
+        """
+        with self.lock:
+            if self.store is None or not form or not (self._folder / lineage).is_dir():
+                return
+            state = ClientStore(self._folder / lineage).state(before=1 << 53)
+            found = None if state is None else {name: tuple(tensor.shape) for name, tensor in state.items()}
+            if state is None or found != form:
+                log.warning("the state that this site kept of the run %s does not fit, so it begins anew", lineage)
+            elif self.store.begin_with(state, lineage):
+                log.info("this site goes on with the state that it kept of the run %s", lineage)
+
+    def accept_terms(self, terms: str, runner: TaskRunner | None, rows: Mapping[Split, int], refused: str) -> None:
+        """Record the outcome of reviewing the run's terms; `rows` are the numbers that the server is told."""
+        with self.lock:
+            self.terms, self.runner, self._rows, self.refused = terms, runner, rows, refused
+
+    def _reconcile(self, welcome: Welcome) -> None:
+        """Drop results that the server has saved, and continue jobs that its checkpoint knew of."""
+        if self.store is None:
+            return
+        for id, job in self._jobs.items():
+            if id in welcome.unsaved and id <= welcome.restored:
+                job.epoch = welcome.epoch
+        for done in self.store.done:
+            if _forgotten(done, welcome) or done.id in welcome.unsaved:
+                break  # later tasks depend on this one
+            if done.id <= welcome.last_id:
+                self.store.confirm(done.id)
+
+    # -- receiving tasks
+
+    def receive(self, piece: Piece, data: memoryview) -> tuple[Reply, Task | None]:
+        """Receive a piece of a task; the last piece also returns the task, which is accepted then.
+
+        Raises:
+            Refused: the body holds no task for this site.
+        """
+        with self.lock:
+            welcome, runner, store = self.welcome, self.runner, self.store
+            if welcome is None or runner is None or store is None or welcome.over:
+                return Reply(status="not wanted", digest=piece.digest), None
+            if (piece.run, piece.epoch) != (welcome.run, welcome.epoch):  # its welcome has not arrived yet
+                return Reply(status="not wanted", digest=piece.digest), None
+            if self._has(piece, welcome, store):
+                return Reply(status="known", digest=piece.digest), None
+            reply, body = self._assembly.take(piece, data, _OVERHEAD + 4 * _VECTORS * runner.every.largest)
+            if body is None:
+                return reply, None
+            task = unpack_task(body)
+            if task.client != runner.client or (task.query is None) != piece.trains:
+                raise Refused("a task that is not for this site")
+            self._accept(task, piece.digest, welcome.epoch)
+            return reply, task
+
+    def _has(self, piece: Piece, welcome: Welcome, store: ClientStore) -> bool:
+        """Whether the site has a task already.
+
+        A finished task that the server has forgotten is adopted where the server sends it again, and discarded where it
+        sends another one.
+        """
+        if not piece.trains:
+            return piece.id in self._queries
+        job = self._jobs.get(piece.id)
+        if job is not None and job.digest == piece.digest:
+            job.epoch = welcome.epoch
+            return True
+        this = (piece.id, piece.digest)
+        if any((done.id, done.digest) == this and done.epoch == welcome.epoch for done in store.done):
+            return True
+        forgotten = [done for done in store.done if _forgotten(done, welcome)]
+        if forgotten and (forgotten[0].id, forgotten[0].digest) == this:
+            store.adopt(piece.id, welcome.epoch)
+            self.has_deliveries.set()
+            return True
+        if any(done.id == piece.id and done not in forgotten for done in store.done):
+            return True  # the server's checkpoint knew of it, so its result will be delivered
+        if forgotten:  # the resumed run went another way
+            store.discard(forgotten[0].id)
+        return False
+
+    def _accept(self, task: Task, digest: str, epoch: str) -> None:
+        owns = None if self.runner is None else self.runner.every.own_models
+        whole = owns is None or not owns.drawn  # else a training task brings a part that is not the client's own
+        if (task.query is None and whole) or (task.query is not None and task.query.kind == "evaluate"):
+            # these bring the model of the client's own cluster
+            self.latest, self.latest_global = (task.version, task.vectors["model"]), task.vectors.get("global")
+        if task.query is not None:
+            self._queries.add(task.id)
+            return
+        self._jobs.clear()  # a client trains for one task at a time, so the server has forgotten the others
+        self._jobs[task.id] = TrainingJob(task, digest, epoch)
+
+    # -- working on tasks
+
+    def start_training(self, id: int) -> tuple[TrainingJob, StartedTask] | None:
+        """Start a training task, unless it was dropped."""
+        with self.lock:
+            job = self._jobs.get(id)
+            if job is None or self.runner is None or self.store is None:
+                return None
+            return job, StartedTask(job.task, self.runner, self.store, self.store.state(before=id))
+
+    def finish_training(
+        self, job: TrainingJob, started: StartedTask, body: bytes, state: dict[str, Tensor] | None, steps: int
+    ) -> None:
+        """Save the result of a training task, unless the task was dropped meanwhile."""
+        id = job.task.id
+        with self.lock:
+            if self._jobs.get(id) is not job or self.store is not started.store:
+                return
+            done = FinishedTask(id, job.digest, job.epoch, len(body), str(job.task.rng_version), steps)
+            self.store.finish(done, body, state)
+            del self._jobs[id]
+        self.has_deliveries.set()
+
+    def start_query(self, task: Task) -> StartedTask | None:
+        """Start to answer a query, unless it was dropped."""
+        with self.lock:
+            if task.id not in self._queries or self.runner is None or self.store is None:
+                return None
+            return StartedTask(task, self.runner, self.store, self.store.state(before=task.id))
+
+    def finish_query(self, task: Task, body: bytes) -> None:
+        """Keep the answer to a query until it is delivered, unless the query was dropped meanwhile."""
+        with self.lock:
+            if task.id in self._queries:
+                self._answers[task.id] = body
+        self.has_deliveries.set()
+
+    # -- delivering results
+
+    def next_delivery(self) -> Delivery | None:
+        """The next result to deliver: answers to queries first."""
+        with self.lock:
+            if self.welcome is None or self.store is None:
+                return None
+            for id, body in self._answers.items():
+                return Delivery(id, False, body)
+            for done in self.store.done:
+                if done.id not in self._delivered and not _forgotten(done, self.welcome):
+                    return Delivery(done.id, True, self.store.result(done.id))
+        return None
+
+    def mark_delivered(self, delivery: Delivery, epoch: str) -> None:
+        """Record that a server process has received a result."""
+        with self.lock:
+            self._queries.discard(delivery.id)
+            self._answers.pop(delivery.id, None)
+            if delivery.trains and self.welcome is not None and self.welcome.epoch == epoch:
+                self._delivered.add(delivery.id)
+
+    def status(self) -> dict[str, Any]:
+        """The session's status as plain values."""
+        with self.lock:
+            done = self.store.done if self.store else []
+            return {
+                "server_version": self.welcome.version if self.welcome else None,
+                "run": self.welcome.run if self.welcome else None,
+                "refused": self.refused or None,
+                "working": sorted(self._jobs),
+                "outbox": [one.id for one in done if one.id not in self._delivered],
+            }
+
+
+def _forgotten(done: FinishedTask, welcome: Welcome) -> bool:
+    """Whether the server does not know of a finished task, because the process that sent it died too early."""
+    return done.epoch != welcome.epoch and done.id > welcome.restored

@@ -1,0 +1,198 @@
+"""A site's files: its client state, and finished training tasks until the server has saved their results.
+
+    <folder>/
+      client_state.safetensors  the client state after the last training task that the server has saved
+      done-<id>.safetensors     a finished training task: its result, and the client state after it
+      secrets.safetensors       keys of a secure aggregation that is under way, and how they were used
+
+A training task that the server may still forget (it may die before its next checkpoint) does not change
+`client_state.safetensors`: it is a link of the chain client_state -> done-3 -> done-5, and can be discarded or sent
+again.  Each file is written under another name and renamed, so that it is complete whenever the process dies.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor
+
+from piebald.core.errors import RuntimeFault
+from piebald.core.private_files import write_private
+from piebald.core.reading.tensors import opened_tensors
+
+_STATE = "state/"
+_BASE = "client_state.safetensors"
+
+log = logging.getLogger("piebald.federation")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTask:
+    """A finished training task.
+
+    Attributes:
+        id: id of the task.
+        digest: digest of the task's body, which differs from that of another task with the same id.
+        epoch: the server process that sent the task.
+        size: bytes of the result.
+        made: `Task.rng_version` of the task.
+        steps: the optimizer steps that it took, 0 where that is hidden.
+    """
+
+    id: int
+    digest: str
+    epoch: str
+    size: int
+    made: str = "0"
+    steps: int = 0
+
+
+def delete_lasting_secret(folder: Path) -> None:
+    """Delete the secret that sites once kept for all runs: whoever finds it can make their noise of that time again.
+
+    Args:
+        folder: that of all runs of a site.
+    """
+    try:
+        (folder / "secret").unlink(missing_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        log.warning("%s is not needed any more and cannot be deleted (%s): delete it", folder / "secret", reason)
+
+
+class ClientStore:
+    """Files of one site in one run.
+
+    Args:
+        folder: the folder, created where it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._base = self._read(folder / _BASE)
+        self._trained = self._read_trained(folder / _BASE)
+        self._chain: dict[int, tuple[FinishedTask, dict[str, Tensor] | None]] = {}
+        for path in sorted(folder.glob("done-*.safetensors")):
+            done, state = self._open(path)
+            self._chain[done.id] = (done, state)
+        self._chain = dict(sorted(self._chain.items()))
+
+    @property
+    def done(self) -> list[FinishedTask]:
+        """Finished training tasks, by id."""
+        return [done for done, _ in self._chain.values()]
+
+    @property
+    def trained(self) -> list[tuple[str, int]]:
+        """The training tasks that led to the client state: `Task.rng_version`, and the steps taken."""
+        return [*self._trained, *((done.made, done.steps) for done, state in self._chain.values() if state is not None)]
+
+    def state(self, before: int) -> dict[str, Tensor] | None:
+        """The client state before a task of this id, None before the first training task."""
+        states = [state for id, (_, state) in self._chain.items() if state is not None and id < before]
+        return states[-1] if states else self._base
+
+    def begin_with(self, state: Mapping[str, Tensor], lineage: str) -> bool:
+        """Begin with the client state of another run; returns whether this one had none yet."""
+        if self._base is not None or self._chain:
+            return False
+        write_private(self.folder / _BASE, save(dict(state), {"trained": "[]", "lineage": lineage}))
+        self._base = dict(state)
+        return True
+
+    def result(self, id: int) -> bytes:
+        """The body of a result."""
+        with opened_tensors(self._path(id)) as file:
+            return bytes(file.get_tensor("result").numpy().tobytes())
+
+    def finish(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
+        """Save the result of a task and the new client state (None: unchanged)."""
+        self._write(done, result, state)
+        self._chain[done.id] = (done, None if state is None else dict(state))
+
+    def adopt(self, id: int, epoch: str) -> None:
+        """Take a finished task as the one that another server process has sent again."""
+        done, state = self._chain[id]
+        done = replace(done, epoch=epoch)
+        self._write(done, self.result(id), state)
+        self._chain[id] = (done, state)
+
+    def confirm(self, id: int) -> None:
+        """Drop the results of this task and of all before it, which the server has saved."""
+        for number in [number for number in self._chain if number <= id]:
+            done, state = self._chain[number]
+            if state is not None:
+                trained = [*self._trained, (done.made, done.steps)]
+                about = {"id": str(number), "trained": json.dumps(trained)}
+                write_private(self.folder / _BASE, save(dict(state), about))
+                self._base, self._trained = state, trained
+            del self._chain[number]
+            self._path(number).unlink(missing_ok=True)
+
+    def discard(self, id: int) -> None:
+        """Discard this task and all after it, with the client state that they led to."""
+        for number in sorted((number for number in self._chain if number >= id), reverse=True):
+            del self._chain[number]
+            self._path(number).unlink(missing_ok=True)
+
+    def secrets(self) -> dict[str, Tensor]:
+        """The site's secrets for secure aggregation."""
+        return dict(self._read(self._secrets) or {})
+
+    def save_secrets(self, secrets: Mapping[str, Tensor]) -> None:
+        """Replace the site's secrets for secure aggregation."""
+        write_private(self._secrets, save({name: tensor.contiguous() for name, tensor in secrets.items()}))
+
+    # -- files
+
+    @property
+    def _secrets(self) -> Path:
+        return self.folder / "secrets.safetensors"
+
+    def _path(self, id: int) -> Path:
+        return self.folder / f"done-{id}.safetensors"
+
+    def _write(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
+        tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
+        tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
+        about = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
+        about |= {"made": done.made, "steps": done.steps}
+        write_private(self._path(done.id), save(tensors, {"about": json.dumps(about)}))
+
+    def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
+        try:
+            with opened_tensors(path) as file:
+                about = json.loads(file.metadata()["about"])
+                size = file.get_slice("result").get_shape()[0]
+                names = [name for name in file.keys() if name.startswith(_STATE)]  # noqa: SIM118 - not a mapping
+                state = {name.removeprefix(_STATE): file.get_tensor(name) for name in names}
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
+        made = str(about.get("made", "0")), int(about.get("steps", 0))  # missing in files of earlier versions
+        done = FinishedTask(about["id"], about["digest"], about["epoch"], size, *made)
+        return done, state if about["has_state"] else None
+
+    def _read(self, path: Path) -> dict[str, Tensor] | None:
+        if not path.exists():
+            return None
+        try:
+            with opened_tensors(path) as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except (OSError, SafetensorError) as error:
+            raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
+
+    def _read_trained(self, path: Path) -> list[tuple[str, int]]:
+        if not path.exists():
+            return []
+        with opened_tensors(path) as file:
+            found = json.loads((file.metadata() or {}).get("trained", "[]"))
+        return [(str(made), int(steps)) for made, steps in found]

@@ -1,0 +1,304 @@
+"""A site's policy: what it allows, checked against a run's terms and against each update before it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Update
+from piebald.core.parameters import matching
+from piebald.federation.site.work_limits import WorkLimits
+from piebald.methods.client_work import ClientWork
+from piebald.methods.transforms.base import Transform
+from piebald.methods.transforms.compression import Compressor
+from piebald.methods.transforms.gaussian import Gaussian
+from piebald.privacy import SecureAggregation
+from piebald.privacy.ledger import LARGEST, Ledger
+
+_NUMBERS = 64  # named numbers in an answer
+ASK = "ask"
+UNTRAINED = 64  # versions that a site may see between two updates of its own, where cohorts leave it out
+
+
+class RowBudget(BaseModel):
+    """The privacy budget of single rows: what noisy answers may spend of it, in all runs together.
+
+    Attributes:
+        epsilon, delta: of differential privacy where one row takes the place of another.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float = Field(gt=0, le=LARGEST)
+    delta: float = Field(gt=0, lt=1)
+
+
+class Policy(BaseModel):
+    """A site's privacy policy.  A field that is not set demands nothing.
+
+    Attributes:
+        private: layers that must stay at the site, as patterns of `parameters.matching`.
+        clip: the largest norm to which updates must be clipped.
+        noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
+        uploads: the named vectors that an update may carry.
+        queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
+            all but "statistics", "noisy_sums", "masked_sums", "confusion", "trees", "tree_scores" and
+            "masked_tree_sums", which must be named; none where the policy or the run protects rows or updates, since no
+            privacy budget counts answers.
+        budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
+        questions: how many different questions of a kind are answered about the same rows, in all runs together;
+            "any" for any number, and for scores without noise.  Not set: what `Query.most_asked` says of the kind.
+        least_rows: the fewest rows that a number in an answer to "statistics", "confusion" or "evaluate", or a leaf in
+            one to "trees", may be about.  An answer with one that is about fewer, and more than none, stays at this
+            site, and it answers one question about moments and one about counts, since the difference of two may be
+            about a single row.  Scores are told with noise (`score_noise`).  "noisy_sums" are told if the site has so
+            many rows, "masked_sums" and "masked_tree_sums" never, since no site knows what a sum is about.
+        splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
+        models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
+            which model a query brings, and from scores of two it has a directional derivative.  It says which version
+            a model is of, too, so between two updates of its own a site examines `UNTRAINED` times as many, and no
+            more.  Not set: any number; one where something protects.
+        plugins: modules that may be imported for a run, besides Piebald; they must be installed at the site.
+        updates: the most updates that leave this site, in all runs together; each one spends privacy budget.
+        secure_aggregation: the least number of clients in a secure aggregation, outside of which no update leaves; or
+            a table of all that is demanded of it.  Runs with secure aggregation must meet its defaults in any case.
+        work: what one task may cost this site.
+        accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
+            waits until somebody at the site approves it.  Not set: all.
+        carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    private: list[str] = []
+    clip: float | None = Field(default=None, gt=0)
+    noise: float | None = Field(default=None, gt=0)
+    uploads: list[str] | None = None
+    queries: list[str] | None = None
+    budget: RowBudget | None = None
+    questions: dict[str, Annotated[int, Field(ge=1)] | Literal["any"]] = {}
+    least_rows: int | None = Field(default=None, ge=2)
+    splits: list[Split] | None = None
+    models_per_version: int | None = Field(default=None, ge=1)
+    plugins: list[str] = []
+    updates: int | None = Field(default=None, ge=1)
+    secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
+    work: WorkLimits = WorkLimits()
+    accept: Annotated[list[str], BeforeValidator(lambda given: [ASK] if given == ASK else given)] | None = None
+    carry: bool = True
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the policy, by which the audit log names it."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def ledger(self, path: Path) -> Ledger | None:
+        """What noisy answers have spent of the budget, or None where there is none.
+
+        Raises:
+            SettingError: the file is damaged.
+        """
+        budget = self.budget
+        return None if budget is None else Ledger(budget.epsilon, budget.delta, path, changeable=True)
+
+    def most_asked(self, query: Query) -> int | None:
+        """How many questions like this one are answered about the same rows, None for any number."""
+        stated = self.questions.get(query.topic(), self.questions.get(query.kind))
+        most = query.most_asked(self.least_rows is not None) if stated is None else stated
+        return None if most == "any" else int(most)
+
+    def score_noise(self, query: Query) -> float:
+        """The standard deviation of the noise in scores, in units of what one row changes; 0 for none.
+
+        It grows with the number of questions that are answered: all of them together tell of one row as much as one
+        answer with noise as large as the row.
+        """
+        most = self.most_asked(query)
+        return 0.0 if most is None or not (query.blurred or self.least_rows is not None) else math.sqrt(most)
+
+    def reject_reason(self, work: ClientWork) -> str | None:
+        """The reason why this site does not work under a run's terms, or None."""
+        if self.private:
+            leaving = matching(work.model, self.private) - work.layout.private
+            if leaving:
+                return f"{sorted(leaving)[0]} must stay at this site but the recipe would send it"
+        if self.uploads is not None:
+            for name in declared_vectors(work):
+                if name not in self.uploads:
+                    return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
+        if (told := work.trainer.discloses()) and (hiding := self.protection(work)):
+            return f"the trainer would tell {told}, which this site does not do beside {hiding}"
+        if work.own_query is not None and (reason := self.query_reject_reason(work.own_query, work)):
+            return f"updates would answer a query: {reason}"
+        if work.own_query is not None and self.least_rows is not None:
+            return f"updates would answer {work.own_query.kind!r} exactly, at a site that hides small numbers of rows"
+        last = work.transforms[-1] if work.transforms else None
+        masking = last if isinstance(last, SecureAggregation) else None
+        if masking is None and self.secure_aggregation is not None:
+            return (
+                "updates leave this site only inside secure aggregation but the recipe has none: add transform "
+                "'secure_aggregation'"
+            )
+        if masking is not None and (reason := masking.demands_reject_reason(self.sum_demands)):
+            return reason
+        return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.uploads())
+
+    def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
+        """The reason why clipping and noise do not suffice, or None.
+
+        They must come from the last transform, since a later one could undo them; only a secure aggregation may follow,
+        or a compressor that makes nothing longer or packs what is noised already.
+        """
+        if self.clip is None and self.noise is None:
+            return None
+        if uploads:
+            return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
+        packing = next((one for one in transforms if isinstance(one, Compressor)), None)  # works last wherever it is
+        transforms = [one for one in transforms if not isinstance(one, Compressor)]
+        last = transforms[-1] if transforms else None
+        if not isinstance(last, Gaussian):
+            return (
+                "updates must be clipped by the last transform but the recipe does not do that: "
+                "add transform 'gaussian'"
+            )
+        noised = last.where == "client" and last.multiplier > 0
+        if packing is not None and not noised and not packing.keeps_clip:
+            return f"what {packing.kind} sends may be longer than the clip of this site's policy"
+        if self.clip is not None and last.clip > self.clip:
+            return f"updates would be clipped to norm {last.clip:g}, this site allows at most {self.clip:g}"
+        if self.noise is None:
+            return None
+        if last.where != "client":
+            return "noise must be added at this site but the recipe adds it at the server: set where = 'client'"
+        if last.multiplier < self.noise:
+            return f"updates would get noise of {last.multiplier:g} clips, this site demands at least {self.noise:g}"
+        return None
+
+    def update_reject_reason(self, update: Update, declared: Collection[str], shared: int) -> str | None:
+        """The reason why an update must not leave this site, or None.
+
+        It holds whatever engine and trainer made the update: what a transform clips, or what stays private, is decided
+        by names and lengths that were known when the terms were accepted.
+
+        Args:
+            update: the update as the transforms made it, before it is masked.
+            declared: names of the vectors that were declared when the site accepted the terms.
+            shared: how many numbers of the model are shared.
+        """
+        allowed = set(declared) if self.uploads is None else set(declared) & set(self.uploads)
+        undeclared = sorted(update.vectors.keys() - allowed)
+        if undeclared:
+            return f"the update carries {undeclared[0]!r}, which was not declared"
+        model = update.vectors.get("model")
+        if model is None or model.shape != (shared,):
+            return "the update does not have the length of the shared model"
+        return None
+
+    def protection(self, work: ClientWork) -> str | None:
+        """What protects rows or updates, by this policy or in a run, or None."""
+        demanded = {"clip": self.clip, "noise": self.noise, "secure_aggregation": self.secure_aggregation}
+        return work.protection or next((name for name, value in demanded.items() if value is not None), None)
+
+    def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
+        """The reason why a query about this site's rows is not answered in a run, or None."""
+        if query.asked_of == "server":
+            return f"{query.kind!r} is for rows of the server, and no site answers it"
+        if query.asked_of == "itself":
+            return f"{query.kind!r} is what a site asks itself, and no server gets its answer"
+        if ASK in (self.accept or ()) and not _is_stated(query, work):
+            return f"nobody has approved {query.kind!r} with these arguments: the run's terms do not name them"
+        hiding = self.protection(work)
+        if query.by_name and self.queries is None:
+            return f"this site answers {query.kind!r} only if its policy names it: queries = [{query.kind!r}, ...]"
+        if self.queries is None and hiding:
+            return f"this site answers no queries beside {hiding}, unless its policy names them"
+        if self.queries is not None and query.kind not in self.queries:
+            return f"this site does not answer {query.kind!r}"
+        hidden = query.hiding()
+        if hidden is not None and (reason := self._hidden_reject_reason(hidden, work)):
+            return reason
+        splits = self.splits if self.splits is not None or not hiding or hidden else ["validation", "test"]
+        if splits is not None and (closed := sorted(rows_read(query, work) - {*splits})):
+            return f"this site answers no queries that depend on its {closed[0]} rows"
+        return None
+
+    def _hidden_reject_reason(self, hidden: Hiding, work: ClientWork) -> str | None:
+        """The reason why an answer is not given although noise or masks hide rows in it, or None."""
+        if hidden.masked and work.masking is None:
+            return "this run masks nothing, so nothing can leave under its masks"
+        if not hidden.masked and self.secure_aggregation is not None:
+            return "this site tells sums only inside secure aggregation"
+        if not hidden.noise and self.least_rows is not None:
+            return f"this site cannot know that a sum is about at least the {self.least_rows} rows that it demands"
+        if hidden.noise and self.budget is None:
+            return "this site's policy has no budget for noisy answers: budget = { epsilon = ..., delta = ... }"
+        return None
+
+    def few_rows_reason(self, query: Query, work: ClientWork, rows: Mapping[Split, int]) -> str | None:
+        """The reason why a noisy answer is not given by a site that has so many rows of each split, or None."""
+        fewest = min((rows[split] for split in rows_read(query, work)), default=0)
+        if query.hiding() is None or self.least_rows is None or fewest >= self.least_rows:
+            return None
+        return f"this site has fewer than the {self.least_rows} rows that an answer must be about"
+
+    def most_models(self, work: ClientWork) -> int | None:
+        """How many different models are examined at one version, None for any number."""
+        return 1 if self.models_per_version is None and self.protection(work) else self.models_per_version
+
+    def answer_reject_reason(
+        self, query: Query, answer: Update, work: ClientWork, rows: Mapping[Split, int]
+    ) -> str | None:
+        """The reason why an answer must not leave this site, or None: it has the declared form, whatever made it."""
+        form, hiding = query.answer_form(work, rows), self.protection(work)
+        declared = form.vectors or {}
+        for name, vector in answer.vectors.items():
+            if tuple(vector.shape) != declared.get(name):
+                return (
+                    f"the answer carries {name!r} of shape {list(vector.shape)}, which {query.kind!r} does not declare"
+                )
+        long = sum(vector.numel() for vector in answer.vectors.values()) >= work.layout.shared
+        if hiding and long and query.hiding() is None:
+            return f"the answer is as long as the model, beside {hiding}"
+        if len(answer.metrics) > _NUMBERS:
+            return f"the answer carries {len(answer.metrics)} numbers, at most {_NUMBERS} are allowed"
+        if (
+            self.least_rows is not None
+            and (fewest := query.fewest_rows(answer)) is not None
+            and fewest < self.least_rows
+        ):
+            return f"the answer is about fewer than the {self.least_rows} rows that this site demands"
+        if form.metrics is not None and (told := sorted(answer.metrics.keys() - {*form.metrics})):
+            return f"the answer carries the number {told[0]!r}, which {query.kind!r} does not declare"
+        return None
+
+    @property
+    def sum_demands(self) -> SumDemands:
+        """What this site demands of a secure aggregation."""
+        demanded = self.secure_aggregation
+        if isinstance(demanded, SumDemands):
+            return demanded
+        return SumDemands() if demanded is None else SumDemands(least=demanded)
+
+
+def declared_vectors(work: ClientWork) -> tuple[str, ...]:
+    """Names of the vectors that an update carries, as its trainer and the run's terms declare them."""
+    return ("model", *work.uploads())
+
+
+def _is_stated(query: Query, work: ClientWork) -> bool:
+    """Whether the run's terms name a question with its arguments, where they or a policy must name its kind."""
+    named = json.loads(json.dumps(query.stated())) in work.questions
+    listed = query.by_name or not work.trains or any(one.get("kind") == query.kind for one in work.questions)
+    return named or not listed
+
+
+def rows_read(query: Query, work: ClientWork) -> set[Split]:
+    """The rows of a site that the answer to a query depends on in a run."""
+    return query.rows_read(isinstance(work.trainer, Personalizes) or bool(work.layout.private))

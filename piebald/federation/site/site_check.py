@@ -1,0 +1,199 @@
+"""Checks of a site: what its start looks at, and what it can ask the server without taking part."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import torch
+
+from piebald.contracts import Clients
+from piebald.core import pytree
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.federation.hub.run_terms import read_values
+from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.proxy import proxy_for
+from piebald.federation.link.transfer import fetch_terms
+from piebald.federation.link.wire_format import digest
+from piebald.federation.link.wire_messages import CheckReply, CheckRequest, Refused, decode
+from piebald.federation.operate.machine_checks import SPACE, Check, check_certificate, check_space
+from piebald.federation.site.consent import Consent
+from piebald.federation.site.site_process import SiteWork
+from piebald.federation.site.site_rows import SPLITS, missing_source, rows_before_a_run
+from piebald.federation.site.task_runner import questions_about
+from piebald.version import __version__
+
+CLOCK = 60.0  # seconds that the clocks of server and site may differ
+_PATIENCE = 15.0  # seconds to wait for the server
+_COPIES = 10  # vectors of the model's size on a site's disk, at most
+
+
+def site_machine(work: SiteWork) -> list[Check]:
+    """What a site's start looks at, before it connects: credentials, certificate, device, disk and rows."""
+    credentials = work.credentials
+    about = f"{credentials.party} of {credentials.federation}"
+    party = Check("credentials", True, about)
+    if credentials.party == SERVER:
+        party = Check("credentials", False, "they are the server's: a site needs credentials of its own")
+    checks = [party, check_certificate(credentials.folder), Check("device", True, work.settings.device)]
+    return [*checks, *_proxy(work), check_space(credentials.folder), _rows(work)]
+
+
+def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
+    """All that can be known about a site before it takes part, the server's run included.
+
+    The server is told that somebody looked, and nothing else: the site does not count as present.
+
+    Args:
+        work: the site.
+        patience: seconds to wait for the server.
+    """
+    checks = site_machine(work)
+    if checks[0].fine is False:
+        return checks
+    return [*checks[:-1], *_asked(work, checks[-1], patience), *_questions(work, checks[-1])]
+
+
+def _proxy(work: SiteWork) -> list[Check]:
+    """The proxy through which the server is reached, nothing where there is none."""
+    try:
+        proxy = proxy_for(work.credentials.host, work.credentials.port)
+    except SettingError as error:
+        return [Check("proxy", False, str(error))]
+    return [] if proxy is None else [Check("proxy", True, f"{proxy.address}, since HTTPS_PROXY names it")]
+
+
+def _rows(work: SiteWork) -> Check:
+    """Whether the rows can be read, as far as that is known without a run."""
+    data = work.settings.data
+    if data is None:
+        return Check("rows", True, "those that the experiment's partition gives it, since site.toml has no [data]")
+    allowed = None if work.local else work.settings.policy.plugins
+    if (missing := missing_source(data, work.folder, allowed)) is not None:
+        return Check("rows", False, missing)
+    try:
+        return Check("rows", True, described(rows_before_a_run(data, work.folder, work.credentials.party), 0))
+    except Exception as error:  # whatever a file holds
+        return _unusable(error, data.where)
+
+
+def _questions(work: SiteWork, rows: Check) -> list[Check]:
+    """How many questions were answered about the rows, in all runs, nothing where the rows cannot be read."""
+    data = work.settings.data
+    if data is None or not rows.fine:
+        return []
+    held, state = rows_before_a_run(data, work.folder, work.credentials.party), work.credentials.folder / "state"
+    try:
+        ledger = questions_about(held, 0, held.records, state, work.place)
+    except SettingError as error:
+        return [Check("questions", False, str(error))]
+    stated = ", ".join(f"{kind} at most {most}" for kind, most in work.settings.policy.questions.items())
+    told = [ledger.summary or "none was answered about these rows", *([f"the policy says {stated}"] if stated else [])]
+    where = " and beside the rows" if len(ledger.places) > 1 else ""
+    return [Check("questions", True, f"{'; '.join(told)}; counted in its credentials{where}")]
+
+
+def _unusable(error: BaseException, source: str) -> Check:
+    """Rows that cannot be used; the message may quote one, so it is for the terminal."""
+    told = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
+    hidden = (
+        f"the rows in {source} cannot be used ({type(error).__name__}): piebald client CREDENTIALS --check says why"
+    )
+    return Check("rows", False, " ".join(told.split()), hidden)
+
+
+def described(clients: Clients, number: int) -> str:
+    """The numbers of a site's rows, their shape, and how many there are of each class."""
+    rows = {split: clients.rows(number, split) for split in SPLITS}
+    told = ", ".join(f"{len(one):,} {split}" for split, one in rows.items())
+    train = rows["train"]
+    told = f"{told}; inputs {pytree.plain(pytree.form(train.x))}"
+    y = train.y
+    if not isinstance(y, torch.Tensor) or y.is_floating_point() or y.ndim != 1:
+        return told
+    counts = Counter(int(value) for one in rows.values() for value in torch.as_tensor(one.y).tolist())
+    names = clients.classes
+    of = {(names[value] if names is not None else f"class {value}"): count for value, count in sorted(counts.items())}
+    if names is not None:
+        of = {str(name): of.get(name, 0) for name in names}
+    shown = [f"{name} {count:,}" for name, count in list(of.items())[:10]]
+    return f"{told}; {', '.join(shown)}{f' and {len(of) - 10} more classes' if len(of) > 10 else ''}"
+
+
+def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
+    """What the server answers, and whether this site meets its terms."""
+    credentials = work.credentials
+    address = f"{credentials.host}:{credentials.port}"
+    reports: list[str] = []
+    link = Link(
+        credentials.party, (credentials.host, credentials.port), credentials.folder, SERVER.__eq__, reports.append
+    )
+    link.start()
+    try:
+        reply, trip, taken = _reply(link, patience)
+        if reply is None:
+            why = "; ".join([*reports, link.trouble]).strip("; ") or f"no answer within {patience:g} seconds"
+            told = f"{address} does not answer ({why}): compare host and port, the firewall, and whether it runs"
+            return [rows, Check("server", False, told), Check("clock", None, "-"), Check("run", None, "-")]
+        server = link.peers.get(SERVER)
+        about = f"{address}, Piebald {reply.version}"
+        reached = Check("server", True, about if server is None else f"{about}, certificate until {server.expires}")
+        if reply.version != __version__:
+            told = f"it has Piebald {reply.version}, this site {__version__}: install the same on both"
+            reached = Check("server", False, told)
+        body = fetch_terms(link, SERVER, reply.terms, timeout=patience)
+    finally:
+        link.stop()
+    clock = _clock(reply.time - taken, trip)
+    if body is None:
+        return [rows, reached, clock, Check("run", False, "its terms did not arrive: try again")]
+    return [*_met(work, rows, bytes(body)), reached, clock]
+
+
+def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float]:
+    """The server's answer, how long it took, and this machine's clock in the middle of that time."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until and not link.trouble:
+        began = time.time()
+        answer = link.request(SERVER, "check", CheckRequest(version=__version__), timeout=min(5.0, patience))
+        if answer is not None:
+            ended = time.time()
+            try:
+                return decode(CheckReply, answer)[0], ended - began, (began + ended) / 2
+            except Refused as error:
+                link.report(f"the server answered with {error}")
+        time.sleep(0.1)
+    return None, 0.0, 0.0
+
+
+def _clock(ahead: float, trip: float) -> Check:
+    """Whether the server's clock agrees with this one, as well as a round trip allows to know."""
+    if abs(ahead) - trip / 2 > CLOCK:
+        way = "behind" if ahead > 0 else "ahead of"
+        return Check("clock", False, f"this clock is {abs(ahead):,.0f} s {way} the server's: set both by NTP")
+    return Check("clock", True, f"{abs(ahead):.1f} s from the server's, at most {CLOCK:g} s are allowed")
+
+
+def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
+    """Whether the site's rows and policy meet the terms of a run; nothing of it is built before the site consents."""
+    folder, policy, offered = work.credentials.folder, work.settings.policy, digest(body)
+    try:
+        terms = read_values(body)
+        if (refused := Consent(folder, policy).reject_reason(offered, terms)) is not None:
+            advice = f"it waits for approval: piebald approve {folder} {offered}"
+            return [rows, Check("run", False, refused or advice)]
+        prepared = work(terms)
+        if why := work.settings.policy.reject_reason(prepared.work):
+            raise SettingError(why)
+    except Exception as error:  # whatever a site's own rows and plugins do
+        if error.__cause__ is not None and work.settings.data is not None and rows.fine:
+            return [_unusable(error.__cause__, work.settings.data.where), Check("run", None, "-")]
+        return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]
+    layout = prepared.work.layout
+    about = f"client {prepared.client + 1} of {len(prepared.clients)}, a model of {layout.size:,} parameters"
+    space = check_space(work.credentials.folder, SPACE + 4 * _COPIES * layout.size)
+    return [
+        Check("rows", True, described(prepared.clients, prepared.client)),
+        Check("run", True, f"{about}; this site's policy allows it"),
+        *([] if space.fine else [space]),
+    ]

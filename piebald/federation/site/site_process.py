@@ -1,0 +1,333 @@
+"""The process of a site: its settings, and its work in a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from piebald import models
+from piebald.contracts import Rows
+from piebald.contracts.public_rows import public_rows_of, rows_digest
+from piebald.core import pytree
+from piebald.core.errors import SettingError
+from piebald.core.machine import device_named
+from piebald.core.objective import Objective
+from piebald.core.parameters import Layout
+from piebald.core.reading.files import settings_text
+from piebald.core.references import USERS, Outside, Resolver
+from piebald.data.clients.standardise import StandardisedClients
+from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_models import GivenModels
+from piebald.federation.credentials.provisioning import Credentials, read
+from piebald.federation.hub.run_terms import RunTerms
+from piebald.federation.site.client_runtime import FederationClient
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.row_records import place_of
+from piebald.federation.site.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
+from piebald.federation.site.site_weights import told, with_own_weights
+from piebald.federation.site.task_runner import SiteClient
+from piebald.federation.site.work_limits import WorkLimits
+from piebald.methods.client_work import ClientWork
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.named import lookup
+from piebald.methods.training.base import GivesOwnModels, LimitsSteps
+from piebald.settings import plugins
+from piebald.settings.setting_errors import of_document
+from piebald.settings.toml_document import Document
+
+log = logging.getLogger("piebald.federation")
+
+
+class SiteSettings(BaseModel):
+    """Settings of a site, from the `site.toml` of its credentials.
+
+    Attributes:
+        data: where its rows are; None takes those that the experiment's partition gives it.
+        device: where it computes: "cpu", "cuda", "cuda:1", "mps", or "auto" for the first GPU that is here, else "cpu".
+        weights: folders of pretrained weights by the name that the experiment gives them, relative to the folder of
+            the credentials; others must be in the Hugging Face Hub's cache on this machine.
+        policy: what it allows.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: SiteSource | None = None
+    device: str = "cpu"
+    weights: dict[str, str] = {}
+    policy: Policy = Policy()
+
+    @field_validator("device")
+    @classmethod
+    def _found(cls, name: str) -> str:
+        return device_named(name)
+
+    @classmethod
+    def load(cls, path: Path) -> SiteSettings:
+        """Load the settings from a file; the defaults where it does not exist."""
+        if not os.path.lexists(path):
+            return cls()
+        document = Document(settings_text(path), str(path))
+        try:
+            settings = cls.model_validate(document.values)
+        except ValidationError as error:
+            raise of_document(error, document, cls) from None
+        document.refuse_dates()
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class SiteWork:
+    """Rebuilds a run at this site from its terms.
+
+    Attributes:
+        credentials: the site's credentials.
+        settings: the site's settings.
+        folder: what the path of its data is relative to.
+        local: whether the server is a process of the same user on this machine, which started the site.
+    """
+
+    credentials: Credentials
+    settings: SiteSettings
+    folder: Path
+    local: bool = False
+
+    def __call__(self, values: Mapping[str, Any]) -> SiteClient:
+        """See `FederationClient.prepare`.
+
+        Raises:
+            SettingError: this site cannot take part.  The server gets the message, so it discloses nothing about rows.
+        """
+        author = self.author
+        terms = RunTerms.read(values, author)
+        if self.credentials.party not in terms.sites:
+            raise SettingError(
+                f"the run has no place for {self.credentials.party}: its sites are {', '.join(terms.sites)}"
+            )
+        number = terms.sites.index(self.credentials.party)
+        terms = terms.of(number)
+        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
+        terms.use_plugins(author)
+        limits = self.settings.policy.work
+        if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
+            raise SettingError(told(why, own))
+        settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
+        settings.use_plugins()
+        if self.settings.policy.accept is not None and (why := _name_reason(terms, settings, author)):
+            raise SettingError(why)
+        try:
+            clients = self._rows(terms, settings, number)
+            objective = _objective(terms, settings, clients.rows(number, "train"))
+        except Exception as error:
+            # the message may quote a row ("got text like 'Miller'"), which is for the terminal and not for a log
+            log.warning(
+                "the rows %(source)s cannot be used (%(kind)s): piebald client %(folder)s --check says why; mend "
+                "them, and start this site again",
+                {
+                    "event": "rows",
+                    "source": self.source,
+                    "kind": type(error).__name__,
+                    "folder": self.credentials.folder,
+                },
+            )
+            if isinstance(error, _OtherForm):
+                raise
+            raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
+        terms.check_public(rows_digest(clients.public_rows))
+        trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
+        if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
+            raise SettingError(why)
+        try:
+            work = _work(terms, settings, clients, objective)
+            by_task = work.own_models is not None and work.own_models.by_task
+            held = work if by_task else work.of(number)
+            return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
+        except SettingError as error:
+            raise SettingError(told(str(error), own)) from None
+
+    @property
+    def author(self) -> Resolver:
+        """The rights of whoever wrote the terms: those of this site's policy, or its own user's in a local trial."""
+        advice = "name it in plugins of the policy"
+        return USERS if self.local else Outside(self.settings.policy.plugins, advice)
+
+    @property
+    def source(self) -> str:
+        """Where the rows come from, in words."""
+        return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.where}"
+
+    @property
+    def place(self) -> Path | None:
+        """The folder that the rows lie in, None where that is not known."""
+        return None if self.settings.data is None else place_of(self.settings.data, self.folder)
+
+    def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
+        data = self.settings.data
+        if data is not None:
+            if why := missing_source(data, self.folder, None if self.local else self.settings.policy.plugins):
+                raise SettingError(why)
+            rows = own_rows(data, self.folder, self.credentials.party, _of_run(terms, settings), terms.clients, number)
+            constants = settings.data.standardise  # those of the run, never of this site's rows alone
+            if constants == "federated":
+                raise SettingError("the run's terms have no constants of standardise")
+            if constants is not None:
+                records, rows = rows.records, rows_of_one(StandardisedClients(rows, constants), number)
+                rows.records = records
+            named = settings.data.source is None and settings.data.public is None
+            if terms.public_rows and not settings.rows_at_sites and named:
+                rows.public_rows = public_rows_of(settings.clients())  # of a named data set, as the server makes them
+            return rows
+        elsewhere = settings.data.source is not None or settings.data.public is not None
+        if not self.local and (settings.rows_at_sites or elsewhere):  # no path of the server's is read here
+            raise SettingError(
+                f"say where this site's rows are: [data] in {self.credentials.folder / 'site.toml'}, or --data"
+            )
+        return rows_of_one(settings.clients(), number)
+
+
+def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
+    """What the terms say of a site's rows."""
+    agreed = settings.partition.model_dump() if settings.rows_at_sites and settings.partition is not None else {}
+    columns = settings.data.model_dump(include={"client", "target", "features", "tokens"})
+    columns["tokens"] = columns["tokens"] or agreed.get("tokens") is True
+    plain = settings.extractor is None and isinstance(terms.shape, list)
+    inputs: Any = agreed.get("inputs") or (terms.shape if plain else None)
+    return RunRows(
+        terms.classes,
+        numbers=settings.data.regression or (bool(agreed) and terms.classes is None),
+        inputs=[one for one in inputs or () if isinstance(one, int)] or None,
+        columns=columns,
+        extractor=settings.extractor,
+    )
+
+
+def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver) -> str | None:
+    """Why a run is not what the recipe's name says, which the policy accepts, or None: it trains in another way."""
+    table = {} if settings.recipe is None else settings.recipe.settings()
+    plain = {key: value for key, value in table.items() if key not in Recipe.axes or not isinstance(value, dict | list)}
+    name = plain.pop("name", "")
+    made = lookup(name, author).make(**plain).training
+    if json.loads(json.dumps(made.table())) == terms.training:
+        return None
+    return f"the run calls itself {name!r}, and its training is not that of this recipe"
+
+
+def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
+    """Why the model that the terms describe is too large, or None; it is counted without memory for it."""
+    settings = dict(terms.experiment.get("model") or {})
+    name = settings.pop("name", None)
+    if name not in models.names():
+        return None  # that of a plugin, of which the layout in the terms tells the size
+    outputs = max(math.prod(terms.outputs), 1)
+    try:
+        models.count_parameters(name, pytree.formed(terms.shape), outputs, limits.parameters, **settings)
+    except SettingError as error:
+        return str(error)
+    return None
+
+
+class _OtherForm(SettingError):
+    """Rows of another form than the run takes; the message tells the forms and nothing else."""
+
+
+def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Objective:
+    """The run's loss and metrics, for the site's own rows."""
+    objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
+    if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
+        raise _OtherForm(
+            f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
+            f"the run takes {terms.shape} for {terms.objective}"
+        )
+    return objective
+
+
+def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:
+    """The run's work, rebuilt from installed components."""
+    trainer, transforms, own_query = terms.client_components()
+    module = GivenModels.of(settings.model_for(clients), clients.names, terms.seed).modules[0]
+    layout = Layout.of(module, terms.private)
+    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
+        raise SettingError("the model that this site builds has other tensors than the server's")
+    terms.check_frozen(module)
+    initial = layout.flatten(module)
+    shape, outputs = pytree.formed(terms.shape), tuple(terms.outputs)
+    public = clients.public_rows
+    work = ClientWork(
+        module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
+        terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
+        questions=tuple(terms.questions), trains=terms.trains,
+    )  # fmt: skip
+    if isinstance(trainer, GivesOwnModels):
+        work = replace(work, own_models=trainer.own_models(work))
+    for one in transforms:  # now, and not at each task: a package may be missing here that the server has
+        if why := one.unsupported_model(work):
+            raise SettingError(why)
+    return work
+
+
+def site_work(
+    folder: Path, data: str | None, target: str | None, local: bool = False, client: str | None = None
+) -> SiteWork:
+    """A site from its credentials and settings.
+
+    Args:
+        folder: the site's credentials.
+        data, target, client: override those of its settings.
+        local: whether the server is a process of the same user on this machine, which started the site.
+
+    Raises:
+        SettingError: a setting is wrong, or there is no table that the columns are of.
+    """
+    credentials = read(folder)
+    settings = SiteSettings.load(folder / "site.toml")
+    given = {
+        key: value for key, value in (("source", data), ("target", target), ("client", client)) if value is not None
+    }
+    if given:
+        about = {} if settings.data is None else settings.data.model_dump(exclude_unset=True)
+        if data is not None:
+            about.pop("name", None)
+        elif settings.data is None:
+            raise SettingError(
+                f"--{next(iter(given))} is a column of a table: name the table with --data, or in [data] of "
+                f"{folder / 'site.toml'}"
+            )
+        settings = settings.model_copy(update={"data": SiteSource(**{**about, **given})})
+    return SiteWork(credentials, settings, folder if data is None else Path(), local)
+
+
+def join(work: SiteWork, stays: bool, parent: int | None) -> str:
+    """Run a site until its run has ended; returns why it ended.
+
+    Args:
+        work: the site.
+        stays: whether to wait for another run when one has ended.
+        parent: a process with which this one ends.
+    """
+    if parent is not None:
+        torch.set_num_threads(1)  # sites on one machine share its cores
+    site = FederationClient(
+        work.credentials, work, policy=work.settings.policy, device=work.settings.device, stays=stays
+    )
+    if parent is not None:
+        threading.Thread(target=_stop_with, args=(site, parent), daemon=True).start()
+    try:
+        return site.run()
+    except KeyboardInterrupt:
+        return "stopped"
+
+
+def _stop_with(site: FederationClient, parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    site.stop()

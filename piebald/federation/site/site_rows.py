@@ -1,0 +1,388 @@
+"""The rows of a site, from the source in its settings."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from piebald.contracts import Clients, Rows, Split
+from piebald.contracts.public_rows import public_rows_of
+from piebald.core import pytree
+from piebald.core.errors import SettingError, unknown
+from piebald.core.references import USERS, search
+from piebald.data.clients.convert import array, is_several, kind, target_arrays
+from piebald.data.clients.data_source import DataSource
+from piebald.data.clients.pairs import given
+from piebald.data.clients.published_rows import with_published
+from piebald.data.embeddings.embedded import embedded_by
+from piebald.data.partition import ByOwner, Iid, clients_from
+from piebald.data.sets.dataset import DataSet
+from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.folders import grey
+from piebald.federation.site.row_records import row_records
+from piebald.privacy.question_ledger import Records
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_COLUMNS = ("target", "features", "tokens")  # what a site leaves to the run where it does not say it itself
+
+
+class SiteSource(DataSource):
+    """Source of a site's rows: what an experiment's [data] takes, and how the rows are divided.
+
+    A function may also return the site's own parts, {"train": (x, y), "validation": (x, y), "test": (x, y)}, or tables
+    in their places.
+
+    Attributes:
+        client: the column, or the kind of owners, that says whose a row is, where the source has rows of others, too:
+            the site takes those with its own name.
+        target, features, regression, tokens: for a table, those of the experiment's [data] by default.
+        side, seconds: of images and recordings in a folder, by default those of the run's inputs.
+        test, validation: shares of the rows to hold out, where they are not divided yet.
+    """
+
+    test: float = Field(default=0.2, ge=0, lt=1)
+    validation: float = Field(default=0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _check_site(self) -> Self:
+        if self.standardise is not None:
+            raise ValueError(
+                "standardise is set in the experiment, so that all sites have the same constants: remove it from the "
+                "site's settings"
+            )
+        if (self.collate == "pad") != (self.length is not None):
+            raise ValueError(
+                f"collate = 'pad' and length belong together, so that all sites have the same length, got "
+                f"{self.collate!r} and length {self.length!r}: give both, or none"
+            )
+        return self
+
+    def refuse_columns(self) -> None:
+        """Refuse settings of tables, for arrays.
+
+        Raises:
+            SettingError: one is set.
+        """
+        self._refuse("client", "target", "features")
+
+    @property
+    def where(self) -> str:
+        """The source, for messages."""
+        return str(self.source or self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """What a run says of the rows of its sites.
+
+    Attributes:
+        classes: names of the classes in the order of their numbers, None where there are none, or none are known.
+        numbers: whether targets are numbers to predict.
+        inputs: the shape of one input as sites have it, None where it is not known.
+        columns: the experiment's section [data], whose columns a site takes where it names none itself.
+        extractor: the frozen network that a site runs once over its inputs, None for none.
+    """
+
+    classes: Sequence[str] | None = None
+    numbers: bool = False
+    inputs: Sequence[int] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    extractor: str | None = None
+
+
+class SiteRows:
+    """All clients by name, with the rows of one of them (`contracts.Clients`).
+
+    Attributes:
+        records: digests of these rows as the site has them, None where they are not known.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        number: int,
+        rows: Mapping[Split, Rows],
+        classes: Sequence[str] | None,
+        public: Rows | None = None,
+        records: Records | None = None,
+    ):
+        self.names, self.classes = names, classes
+        self.common: Rows | None = None
+        self.public_rows, self.records = public, records
+        self._number, self._rows = number, rows
+        self._none = rows["train"][:0]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of a split; none for other clients than the one."""
+        return self._rows[split] if client == self._number else self._none
+
+    def size(self, client: int, split: Split) -> int:
+        """Number of rows."""
+        return len(self.rows(client, split))
+
+    def counts(self, client: int, split: Split) -> Sequence[int] | None:
+        """Not disclosed."""
+        return None
+
+
+def rows_of_one(clients: Clients, number: int) -> SiteRows:
+    """One client's rows of a partition, without those of the others."""
+    rows = {split: clients.rows(number, split) for split in SPLITS}
+    names = [str(clients.names[n]) for n in range(len(clients))]
+    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients))
+
+
+def own_rows(
+    source: SiteSource, folder: Path, site: str, run: RunRows, names: Sequence[str], number: int = 0
+) -> SiteRows:
+    """Load a site's own rows.
+
+    Args:
+        source: where they are, relative to `folder`.
+        folder: folder of the source.
+        site: name of the site.
+        run: what the run says of them.
+        names: names of all clients.
+        number: client number of this site.
+
+    Raises:
+        SettingError: they cannot be read, or have another form.
+    """
+    value = _read(source, folder, run)
+    made, own = _client(value, source, folder, site, run)
+    return SiteRows(
+        names, number, {split: made.rows(own, split) for split in SPLITS}, run.classes, public_rows_of(made),
+        row_records(source, folder, site, value),
+    )  # fmt: skip
+
+
+def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
+    """Load a site's own rows before a run has said which classes there are: those that the targets name are taken.
+
+    Args:
+        source: where they are, relative to `folder`.
+        folder: folder of the source.
+        site: name of the site.
+
+    Raises:
+        SettingError: they cannot be read.
+    """
+    value = _read(source, folder, RunRows())
+    made, own = _client(value, source, folder, site, RunRows())
+    records = row_records(source, folder, site, value)
+    return SiteRows([site], 0, {split: made.rows(own, split) for split in SPLITS}, made.classes, records=records)
+
+
+def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | None) -> str | None:
+    """Why the source of a site's rows is not there, or None.
+
+    Args:
+        source: where they are, relative to `folder`.
+        folder: folder of the source.
+        allowed: modules that the site's policy names, None for all.
+    """
+    if source.source is None:
+        return None
+    path, colon, _ = source.source.rpartition(":")
+    if colon and not path.endswith(".py"):
+        if allowed is None or any(path == one or path.startswith(f"{one}.") for one in allowed):
+            return None
+        return f"this site's policy does not allow the module {path!r}: name it in plugins of [policy], if you trust it"
+    place = folder / (path if colon else source.source)
+    if place.exists():
+        return None
+    return f"there is no file or folder {str(place)!r} with this site's rows: correct [data] in site.toml, or --data"
+
+
+def _client(value: Any, source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
+    """Clients one of whom has the site's rows, from what was read, and its number."""
+    made, own = _raw_client(value, source, site, run)
+    if source.public is not None:
+        left = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
+        made = with_published(made, source.model_copy(update={name: run.columns[name] for name in left}), folder)
+    return (made, own) if run.extractor is None else (embedded_by(made, run.extractor), own)
+
+
+def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Clients, int]:
+    if isinstance(value, Mapping) and "train" not in value and not set(value) <= set(SPLITS):
+        value = list(value.values())[_number(list(value), site, source)]
+    if isinstance(value, Mapping):
+        return _alone(_parts(value, source, site, run), source, site, run), 0
+    if _is_pair(value):
+        source.refuse_columns()
+        if source.classes is None:
+            return _alone(value, source, site, run), 0
+        value = given(value, source.where)
+    rows = _rows(value, source, run)
+    if not isinstance(rows, DataSet):
+        return rows, _number(rows.names, site, source)
+    owner = _owner(rows, value, source)
+    if isinstance(rows.x, Decoded) or rows.groups is not None or rows.test is not None:
+        shares = {"validation": source.validation, "test": source.test}
+        split = (Iid(clients=1, **shares) if owner is None else ByOwner(owner=owner, **shares)).split(rows)
+        return split, 0 if owner is None else _number(split.names, site, source)
+    return _alone(_own_part(rows, owner, source, site), source, site, replace(run, classes=rows.classes)), 0
+
+
+def _owner(rows: DataSet, value: Any, source: SiteSource) -> str | None:
+    """The kind of owners by which the site's rows are found, None where all are its own."""
+    return "client" if source.client is None and isinstance(value, tuple) and "client" in rows.owners else source.client
+
+
+def _own_part(rows: DataSet, owner: str | None, source: SiteSource, site: str) -> tuple[Any, Any]:
+    """Inputs and targets of the rows that are the site's."""
+    if owner is None:
+        return pytree.mapped(lambda one: one[:], rows.x), rows.y
+    codes = rows.owners[owner].codes
+    own = torch.from_numpy(codes == _number(rows.owners[owner].names, site, source))
+    return pytree.mapped(lambda one: one[own], rows.x), pytree.mapped(lambda one: one[own], rows.y)
+
+
+def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
+    """What the source holds."""
+    if source.source is None:
+        return source.read()
+    path, colon, function = source.source.rpartition(":")
+    if colon and path.endswith(".py"):
+        load = loader(folder / path, function)
+        return _own(load, f"{path}:{function}")
+    if colon:
+        search(folder)
+        return source.model_copy(update={"source": USERS.mark(source.source)}).read()
+    place, shape, more = folder / source.source, run.inputs or (), dict[str, Any]()
+    if source.client is None and run.columns.get("client") is not None and not place.is_dir():
+        more["client"] = run.columns["client"]  # its names are read as they are written
+    images = len(shape) == 3 and shape[1] == shape[2]
+    if images and "side" not in source.model_fields_set:
+        more["side"] = shape[1]
+    if len(shape) == 2 and shape[0] == 1 and "seconds" not in source.model_fields_set:
+        more["seconds"] = shape[1] / source.rate
+    found = source.model_copy(update=more).read_path(place)
+    one = isinstance(found, DataSet) and images and shape[0] == 1 and tuple(found.input_shape) == (3, *shape[1:])
+    return grey(found) if one else found
+
+
+def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:
+    """A value as a data set with the classes of the run, or as clients."""
+    rows = _with_columns_of(run, source, value).rows_of(value)
+    if not isinstance(rows, DataSet) or rows.classes is None or run.classes is None:
+        return rows
+    numbered = isinstance(value, tuple | list) and source.classes is None and not is_several(value[1])
+    if numbered and kind(array(value[1], source.where, "targets")) == "whole":
+        return replace(rows, classes=list(run.classes))  # they are the run's numbers
+    y = target_arrays(np.array(rows.classes)[rows.targets.numpy()], source.where, run.classes)
+    return replace(rows, y=torch.from_numpy(y), classes=list(run.classes))
+
+
+def _with_columns_of(run: RunRows, source: SiteSource, value: Any) -> SiteSource:
+    """The source with the settings that it leaves to the run."""
+    more: dict[str, Any] = {}
+    table, arrays = _is_table(value), isinstance(value, tuple | list)
+    if table:
+        more = {name: run.columns[name] for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)}
+        held = list(value.columns if hasattr(value, "columns") else value.column_names)
+        if source.client is None and run.columns.get("client") in held:
+            more["client"] = run.columns["client"]  # no input; all rows are this site's
+        if source.target is None and "target" not in more:
+            raise SettingError(
+                f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
+                f"COLUMN; it has {', '.join(map(str, held))}"
+            )
+    if (table or arrays) and run.numbers and not (arrays and is_several(value[1])):
+        more["regression"] = True
+    return source.model_copy(update=more)
+
+
+def _parts(value: Mapping[str, Any], source: SiteSource, site: str, run: RunRows) -> dict[str, Any]:
+    """The site's own parts, each a pair."""
+    for split in value:
+        if split not in SPLITS:
+            raise unknown(f"split, which {source.where} returned, called", split, SPLITS)
+    if "train" not in value:
+        raise SettingError(f"{source.where} returned no rows to train on: it must return a 'train' part")
+    return {split: part if _is_pair(part) else _pair(part, source, site, run) for split, part in value.items()}
+
+
+def _pair(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Any, Any]:
+    """The inputs and targets of a part that is a table or a data set."""
+    rows = _rows(value, source, run)
+    if not isinstance(rows, DataSet):
+        raise SettingError(f"a part of {source.where} must be a pair (x, y), a table or a data set, got {rows!r}")
+    x, y = _own_part(rows, _owner(rows, value, source), source, site)
+    return x, y if rows.classes is None else np.array(rows.classes)[y.numpy()]
+
+
+def _alone(member: Any, source: SiteSource, site: str, run: RunRows) -> Clients:
+    """A pair, or parts that are pairs, as one client."""
+    made = member if isinstance(member, Mapping) else {"": member}
+    whole = all(_is_whole(one) for one in made.values())
+    return clients_from(
+        {site: member},
+        test=source.test,
+        validation=source.validation,
+        classes=run.classes,
+        regression=source.regression or (run.numbers and whole),
+        tokens=source.tokens or bool(run.columns.get("tokens")),
+        collate=source.collate,
+        length=source.length,
+    )
+
+
+def _is_whole(pair: Any) -> bool:
+    """Whether the targets of a pair are one array, whatever numbers it has."""
+    return not isinstance(pair, tuple | list) or not is_several(pair[1])
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is inputs and targets: a pair, or a torch data set of pairs."""
+    if isinstance(value, torch.utils.data.Dataset) and not _is_table(value):
+        return True
+    return isinstance(value, Rows) or (isinstance(value, tuple | list) and len(value) == 2)
+
+
+def _is_table(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] in ("pandas", "datasets")
+
+
+def _number(names: Sequence[str], site: str, source: SiteSource) -> int:
+    """The number of the client with the site's name; a single one may have another name."""
+    known = [str(name) for name in names]
+    if site in known:
+        return known.index(site)
+    if len(known) == 1 and source.client is None:
+        return 0
+    told = f"{', '.join(map(repr, known[:5]))}{f' and {len(known) - 5} more' if len(known) > 5 else ''}"
+    what = "client" if source.client is None else f"row whose {source.client} is"
+    raise SettingError(f"{source.where} has no {what} {site!r}, which is the name of this site, but {told}")
+
+
+def loader(path: Path, name: str) -> Callable[[], Any]:
+    """Import a function from the site's own Python file."""
+    spec = importlib.util.spec_from_file_location("site_data", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise SettingError(f"there is no file {str(path)!r} to load the site's data with")
+    module = importlib.util.module_from_spec(spec)
+    execute = spec.loader.exec_module
+    _own(lambda: execute(module), str(path))
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise SettingError(f"{path} has no function {name!r}: name one that returns (x, y)")
+    return found  # type: ignore[no-any-return]
+
+
+def _own(call: Callable[[], Any], what: str) -> Any:
+    """Run the site's own code; what it raises, and that it ends the process, becomes one sentence."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        raise SettingError(f"{what} fails, so the site has no rows: {type(error).__name__}: {error}") from error

@@ -1,0 +1,398 @@
+"""Tasks at a site: they are served by the simulator's own engine, for one client."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update, shown_digest
+from piebald.core import pytree
+from piebald.core.errors import SettingError
+from piebald.engines.engine import Engine
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.serve_stack import personal_model, serve
+from piebald.engines.stack import PRIVATE, ClientStack
+from piebald.federation.hub.run_terms import private_digest
+from piebald.federation.site.client_store import ClientStore
+from piebald.federation.site.examined_models import ExaminedModels
+from piebald.federation.site.policy import UNTRAINED, Policy, declared_vectors, rows_read
+from piebald.federation.site.work_limits import TaskWatch
+from piebald.methods.choice import local_work
+from piebald.methods.client_work import ClientWork
+from piebald.methods.transforms.gaussian import Gaussian
+from piebald.privacy.ledger import Ledger, OverBudget
+from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
+from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+log = logging.getLogger("piebald.federation")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteClient:
+    """A run at one site, rebuilt from its terms.
+
+    Attributes:
+        work: the model, the trainer and the transforms; with clients' models where a task may be about any of them.
+        clients: all clients' names, and this site's rows alone.
+        client: this site's client number.
+        begins: digest of the private numbers that a first task may bring where updates are masked, see `RunTerms`.
+        records: digests of this site's rows as it has them, before anything that a server chooses; None takes those of
+            the rows that are trained on.
+        place: a folder beside the rows, for the count of what is asked about them; None where they have no folder.
+    """
+
+    work: ClientWork
+    clients: Clients
+    client: int
+    begins: str = ""
+    records: Records | None = None
+    place: Path | None = None
+
+    def questions(self, credentials: Path) -> QuestionLedger:
+        """The count of what is asked about the rows, in the site's credentials and beside the rows.
+
+        Raises:
+            SettingError: it cannot be read.
+        """
+        return questions_about(self.clients, self.client, self.records, credentials / "state", self.place)
+
+
+def questions_about(
+    clients: Clients, client: int, records: Records | None, state: Path, place: Path | None
+) -> QuestionLedger:
+    """The count of what is asked about a client's rows; arguments are those of `SiteClient`.
+
+    Args:
+        state: what the site keeps, in its credentials.
+
+    Raises:
+        SettingError: it cannot be read.
+    """
+    folders = [state, *([] if place is None else [place / FOLDER])]
+    own = rows_of(clients, client) if records is None else records
+    return QuestionLedger(own, folders, str(clients.names[client]))
+
+
+def rows_of(clients: Clients, client: int) -> Records:
+    """The digests of a client's rows."""
+    found = []
+    for rows in (clients.rows(client, split) for split in SPLITS):
+        if len(rows):
+            found.append(records_of([bytes_of(one) for one in (*pytree.leaves(rows.x), *pytree.leaves(rows.y))]))
+    return np.unique(np.concatenate(found)) if found else records_of([np.zeros((0, 1))])
+
+
+def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes [n, b] of a tensor [n, ...]."""
+    count = len(tensor) if tensor.dim() else 1
+    rows = tensor.detach().cpu().contiguous().reshape(count, math.prod(tensor.shape[1:]))
+    return np.asarray(rows.view(torch.uint8).numpy()) if rows.numel() else np.zeros((len(rows), 0), dtype=np.uint8)
+
+
+class TaskRunner:
+    """Serves the tasks of one run.
+
+    Args:
+        prepared: the run at this site.
+        policy: what the site allows.
+        device: where it computes.
+        signer: signs the site's keys of secure aggregation, and checks those of other sites.
+        ledger: counts what noisy answers spend of the policy's budget; without it there are none.
+        terms: digest of the run's terms as they came.
+        questions: counts all other answers; in memory by default.
+        sent: how many updates the site has sent, in all runs; those of this one by default.
+        asks: called with what was counted, before an answer is computed.
+
+    Attributes:
+        work: with the client's own model.
+        every: the same, with the models of clients where a task may be about any of them.
+        client: this site's client number.
+        rows: how many rows it has of each split.
+    """
+
+    def __init__(
+        self,
+        prepared: SiteClient,
+        policy: Policy,
+        device: str,
+        signer: Signer | None = None,
+        ledger: Ledger | None = None,
+        terms: str = "",
+        questions: QuestionLedger | None = None,
+        sent: Callable[[], int] | None = None,
+        asks: Callable[..., None] = lambda **_: None,
+    ) -> None:
+        work = prepared.work
+        self._watch = TaskWatch(policy.work)
+        self.every, work = work, work.of(prepared.client)
+        self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
+        self._ledger, self._terms, self._begins = ledger, terms, prepared.begins
+        self._clients, self._asks = prepared.clients, asks
+        self._trained = 0
+        self._sent = sent or (lambda: self._trained)
+        if questions is not None:
+            self.questions = questions
+        self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in SPLITS}
+        self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
+        self._examined = ExaminedModels()
+        noises = [one for one in work.transforms if isinstance(one, Gaussian) and one.where == "client"]
+        self._noisy = any(one.multiplier for one in noises)
+        self._initial_state = work.initial_state()
+        # one engine for each thread: a query is answered while the other trains
+        engines = (
+            make_engine("sequential", self.every, prepared.clients, torch.device(device), False) for _ in range(2)
+        )
+        self._training_engine, self._query_engine = engines
+
+    @property
+    def stated_rows(self) -> dict[Split, int]:
+        """The numbers of rows that the site tells the server, which holds its results to them.
+
+        Under secure aggregation updates tell nothing of the training rows, so their number stays here.
+        """
+        return {split: count for split, count in self.rows.items() if split != "train" or not self.work.masking}
+
+    @property
+    def state_form(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the client's state, empty where it has none."""
+        form = {name: tuple(tensor.shape) for name, tensor in self._initial_state.items()}
+        private = self.work.layout.size - self.work.layout.shared
+        return form | ({PRIVATE: (private,)} if private else {})
+
+    def serve(
+        self, task: Task, state: Mapping[str, Tensor] | None
+    ) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
+        """Serve a task.
+
+        Args:
+            task: the task, which is not about keys.
+            state: the client's state, None before its first training.
+
+        Returns:
+            The update, or the reason why there is none, and the new client state (None: unchanged).
+        """
+        query, asked = task.query, ""
+        if query is None and not self.work.trains:
+            return None, "the run's terms say that nothing is trained", None
+        if query is not None:
+            asked = self._digest(task, query, state)
+            refused = (
+                self._policy.query_reject_reason(query, self.work)
+                or self._policy.work.steps_reject_reason(query.most_steps())
+                or self._examined.reject_reason(task, rows_read(query, self.work), self._policy.most_models(self.work))
+                or self._spend(query)
+                or self._count(task, query, asked)
+            )
+            if refused is not None:
+                return None, refused, None
+        elif (refused := self._private_reason(task, state)) is not None:
+            return None, refused, None
+        engine: Engine = self._training_engine if query is None else self._query_engine
+        try:
+            served = self._watch.run(lambda: serve(engine, self._stack(task, state)))
+        except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
+            log.exception("task %d failed", task.id)
+            return None, f"{type(error).__name__} at the site, whose log says more", None
+        update = served.update(0)
+        if query is not None:
+            refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)
+            if refused is None:
+                update, refused = self._blurred(query, update, asked)
+            return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
+        self._trained += 1
+        if self._noisy:  # the noise does not cover them
+            update = replace(update, metrics={})
+        refused = self._policy.update_reject_reason(update, self._declared, self.every.of_task(task).layout.shared)
+        if refused is not None:
+            return None, f"refused by the site's policy: {refused}", None
+        if served.packed and self.work.masking is None:
+            update = replace(update, vectors={**update.vectors, "model": served.packed[0]})
+        if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
+            return update, None, None
+        return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
+
+    def _private_reason(self, task: Task, state: Mapping[str, Tensor] | None) -> str | None:
+        """Why private numbers that came are not begun with, or None.
+
+        What the server alone chooses for each client could make the updates of all but one of a sum known.
+        """
+        private = task.vectors.get(PRIVATE) if state is None and self.work.masking is not None else None
+        if private is None or private_digest(private) == self._begins:
+            return None
+        return "the private numbers that came are not those of the run's terms, with which all clients of a sum begin"
+
+    def _digest(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> str:
+        """The digest of a question, with all that its answer depends on besides the site's rows."""
+        brought = {name: one for name, one in task.vectors.items() if name != "model" or query.reads_model}
+        if state and "train" in rows_read(query, self.work):  # a model of its own
+            brought |= {f"state/{name}": one for name, one in state.items()}
+        return shown_digest(query.table(), brought).hex()
+
+    def _count(self, task: Task, query: Query, asked: str) -> str | None:
+        """Count a question, on disk before its answer is computed; returns why it is not answered, or None."""
+        most, hidden = self._policy.most_asked(query), query.hiding()
+        if most is None or (hidden is not None and hidden.noise):  # which the ledger of noise counts
+            return None
+        model = shown_digest("model", {"model": task.vectors["model"]}).hex() if query.reads_model else ""
+        models = self._policy.most_models(self.work)
+        most_models = None if models is None else models * UNTRAINED
+        try:
+            if self.questions.spend(query.topic(), asked, most, model, self._sent(), most_models):
+                so_far = self.questions.counts[query.topic()]
+                self._asks(question=query.topic(), digest=asked, rows=self.questions.rows, count=so_far, most=most)
+        except OverLimit as error:
+            return f"refused by the site's policy: {error}"
+        except (SettingError, OSError) as error:  # the text names a path of the site
+            log.error("a question is not answered: %s", error)
+            return "this site's count of questions cannot be read or written, its log says more"
+        return None
+
+    @cached_property
+    def questions(self) -> QuestionLedger:
+        """The questions that were answered about the site's rows; of this run alone where they were not given."""
+        return QuestionLedger(rows_of(self._clients, self.client))
+
+    def _blurred(self, query: Query, answer: Update, asked: str) -> tuple[Update, str | None]:
+        """An answer whose scores have noise where the policy says so, or why there is none.
+
+        The noise is that of the question: who asks it again gets the same answer.
+        """
+        deviation = self._policy.score_noise(query)
+        splits = sorted(rows_read(query, self.work) - {"train"}) or ["train"]
+        rows = self._clients.rows(self.client, getattr(query, "split", splits[0]))
+        influence = query.row_influence(rows) if deviation else None
+        if influence is None:
+            return answer, None
+        told = {name: answer.metrics[name] for name in sorted(influence) if name in answer.metrics}
+        vectors = {name: one for name, one in answer.vectors.items() if name in influence}
+        if not told and not vectors:
+            return answer, f"scores leave this site with noise, and {query.kind!r} has none that noise can hide"
+        noise = self.questions.noise(asked)
+        told = {
+            name: min(max(value + deviation * influence[name] * float(noise.gaussian(1)[0]), 0.0), 1.0)
+            for name, value in told.items()
+        }
+        vectors = {
+            name: noise.add_to(one.double(), deviation * influence[name]).round().clamp_min(0).to(one.dtype)
+            for name, one in vectors.items()
+        }
+        examples = int(sum(float(one.sum()) for one in vectors.values())) if vectors else answer.examples
+        return replace(answer, vectors=vectors, metrics=told, examples=examples), None
+
+    def _spend(self, query: Query) -> str | None:
+        """Count a noisy answer, on disk before it is computed; returns why it is not given, or None.
+
+        A crash between the two counts one too many, never too few.
+        """
+        hidden = query.hiding()
+        if hidden is None or not hidden.noise:
+            return None
+        if (few := self._policy.few_rows_reason(query, self.work, self.rows)) is not None:
+            return few
+        if self._ledger is None:
+            return "this site keeps no ledger of noisy answers"
+        try:
+            self._ledger.spend(query.kind, hidden.noise)
+        except OverBudget as error:
+            return f"refused by the site's policy: {error}"
+        except SettingError as error:  # the text names a path of the site
+            log.error("a question with noise is not answered: %s", error)
+            return "this site's ledger cannot be read or written, its log says more"
+        return None
+
+    def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
+        """Answer a query about the keys of a secure aggregation."""
+        return self._with_secrets(store, lambda own: replied(task, self.work, own))
+
+    def mask(self, update: Update, task: Task, store: ClientStore) -> Outcome:
+        """Mask an update, where the run masks updates."""
+        if self.work.masking is None:
+            return update, None
+        return self._with_secrets(store, lambda own: masked(update, task, self.work, own))
+
+    def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
+        """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
+        if self._signer is None:
+            return None, "this run masks nothing"
+        demands = self._policy.sum_demands
+        own = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands, self._terms)
+        try:
+            outcome = self._watch.run(lambda: act(own))
+        except Exception as error:  # the site goes on, whatever the server sends
+            log.exception("the keys of a secure aggregation failed")
+            outcome = None, f"{type(error).__name__} at the site, whose log says more"
+        try:
+            store.save_secrets(own.kept)
+        except OSError as error:  # nothing leaves whose secrets are not kept
+            log.error("%s cannot be written (%s): make room, or mend it", store.folder, (error.strerror or "").lower())
+            return None, "the disk of the site cannot be written"
+        return outcome
+
+    def personalize(self, version: int, global_model: Tensor, state: Mapping[str, Tensor] | None) -> Tensor:
+        """The model [p] that the site uses for itself, given the global model [s] and its client state."""
+        task = Task(0, self.client, version, {"model": global_model})
+        state = self._first_state(task) if state is None else state
+        first = state
+        return self._watch.run(lambda: personal_model(self._query_engine, self.client, version, global_model, first))
+
+    def choose(
+        self,
+        version: int,
+        models: Mapping[str, Tensor],
+        state: Mapping[str, Tensor] | None,
+        trained: Sequence[tuple[str, int]],
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The model [p] that the site chooses for itself, and the record of the choice (`choice.record`).
+
+        Args:
+            version: server steps made.
+            models: "model" [s], that of its cluster, and "global" [s] where there are other clusters.
+            state: its client state.
+            trained: its training tasks, see `ClientStore.trained`.
+        """
+        assert self.work.choice is not None
+        rows = self._query_engine.row_loader.size(self.client)
+        passes = tuple(local_work(self.work.trainer, rows, steps) for _, steps in trained)
+        query = self.work.choice.model_copy(update={"tasks": tuple(name for name, _ in trained), "passes": passes})
+        stack = self._stack(Task(0, self.client, version, models, query), state)
+        served = self._watch.run(lambda: serve(self._query_engine, stack), tasks=1 + len(trained))
+        update = served.update(0)
+        return update.vectors["model"], query.record(update.metrics, update.examples)
+
+    def _stack(self, task: Task, state: Mapping[str, Tensor] | None) -> ClientStack:
+        state = self._first_state(task) if state is None else state
+        own = ("model", PRIVATE)
+        vectors = {n: [vector] for n, vector in task.vectors.items() if n not in own and not n.startswith(MASKING)}
+        return ClientStack(
+            clients=[self.client],
+            versions=[task.version],
+            rng_versions=[task.rng_version],
+            committed=[task.committed],
+            models=[task.vectors["model"]],
+            vectors=vectors,
+            state={name: [tensor] for name, tensor in state.items()},
+            query=task.query,
+            # The server knows the run's seed and picks versions, and could make noise again that depends on these
+            # alone.  Nobody needs this secret twice: what is sent again are the bytes that were made with it.
+            secret=secrets.token_hex(32),
+        )
+
+    def _first_state(self, task: Task) -> Mapping[str, Tensor]:
+        """The client state before the first training: the trainer's, and the private slice that came with the task."""
+        shared = self.work.layout.shared
+        if shared == self.work.layout.size:
+            return self._initial_state
+        return self._initial_state | {PRIVATE: task.vectors.get(PRIVATE, self.work.initial[shared:])}

@@ -1,0 +1,5 @@
+"""How the updates of a step are combined."""
+
+from piebald.core.discovery import lazy_classes
+
+__getattr__, __dir__ = lazy_classes(__name__)

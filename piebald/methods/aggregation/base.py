@@ -1,0 +1,75 @@
+"""The base class of aggregators, and what some of them do besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import Cohort, ServerContext
+from piebald.contracts.component import Component
+from piebald.core.errors import SettingError, shown
+
+if TYPE_CHECKING:
+    from piebald.contracts import Query
+    from piebald.contracts.model_spec import ModelSpec
+
+
+class Aggregator(Component):
+    """How the updates of a step are combined.
+
+    An aggregator sees single updates, unless it is an `aggregation.Linear`, whose weighted sum may be formed where
+    clients train or under encryption.
+    """
+
+    axis = "aggregation"
+    takes_parts: ClassVar[bool] = False  # whether clients may have a part of the numbers only, see `Cohort.held`
+
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
+        """Combine the changes of a cohort.
+
+        Returns:
+            The average change [s], and the shares [n], which sum to one, or to less where stale updates are damped.
+        """
+        raise NotImplementedError
+
+
+def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
+    """The average change and the shares, see `Aggregator.aggregate`.
+
+    Raises:
+        SettingError: the aggregator returns something else.
+    """
+    found = aggregator.aggregate(cohort, context)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], torch.Tensor):
+        raise SettingError(
+            f"aggregation {aggregator.kind!r} must return the average change, a tensor, and the share of each update, "
+            f"got {shown(found)}"
+        )
+    if not isinstance(found[1], Sequence) or len(found[1]) != len(cohort.clients):
+        raise SettingError(
+            f"aggregation {aggregator.kind!r} must return a share for each of {len(cohort.clients)} updates, got "
+            f"{shown(found[1])}"
+        )
+    return found
+
+
+@runtime_checkable
+class PreparesCohort(Protocol):
+    """An aggregator that needs more before it weights updates, e.g. scores from clients."""
+
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        """The cohort, with what was found out in the metrics of its updates."""
+
+
+@runtime_checkable
+class AsksSenders(Protocol):
+    """An aggregator that wants every client's answer about its own model, which then comes along with the update.
+
+    Where transforms change updates, or an answer is no vector, clients are asked about the model that arrived instead.
+    """
+
+    def own_query(self, spec: ModelSpec) -> Query | None:
+        """The query that each client answers about the model it has just trained, or None."""

@@ -1,0 +1,108 @@
+"""Distributed validation weighting (Metis): models are weighted by their scores on the clients' validation rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+
+from piebald.contracts import Cohort, QueryRequest, ServerContext, Update
+from piebald.core.randomness import select
+from piebald.methods.aggregation.classification_scores import SCORES
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.queries.validate import Validate
+
+if TYPE_CHECKING:
+    from piebald.contracts.model_spec import ModelSpec
+
+
+class Dvw(Linear):
+    """By the score of a client's model on the validation rows of all clients (Metis, section IV, eq. 3).
+
+    A model goes to the evaluators of all other clients, each sends back its confusion matrix, the matrices are added up
+    and scored; its own client sends its matrix along with the model (the paper's count of models exchanged, below
+    figure 8).  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
+    Where transforms change updates, and in tasks without classes, a model also goes back to its own client.
+    Regression tasks are weighted by 1 / (mean validation loss), which is ours: the paper leaves them open, and its
+    scale does not matter, since weights are divided by their sum.
+
+    Attributes:
+        score: "micro_f1" (eq. 3), "accuracy", "macro_f1", "geometric_mean" or "matthews"; negative ones count 0.
+        evaluators: ask only so many, a seeded choice at each step; None asks all that are there.
+        above_chance: subtract 1 / C first, so that a model that guesses counts nothing.  Ours, not the paper's.
+        power: raise the score to this power, so that differences count more.  Ours, not the paper's.
+    """
+
+    score: Literal["micro_f1", "accuracy", "macro_f1", "geometric_mean", "matthews"] = "micro_f1"
+    evaluators: int | None = Field(default=None, ge=1)
+    above_chance: bool = False
+    power: float = Field(default=1.0, gt=0)
+
+    def needs_validation_rows(self) -> bool:
+        return True
+
+    def discloses(self) -> str | None:
+        return "counts of right and wrong answers on their validation rows"
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return update.metrics["validation_weight"]
+
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        classes = _classes(context.spec)
+        asked = context.members
+        if self.evaluators is not None:
+            asked = select(asked, self.evaluators, "evaluators", context.spec.seed, context.version)
+        query = Validate(classes=classes)
+        rows = range(len(cohort.updates))
+        told = [self._own(cohort, row, query, asked, context) for row in rows]
+        others = [[c for c in asked if not told[row] or c != cohort.clients[row]] for row in rows]
+        answers = iter(
+            context.query([QueryRequest(c, query, {"model": cohort.model(row)}) for row in rows for c in others[row]])
+        )
+        updates = []
+        for row, update in enumerate(cohort.updates):
+            told[row] += [answer for answer in itertools.islice(answers, len(others[row])) if answer is not None]
+            score = self._scored(told[row], classes)
+            metrics = {"validation": score, "validation_weight": self._sharpened(score, classes)}
+            updates.append(dataclasses.replace(update, metrics={**update.metrics, **metrics}))
+        return dataclasses.replace(cohort, updates=updates)
+
+    def own_query(self, spec: ModelSpec) -> Validate | None:
+        classes = _classes(spec)
+        return Validate(classes=classes) if classes else None
+
+    def _own(
+        self, cohort: Cohort, row: int, query: Validate, asked: Sequence[int], context: ServerContext
+    ) -> list[Update]:
+        """What came with an update about its own model, if it can be used and its client is among the evaluators."""
+        matrix = cohort.updates[row].vectors.get("confusion")
+        if matrix is None or cohort.clients[row] not in asked or not bool(matrix.sum().isfinite()):
+            return []
+        answer = Update({"confusion": matrix}, int(matrix.sum()), 0, {})
+        return [] if query.reject_reason(answer, context.spec) else [answer]
+
+    def _scored(self, answers: list[Update], classes: int) -> float:
+        """One model's score, from all evaluators' rows as if they lay in one place."""
+        if classes:
+            total = torch.zeros(classes**2)
+            for answer in answers:
+                total += answer.vectors["confusion"]
+            return max(0.0, SCORES[self.score](total.view(classes, classes)))
+        rows = sum(answer.examples for answer in answers)
+        loss = sum(answer.metrics["loss"] * answer.examples for answer in answers)
+        return rows / max(loss, 1e-12 * rows) if rows else 0.0
+
+    def _sharpened(self, score: float, classes: int) -> float:
+        above = score - 1 / classes if self.above_chance and classes else score
+        return float(max(0.0, above) ** self.power)
+
+
+def _classes(spec: ModelSpec) -> int:
+    """C, or 0 for an objective without classes."""
+    if not spec.objective.classifies:
+        return 0
+    return spec.outputs[0] if len(spec.outputs) else 0

@@ -1,0 +1,90 @@
+"""Weighted means, whose weights are known from single updates, so that sums can be formed where the clients are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import Cohort, ServerContext, Update
+from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
+from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+
+
+class Linear(Aggregator):
+    """Weighted mean of the changes; subclasses define the weight of one update."""
+
+    axis = "aggregation"
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        """How much one update counts, before weights are made to sum to one; from its numbers, not its vectors."""
+        raise NotImplementedError
+
+    def undamped_weight(self, update: Update) -> float:
+        """The weight that shares are measured against: the update's own, unless it is held back on purpose."""
+        return self.weight(update)
+
+    def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
+        summed = cohort.updates[0].partial_sum
+        if summed is not None and summed.masked:  # single weights are not known
+            return summed.vectors["model"] / summed.weight, [1 / len(cohort.updates)] * len(cohort.updates)
+        weights = [self.weight(u, stale) for u, stale in zip(cohort.updates, cohort.staleness, strict=True)]
+        whole = sum(self.undamped_weight(update) for update in cohort.updates)
+        if whole <= 0:  # no update counts (no client has rows): the average is no change
+            like = cohort.updates[0].vectors["model"] if summed is None else summed.vectors["model"]
+            return torch.zeros_like(like, dtype=torch.float32), [0.0] * len(weights)
+        shares = [weight / whole for weight in weights]
+        if summed is not None:
+            return divided(summed.vectors["model"], whole), shares
+        if shares == [1.0]:  # an asynchronous step: the mean of one update is this update, to the bit
+            only = cohort.updates[0].vectors["model"] if cohort.matrix is None else cohort.matrix[0]
+            return only.clone(), shares  # an average may be written to, and an update lie in read-only memory
+        if cohort.matrix is None:
+            return weighted_mean([update.vectors for update in cohort.updates], "model", weights, whole), shares
+        return divided(weighted_sum(cohort.matrix, weights), whole), shares
+
+
+class ExampleWeighted(Linear):
+    """By training rows (McMahan et al. 2017; HDAFL, algorithm 1)."""
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return float(update.examples)
+
+
+class EqualWeighted(Linear):
+    """Every update counts the same."""
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return 1.0
+
+
+class GradientNormWeighted(Linear):
+    """By the norm of the gradient, which HDAFL names as another choice without a formula.
+
+    Our reading: the gradient summed over the local steps, |w_t - w_k| / lr; the learning rate cancels in the shares.
+    """
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return update.norm
+
+
+def computes_from_sum(aggregator: Aggregator) -> bool:
+    """Whether the aggregator's result follows from the weighted sum of the changes and from each update's numbers.
+
+    True for a `Linear` that neither aggregates in a way of its own nor prepares cohorts.
+    """
+    own = not isinstance(aggregator, Linear) or type(aggregator).aggregate is not Linear.aggregate
+    return not own and not isinstance(aggregator, PreparesCohort)
+
+
+def weighs_by_examples(aggregator: object) -> bool:
+    """Whether the weight of an update follows from its number of rows, and from nothing that training finds out."""
+    from_rows = (ExampleWeighted.weight, EqualWeighted.weight)
+    return isinstance(aggregator, Linear) and type(aggregator).weight in from_rows
+
+
+def computes_from_masked_sum(aggregator: Aggregator) -> bool:
+    """Whether the aggregator's result follows from the weighted sum and the sum of weights alone.
+
+    That is all that a server learns under secure aggregation, so an aggregator with damped weights is refused as well.
+    """
+    return computes_from_sum(aggregator) and type(aggregator).undamped_weight is Linear.undamped_weight  # type: ignore[attr-defined]

@@ -1,0 +1,58 @@
+"""q-FedAvg: clients with larger losses count more."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field
+
+from piebald.contracts import Update
+from piebald.contracts.component import RecipeComponents
+from piebald.contracts.model_spec import ModelSpec
+from piebald.methods.aggregation.linear import Linear
+
+
+class QFair(Linear):
+    """Weights F_k^q (Li, Sanjabi, Beirami, Smith 2020, "Fair resource allocation in federated learning", algorithm 2).
+
+    The change is sum of F_k^q d_k / sum of (F_k^q + q F_k^(q-1) |d_k|^2 / lr), with F_k the loss of the model that was
+    sent and d_k the client's change: the paper's steps Delta_k / h_k with its estimate L = 1 / lr of the Lipschitz
+    constant.  All clients count equally where q is 0.  As in the authors' program, 1e-10 is added to F_k.  A client
+    that claims a large loss is believed: limit its share with `max_weight`.
+
+    Attributes:
+        q: how much larger losses count, at least 0; 0 is the plain mean of clients.
+        lr: learning rate of the clients; set by the recipe.
+    """
+
+    q: float = Field(default=1.0, ge=0)
+    lr: float = Field(default=0.05, gt=0)
+
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        return needs_initial_loss("qfair", recipe)
+
+    def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
+        return self.model_copy(update={"lr": recipe.training.table()["lr"]})
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return float(self._loss(update) ** self.q)
+
+    def undamped_weight(self, update: Update) -> float:
+        loss = self._loss(update)
+        return float(loss**self.q + self.q * loss ** (self.q - 1) * update.norm**2 / self.lr)
+
+    def _loss(self, update: Update) -> float:
+        return max(0.0, initial_loss(update)) + 1e-10
+
+
+def initial_loss(update: Update) -> float:
+    """The loss that an update carries; 0 for a client that reports none, so that it gains nothing by that."""
+    return float(update.metrics.get("initial_loss", 0.0))
+
+
+def needs_initial_loss(kind: str, recipe: RecipeComponents) -> str | None:
+    """Why an aggregator that weights by losses cannot work beside a trainer that does not send them, or None."""
+    trainer = recipe.training.table()["kind"]
+    if trainer == "initial_loss":
+        return None
+    return f"{kind} weighs by the loss that training = 'initial_loss' sends, got {trainer!r}: choose that"

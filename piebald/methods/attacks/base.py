@@ -1,0 +1,80 @@
+"""The base classes of attacks on updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from piebald.methods.transforms.base import Transform
+
+
+class Attack(Transform):
+    """Changes the updates of some clients; subclasses define in `corrupt` what these send.
+
+    For testing defences.  Only the change of the shared numbers is touched; other named vectors go as they are.
+
+    Attributes:
+        clients: numbers of the attackers.
+    """
+
+    axis = "transforms"
+
+    clients: tuple[int, ...] = Field(min_length=1)
+
+    @field_validator("clients")
+    @classmethod
+    def _check_clients(cls, clients: tuple[int, ...]) -> tuple[int, ...]:
+        if min(clients) < 0 or len(set(clients)) < len(clients):
+            raise ValueError(f"clients must name each attacker once, from 0 up, got {clients}")
+        return clients
+
+    def on_client(
+        self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
+    ) -> Mapping[str, Tensor]:
+        struck = [row for row, client in enumerate(clients) if client in self.clients]
+        if not struck:
+            return vectors
+        change = vectors["model"].clone()
+        change[struck] = self.corrupt(change[struck], [keys[row] for row in struck])
+        return {**vectors, "model": change}
+
+    def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
+        """What the attackers [a, s] send instead, each from its own update and key alone."""
+        raise NotImplementedError
+
+
+class Collusion(Attack):
+    """An attack by clients that know one another's updates; subclasses define in `colluded_update` what they send.
+
+    No client can compute that alone, so it is done where the updates of a step are collected, before aggregation.  In a
+    real federation the attackers would communicate directly; the server would see the same.
+    """
+
+    axis = "transforms"
+
+    def on_client(
+        self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
+    ) -> Mapping[str, Tensor]:
+        return vectors
+
+    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
+        struck = [row for row, client in enumerate(clients) if client in self.clients]
+        if not struck:
+            return matrix
+        matrix = matrix.clone()
+        matrix[struck] = self.colluded_update(matrix[struck], len(clients))
+        return matrix
+
+    def colluded_update(self, own: Tensor, count: int) -> Tensor:
+        """What the attackers send [a, s] or [s], from the updates [a, s] that they would honestly have sent, among
+        `count` updates in all.
+        """
+        raise NotImplementedError
+
+
+def deviation(own: Tensor) -> Tensor:
+    """Standard deviation of each column of [a, s]; 0 where there is but one row."""
+    return own.std(dim=0) if len(own) > 1 else torch.zeros_like(own[0])

@@ -1,0 +1,110 @@
+"""The record of one client's choice: plain values for the run folder, a site's file, and the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from piebald.methods.choice.candidates import CANDIDATES
+from piebald.methods.choice.guard import FEWEST_ROWS, Verdict
+
+ALONE = "nothing is shared, so there is no other model"
+WORDS = {
+    "global": "the global model",
+    "cluster": "its cluster's model",
+    "personal": "its personal model",
+    "fine_tuned": "the fine-tuned model",
+    "mixed": "the mixed model",
+    "local": "its own local model",
+    "neighbours": "the model with its neighbours",
+}
+
+
+def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
+    """A choice as plain values.
+
+    Args:
+        metrics: those of an answer to `BestForEach`.
+        rows: the client's validation rows.
+
+    Returns:
+        `chosen`: the name of the chosen candidate; `why`: the reason, in one sentence; `rows`: validation rows;
+        `candidates`: loss and metrics on validation rows by candidate; `difference` and `error`: by how much the best
+        candidate's loss is below the shared model's, and the standard error of that; `epochs`: the passes after the run
+        that the chosen model has made; `mixture`: the client's own model in the mixture and its share; `judged`: rows,
+        loss and metrics of the chosen model on the rows that models are judged by, and of the shared and the local one;
+        `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
+        is None or left out.
+    """
+    told = finite(metrics)
+    chosen = CANDIDATES[int(metrics["chosen"])]
+    verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
+    made: dict[str, Any] = {
+        "chosen": chosen,
+        "why": reason(verdict, CANDIDATES, int(metrics["fallback"]) + 1, rows) if metrics["shared"] else ALONE,
+        "rows": rows,
+        "candidates": grouped(told, "validation"),
+        "difference": told["difference"],
+        "error": told["error"],
+    }
+    if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
+        made["epochs"] = int(epochs)
+    if chosen == "mixed":
+        made["mixture"] = {"of": CANDIDATES[int(metrics["mixed/of"])], "share": float(metrics["mixed/share"])}
+    if (judged := int(metrics.get("judged/rows", 0))) > 0:
+        made["judged"] = {"rows": judged, **grouped(told, "judged")}
+        if "alone/difference" in told:
+            made["alone"] = {"difference": told["alone/difference"], "error": told["alone/error"]}
+    return made
+
+
+def loses(choice: Mapping[str, Any]) -> bool:
+    """Whether the chosen model is worse than the client's own local one, by more than two standard errors of the loss
+    on the rows that models are judged by.
+    """
+    alone = choice.get("alone") or {}
+    difference, error = alone.get("difference"), alone.get("error")
+    return difference is not None and error is not None and bool(difference > 2 * error)
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as plain values, None for what is not defined."""
+    return {name: None if not math.isfinite(value) else float(value) for name, value in metrics.items()}
+
+
+def grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str, float | None]]:
+    """The scores "GROUP/MODEL/METRIC" of one group, by model and metric."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, value in told.items():
+        kind, _, rest = name.partition("/")
+        model, _, metric = rest.partition("/")
+        if kind == group and metric:
+            found.setdefault(model, {})[metric] = value
+    return found
+
+
+def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words: Mapping[str, str] = WORDS) -> str:
+    """The reason for a choice, in one sentence.
+
+    Args:
+        verdict: what the guard says.
+        names: of the candidates, in its order; the first `shared` are shared.
+        shared: how many are.
+        rows: validation rows.
+        words: for the names.
+    """
+    chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
+    kept, error = f"so it keeps {fallback}", verdict.error
+    if rows == 0:
+        return f"it has no validation rows, {kept}"
+    if rows < FEWEST_ROWS and shared:
+        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {kept}"
+    if not math.isfinite(verdict.difference):
+        return f"no model has a finite loss on its {rows} validation rows, {kept}"
+    if chosen == best == fallback or not shared:
+        return f"{best} has the lowest loss on its {rows} validation rows"
+    if chosen == best:
+        sure = f", {verdict.difference / error:.1f} standard errors" if error > 0 else ""
+        return f"{best} is {verdict.difference:.3g} of loss below {fallback} on its {rows} validation rows{sure}"
+    return f"{best} is not below {chosen} by more than one standard error on its {rows} validation rows"

@@ -1,0 +1,224 @@
+"""Everything a client needs to take part in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.client_models import OwnModels
+from piebald.methods.training.base import (
+    BoundsSteps,
+    HidesRows,
+    KeepsClientState,
+    KeepsServerVectors,
+    LimitsSteps,
+    ShapesUploads,
+    Trainer,
+)
+from piebald.methods.transforms.base import MaskingTransform, Transform
+from piebald.methods.transforms.bit_fields import Whole
+from piebald.methods.transforms.compression import Compressor, SendsSameNumbers, WireContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NO_ROWS: Mapping[Split, int] = {"train": 0, "validation": 0, "test": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientWork(ModelSpec):
+    """The model of a run with the components that work at the clients.
+
+    A site rebuilds it from what it has installed; it is never pickled.
+
+    Attributes:
+        trainer: how clients train.
+        transforms: what is done to their updates, in this order.
+        own_query: a query that a client answers about the model it has just trained, with its update, so that this
+            model need not be sent back to it; or None.
+        choice: how each client chooses its model when the run has ended, or None where it takes what it is given.
+        own_models: the models of clients that have another one than the run's, or None where nobody has.
+        questions: what clients are asked besides training, as far as it is known before (`Query.stated`).
+        trains: whether clients train at all.
+    """
+
+    trainer: Trainer
+    transforms: tuple[Transform, ...]
+    own_query: Query | None = None
+    choice: OwnChoice | None = None
+    own_models: OwnModels | None = None
+    questions: tuple[Mapping[str, Any], ...] = ()
+    trains: bool = True
+
+    def number(self, client: int) -> int | None:
+        """The number of a client's model among those that clients have, None for the run's."""
+        return None if self.own_models is None else self.own_models.number(client)
+
+    def number_of(self, client: int, version: int, query: Query | None) -> int | None:
+        """The number of the model that a task is about: to train at this version, or to answer a query."""
+        if self.own_models is None:
+            return None
+        own = self.own_models
+        return own.trained(client, version) if query is None else query.model_number(own.number(client))
+
+    def numbered(self, number: int | None) -> Self:
+        """The work with the model of this number."""
+        if number is None or self.own_models is None:
+            return self
+        own = self.own_models.models[number]
+        return replace(
+            self, model=own.model, layout=own.layout, initial=own.initial, outputs=own.outputs, own_models=None
+        )
+
+    def of(self, client: int) -> Self:
+        """The work of one client: this one, with the client's own model where it has one."""
+        return self if self.own_models is None else self.numbered(self.number(client))
+
+    def of_task(self, task: Task) -> Self:
+        """The work of one task, with the model that it is about."""
+        return self.numbered(self.number_of(task.client, task.version, task.query))
+
+    def different(self) -> list[Self]:
+        """The work with each of the models that clients have."""
+        owns = self.own_models
+        if owns is None:
+            return [self]
+        return [self, *(self.numbered(number) for number in range(len(owns.models)))]
+
+    @property
+    def largest(self) -> int:
+        """Numbers of the largest model of all clients."""
+        return max(one.layout.size for one in self.different())
+
+    def held(self, number: int | None) -> Tensor | None:
+        """Which of the shared numbers the model of this number has, see `OwnModel.held`."""
+        return None if number is None or self.own_models is None else self.own_models.models[number].held
+
+    def held_of(self, task: Task) -> Tensor | None:
+        """Which of the shared numbers the model of a task has."""
+        return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))
+
+    def with_buffers(self, number: int, model: Tensor, buffers: Tensor) -> Tensor:
+        """A model [s] with other buffers in the places where the model of this number has its own shared ones."""
+        held, made = self.held(number), model.clone()
+        own = slice(self.numbered(number).layout.shared_trained, None)
+        made[own if held is None else held[own]] = buffers
+        return made
+
+    def cut(self, task: Task) -> Task:
+        """A task as it travels: with those numbers of the model that the one it is about has."""
+        held = self.held_of(task)
+        if held is None or "model" not in task.vectors:
+            return task
+        return replace(task, vectors={**task.vectors, "model": task.vectors["model"][held]})
+
+    def expanded(self, update: Update, task: Task) -> Update:
+        """An update that has come, with no change of the numbers that the task's model has not."""
+        held = self.held_of(task)
+        if held is None or "model" not in update.vectors:
+            return update
+        change = update.vectors["model"].new_zeros(self.layout.shared)
+        change[held] = update.vectors["model"]
+        return replace(update, vectors={**update.vectors, "model": change})
+
+    def uploads(self) -> tuple[str, ...]:
+        """Names of the vectors that updates carry besides the model."""
+        told = self.own_query.answer_form(self, _NO_ROWS).vectors if self.own_query is not None else None
+        return (*self.trainer.uploads(), *(told or ()))
+
+    @property
+    def masking(self) -> MaskingTransform | None:
+        """The transform that masks updates, which is the last one, or None."""
+        last = self.transforms[-1] if self.transforms else None
+        return last if isinstance(last, MaskingTransform) else None
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """The transform that packs updates, or None."""
+        return next((one for one in self.transforms if isinstance(one, Compressor)), None)
+
+    def wire_context(self, client: int, rng_version: int | str) -> WireContext:
+        """What both ends know of the update of a client's task."""
+        return WireContext(self.layout, self.seed, client, rng_version)
+
+    def decompress(self, packed: Tensor, task: Task) -> Tensor:
+        """The change [s] that a packed update of a task stands for.
+
+        Raises:
+            ValueError: it stands for none.
+        """
+        assert self.compressor is not None
+        return self.compressor.decompress(packed, self.of_task(task).wire_context(task.client, task.rng_version))
+
+    def masked_places(self, client: int, version: int) -> Whole | None:
+        """Which of the shared numbers of an update are masked and sent, None for all."""
+        one = self.compressor if self.masking is not None else None
+        if not isinstance(one, SendsSameNumbers):
+            return None
+        return one.sent_places(self.wire_context(client, version))
+
+    @property
+    def row_privacy(self) -> RowPrivacy | None:
+        """How training hides single rows, or None."""
+        return self.trainer.row_privacy() if isinstance(self.trainer, HidesRows) else None
+
+    @property
+    def protection(self) -> str | None:
+        """The kind of the component that hides rows or updates, or None."""
+        return next((one.kind for one in (self.trainer, *self.transforms) if one.protects), None)
+
+    @property
+    def noise(self) -> str | None:
+        """The kind of the component that hides rows or updates by noise, which a budget counts, or None."""
+        hiding = (self.trainer, *self.transforms)
+        return next((one.kind for one in hiding if one.protects and not isinstance(one, MaskingTransform)), None)
+
+    @property
+    def needs_protected_state(self) -> bool:
+        """Whether a client's state must come from work that is protected as this one is, for what leaves to be so.
+
+        Rows are hidden in what is computed beside private layers only if they are hidden in those layers; and a
+        compressor sends now what it did not send before.  A sum hides that, too, whatever it comes from.
+        """
+        noised = any(one.protects and not isinstance(one, MaskingTransform) for one in self.transforms)
+        return self.row_privacy is not None or (self.compressor is not None and noised)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """A client's state before its first task."""
+        kept = self.compressor.initial_state(self) if self.compressor is not None else {}
+        if not isinstance(self.trainer, KeepsClientState):
+            return kept
+        return self.trainer.initial_state(self.initial, self.layout.shared) | kept
+
+    def server_vectors(self) -> dict[str, Tensor]:
+        """What the server sends with a training task besides the model, before the first step."""
+        return self.trainer.server_vectors(self.layout.shared) if isinstance(self.trainer, KeepsServerVectors) else {}
+
+    def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
+        """What the result of a task may hold, from a client that has so many rows of each split."""
+        if (own := self.of_task(task)) is not self:
+            return own.result_form(task, rows)
+        if task.query is not None:
+            return task.query.answer_form(self, rows)
+        if self.masking is not None:  # no number of a single update is sent
+            return ResultForm(None, (), 0, 0)
+        trainer, count = self.trainer, rows["train"]
+        known = trainer.upload_shapes(self) if isinstance(trainer, ShapesUploads) else {}
+        shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
+        for name in trainer.uploads():
+            sent = task.vectors.get(name)
+            shapes[name] = known.get(name) if sent is None else tuple(sent.shape)
+        counts: dict[str, int] = {}
+        if self.own_query is not None:
+            told = self.own_query.answer_form(self, rows)
+            shapes |= told.vectors or {}
+            counts = dict.fromkeys(told.vectors or {}, told.examples)
+        steps = trainer.max_steps(count) if isinstance(trainer, LimitsSteps) else MOST_ROWS
+        return ResultForm(shapes, None, count, steps, counts)
+
+    def min_steps(self, examples: int) -> int:
+        """Steps of a training task on so many rows, at least."""
+        return self.trainer.min_steps(examples) if isinstance(self.trainer, BoundsSteps) else 0

@@ -1,0 +1,5 @@
+"""Which clients are aggregated with which."""
+
+from piebald.core.discovery import lazy_classes
+
+__getattr__, __dir__ = lazy_classes(__name__)

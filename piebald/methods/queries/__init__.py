@@ -1,0 +1,5 @@
+"""What clients are asked besides training."""
+
+from piebald.core.discovery import lazy_classes
+
+__getattr__, __dir__ = lazy_classes(__name__)

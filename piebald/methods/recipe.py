@@ -1,0 +1,274 @@
+"""A method: one component for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
+
+from piebald.contracts.component import Component, build, sentence
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.references import USERS, Text
+from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
+from piebald.methods.clustering.base import Clustering, JoinsClusters
+from piebald.methods.recipe_settings import replace
+from piebald.methods.scheduling.base import Scheduler, round_kind
+from piebald.methods.server_optimizer.base import KeepsServerState, ServerOptimizer
+from piebald.methods.server_optimizer.cached_average import CachedAverage
+from piebald.methods.sharing.base import Sharing
+from piebald.methods.training.base import GivesOwnModels, KeepsServerVectors, Trainer
+from piebald.methods.transforms.base import Colludes, MaskingTransform, Transform
+from piebald.methods.transforms.compression import Compressor
+
+
+class Recipe(BaseModel):
+    """Seven components, one for each question.  Frozen; combinations that cannot work are refused.
+
+    Attributes:
+        name, fields, paper: the named recipe it was made by, its settings, and its source.
+        training: how clients train.
+        sharing: which parameters leave a client.
+        transforms: what is done to updates between client and server, in this order.
+        scheduling: when the server requests training, and when it steps.
+        clustering: which clients are aggregated with which.
+        aggregation: how updates are combined.
+        server_optimizer: how the global model moves.
+
+    Raises:
+        SettingError: a component is missing or unknown, or two of them cannot work together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: Text = "custom"
+    fields: Mapping[str, Any] = {}
+    paper: str = ""
+    training: Trainer
+    sharing: Sharing
+    transforms: tuple[Transform, ...] = ()
+    scheduling: Scheduler
+    clustering: Clustering
+    aggregation: Aggregator
+    server_optimizer: ServerOptimizer
+
+    axes: ClassVar[tuple[str, ...]] = (
+        "training",
+        "sharing",
+        "transforms",
+        "scheduling",
+        "clustering",
+        "aggregation",
+        "server_optimizer",
+    )
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "recipe", type(self).model_fields)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _build_tables(cls, fields: Any) -> Any:
+        made = dict(fields)
+        for axis in cls.axes:
+            if axis == "transforms":
+                given: Any = made.get(axis, ())
+                alone = isinstance(given, Component | Mapping | str)
+                if not alone and not isinstance(given, list | tuple):
+                    raise SettingError(f"transforms must be a list of components or tables, got {shown(given)}")
+                made[axis] = tuple(build(axis, one) for one in ([given] if alone else given))
+            elif axis in made:
+                made[axis] = build(axis, made[axis])
+        return made
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        self._check_masking()
+        self._check_cached()
+        self._check_joined()
+        self._check_parts()
+        extra = self.training.uploads()
+        for transform in self.transforms:
+            if transform.protects_model_only and extra:
+                raise ValueError(
+                    f"{transform.kind} protects only the model but {self.training.kind} also sends {extra[0]!r}: "
+                    f"choose another training, or drop {transform.kind}"
+                )
+        for component in self.components:
+            if why := component.incompatible_with(self):
+                raise ValueError(why)
+        self._check_disclosures()
+        return self
+
+    def _check_masking(self) -> None:
+        masking = self.masking
+        if masking is None:
+            return
+        looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
+        looking += [self.clustering] if self.clustering.requires_individual_updates else []
+        for component in (*looking, *(one for one in self.transforms if isinstance(one, Colludes))):
+            raise ValueError(
+                f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "
+                f"choose another {component.axis}, or drop {masking.kind}"
+            )
+
+    def _check_disclosures(self) -> None:
+        hiding = next((one.kind for one in self.components if one.protects), None)
+        for component in self.components if hiding else ():
+            if told := component.discloses():
+                raise ValueError(
+                    f"{hiding} protects what clients send but {component.kind} has them tell {told}, which no privacy "
+                    f"budget counts: choose another {component.axis}, or drop {hiding}"
+                )
+
+    def _check_cached(self) -> None:
+        if not isinstance(self.server_optimizer, CachedAverage):
+            return
+        kind = self.server_optimizer.kind
+        if not isinstance(self.aggregation, Linear):
+            raise ValueError(
+                f"{kind} gives every client's last model a weight of its own but {self.aggregation.kind} weighs "
+                f"updates together: choose another aggregation, or another server_optimizer"
+            )
+        for transform in self.transforms:
+            if isinstance(transform, MaskingTransform) or type(transform).on_server is not Transform.on_server:
+                raise ValueError(
+                    f"{kind} needs every client's own model but {transform.kind} acts on averages: "
+                    f"drop {transform.kind}, or choose another server_optimizer"
+                )
+
+    def _check_joined(self) -> None:
+        """Refuse what is kept for each cluster beside its model, where cluster models become one again and again."""
+        if not isinstance(self.clustering, JoinsClusters):
+            return
+        kind, optimizer, trainer = self.clustering.kind, self.server_optimizer, self.training
+        if round_kind(self.scheduling) is None:
+            late = ", or set its max_staleness = 0" if self.scheduling.kind == "deadline" else ""
+            raise ValueError(
+                f"{kind} counts rounds but {self.scheduling.kind} has none: choose scheduling = 'synchronous'{late}"
+            )
+        stateful = isinstance(optimizer, KeepsServerState | CachedAverage)
+        sends = isinstance(trainer, KeepsServerVectors) and trainer.server_vectors(self.clustering.clusters)
+        if stateful or sends:
+            one = optimizer if stateful else trainer
+            raise ValueError(
+                f"{kind} averages cluster models but nothing would average what {one.kind} keeps for each cluster: "
+                f"choose another {one.axis}, or another clustering"
+            )
+
+    def _check_parts(self) -> None:
+        """Refuse what takes updates as wholes, where clients have parts of the model only."""
+        trainer = self.training
+        if not isinstance(trainer, GivesOwnModels) or not trainer.holds_parts:
+            return
+        whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
+        whole += [] if self.clustering.kind == "single_cluster" else [self.clustering]
+        whole += [one for one in self.transforms if one.protects or one.noises_mean()]
+        for component in whole:
+            advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
+            advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
+            raise ValueError(
+                f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
+                f"change of the whole one: {advice}, or give all clients the whole one"
+            )
+        keeping = [one.kind for one in self.transforms if isinstance(one, Compressor) and one.keeps_state]
+        if trainer.changes_parts and keeping:
+            raise ValueError(
+                f"{trainer.kind} gives a client another part of the model for each task but {keeping[0]} keeps "
+                "something of its length for the client's next update: choose one that keeps nothing, like qsgd with "
+                "error_feedback = false"
+            )
+
+    @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")
+    def _component_table(self, component: Component) -> dict[str, Any]:
+        return component.table()
+
+    @field_serializer("transforms")
+    def _transform_tables(self, transforms: tuple[Transform, ...]) -> list[dict[str, Any]]:
+        return [transform.table() for transform in transforms]
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """All components, transforms in their order."""
+        found: list[Component] = []
+        for axis in self.axes:
+            found += self.transforms if axis == "transforms" else [getattr(self, axis)]
+        return tuple(found)
+
+    @property
+    def masking(self) -> MaskingTransform | None:
+        """The transform after which the server sees only sums, or None."""
+        return next((one for one in self.transforms if isinstance(one, MaskingTransform)), None)
+
+    @property
+    def noises_mean(self) -> bool:
+        """Whether a transform adds noise to the mean of updates, to hide clients."""
+        return any(one.noises_mean() for one in self.transforms)
+
+    def expected_updates(self, known: int) -> float | None:
+        """How many updates a step expects, where noise on their mean hides clients: their sum is divided by that.
+
+        None where no transform adds such noise, and where steps are no rounds of one cluster that wait for everybody.
+        """
+        if not self.noises_mean or self.clustering.kind != "single_cluster":
+            return None
+        return self.scheduling.expected_updates(known)
+
+    @property
+    def requires_individual_updates(self) -> bool:
+        """Whether individual updates must reach the server, so that they cannot be summed where clients train."""
+        return (
+            not computes_from_sum(self.aggregation)
+            or self.clustering.requires_individual_updates
+            or self.server_optimizer.from_current_model
+            or isinstance(self.server_optimizer, CachedAverage)
+            or any(isinstance(one, Colludes) for one in self.transforms)
+            or round_kind(self.scheduling) != "complete"
+        )
+
+    @property
+    def needs_matrix(self) -> bool:
+        """Whether a step needs the changes side by side; else they are read one after another, a piece at a time."""
+        compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
+        if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
+            return compares
+        return (
+            compares
+            or not computes_from_sum(self.aggregation)
+            or any(isinstance(one, Colludes) for one in self.transforms)
+        )
+
+    def adapted_to(self, spec: ModelSpec) -> Recipe:
+        """The recipe with those settings filled in that follow from its components together and from the model."""
+        adapted = {axis: getattr(self, axis).adapted_to(self, spec) for axis in self.axes if axis != "transforms"}
+        transforms = tuple(one.adapted_to(self, spec) for one in self.transforms)
+        return self._rebuilt(self.fields, {**adapted, "transforms": transforms})
+
+    def with_(self, **components: Any) -> Recipe:
+        """This recipe with other components, given as components, tables, kinds, functions or "module:name".
+
+        What the recipe was given for the old component, such as a learning rate, is handed down to the new one, unless
+        that was given a value of its own.
+
+        Raises:
+            SettingError: there is no such axis or component, or the new component has no place for such a setting.
+        """
+        return self.replaced(USERS.mark(components))
+
+    def replaced(self, components: Mapping[str, Any]) -> Recipe:
+        """This recipe with other components, see `with_`; what is no reference yet in their tables, names nothing."""
+        fields, made = dict(self.fields), dict(components)
+        for axis, given in components.items():
+            if axis not in self.axes:
+                raise unknown("axis", axis, self.axes)
+            if axis != "transforms":  # settings of recipes are never those of transforms
+                made[axis], fields = replace(self.name, fields, axis, getattr(self, axis), given)
+        return self._rebuilt(fields, made)
+
+    def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
+        made = {axis: getattr(self, axis) for axis in self.axes} | dict(components)
+        return Recipe(name=self.name, fields=fields, paper=self.paper, **made)

@@ -1,0 +1,18 @@
+"""FedBN: batch norm stays at the client."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.methods.recipes.named import recipe
+from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.sharing.layers import AllExcept
+from piebald.methods.training.sgd import Sgd, SgdSettings
+
+
+@recipe("Li et al. 2021, FedBN: federated learning on non-IID features via local batch normalization", Sgd)
+def fedbn(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
+    """FedAvg of all layers except batch norm, which is private.  A model without batch norm is refused."""
+    return fedavg(cohort, **training).with_(sharing=AllExcept(private_layers="batch_norm"))

@@ -1,0 +1,24 @@
+"""FedDyn: each client's loss is regularized so that its minimum agrees with the federation's."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.methods.aggregation.linear import EqualWeighted
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.methods.recipes.named import recipe
+from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.server_optimizer.dynamic_correction import DynamicCorrection
+from piebald.methods.training.dynamic_regularization import DynamicRegularization
+from piebald.methods.training.sgd import SgdSettings
+
+
+@recipe("Acar et al. 2021, Federated learning based on dynamic regularization", DynamicRegularization)
+def feddyn(cohort: CohortSize = 1.0, alpha: float = 0.01, **training: Unpack[SgdSettings]) -> Recipe:
+    """FedAvg with dynamic regularization at the clients and its correction at the server."""
+    return fedavg(cohort).with_(
+        training=DynamicRegularization(alpha=alpha, **training),
+        aggregation=EqualWeighted(),
+        server_optimizer=DynamicCorrection(alpha=alpha),
+    )

@@ -1,0 +1,20 @@
+"""FedPHP: clients keep a mean of the models that they have trained, and train towards its features."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.methods.recipes.named import recipe
+from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.training.inherited_private import InheritedPrivate
+from piebald.methods.training.sgd import SgdSettings
+
+
+@recipe("Li et al. 2021, FedPHP: Federated personalization with inherited private models", InheritedPrivate)
+def fedphp(
+    cohort: CohortSize = 1.0, lam: float = 0.05, mu: float = 0.9, horizon: int = 100, **training: Unpack[SgdSettings]
+) -> Recipe:
+    """FedAvg whose clients keep and use a mean of the models that they have trained, and train towards its features."""
+    return fedavg(cohort).with_(training=InheritedPrivate(lam=lam, mu=mu, horizon=horizon, **training))

@@ -1,0 +1,26 @@
+"""FedProto: clients exchange prototypes of classes instead of models."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.methods.recipes.named import recipe
+from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.sharing.layers import Nothing
+from piebald.methods.training.nearest_prototype import NearestPrototype
+from piebald.methods.training.prototypes import Prototypes
+from piebald.methods.training.sgd import SgdSettings
+
+
+@recipe("Tan et al. 2022, FedProto: federated prototype learning across heterogeneous clients", Prototypes)
+def fedproto(
+    cohort: CohortSize = 1.0,
+    lam: float = 1.0,
+    inference: Literal["classifier", "prototypes"] = "classifier",
+    **training: Unpack[SgdSettings],
+) -> Recipe:
+    """Every client trains a model of its own, of any architecture, towards common mean features of each class."""
+    trainer = {"classifier": Prototypes, "prototypes": NearestPrototype}
+    return fedavg(cohort).with_(training=trainer[inference](lam=lam, **training), sharing=Nothing())

@@ -1,0 +1,32 @@
+"""FedRep: a shared representation, and a private head that is trained first."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.methods.aggregation.linear import EqualWeighted
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.methods.recipes.named import recipe
+from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.sharing.layers import AllExcept
+from piebald.methods.training.private_first import PrivateFirst
+from piebald.methods.training.sgd import SgdSettings
+
+
+@recipe("Collins et al. 2021, Exploiting shared representations for personalized federated learning", PrivateFirst)
+def fedrep(
+    cohort: CohortSize = 1.0,
+    private: str | tuple[str, ...] = "classifier",
+    head_epochs: int = 1,
+    **training: Unpack[SgdSettings],
+) -> Recipe:
+    """FedAvg of the shared layers, which each client trains under its own private ones, after those.
+
+    All clients count the same, as in the paper.
+    """
+    return fedavg(cohort).with_(
+        training=PrivateFirst(head_epochs=head_epochs, **training),
+        sharing=AllExcept(private_layers=private),
+        aggregation=EqualWeighted(),
+    )

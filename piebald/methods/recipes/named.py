@@ -1,0 +1,243 @@
+"""Named recipes: made from a name and fields, listed with their paper and settings."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from piebald.contracts.component import Component
+from piebald.core.arguments import checked, settled
+from piebald.core.discovery import imported, modules
+from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.references import USERS, Reference, Resolver, is_reference
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipe_settings import holds, plain
+from piebald.methods.recipes.recipe_help import allowed, documented, home, kind
+from piebald.methods.training.base import Trainer
+from piebald.settings.plugins import read
+from piebald.settings.toml_document import dumps
+
+_HOME = "piebald.methods.recipes"
+_made: dict[str, _Named] = {}  # by name, those that have been imported
+
+
+class _Named:
+    """A recipe function with what is known about it."""
+
+    def __init__(
+        self, function: Callable[..., Recipe], paper: str, trainer: type[Component], name: str | None = None
+    ) -> None:
+        self.function, self.paper, self.trainer = checked(function), paper, trainer
+        self.name = name or function.__name__
+        self.offered: Callable[..., Recipe] = function  # what users call
+        self.summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        signature = inspect.signature(function, eval_str=False)
+        self.own = {
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        handed_on = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+        self.defaults = dict(self.own)
+        if handed_on:
+            fields = trainer.model_fields
+            self.defaults |= {name: field.get_default() for name, field in fields.items() if name not in self.own}
+
+    def doc(self) -> str:
+        """The docstring of the function, with its settings and its source."""
+        lines = [(inspect.getdoc(self.function) or "").rstrip(), "", "Args:"]
+        for name, about in _fields(self).items():
+            text = f"{name}: {about['doc'] or 'a setting'}; {about['type']}, {about['default']!r} by default."
+            if len(text) <= 106:  # most are, and wrapping takes a tenth of the time to import the recipes
+                lines.append(f"    {text}")
+            else:
+                lines += textwrap.wrap(text, 110, initial_indent="    ", subsequent_indent="        ")
+        return "\n".join([*lines, "", f"Source: {self.paper}."])
+
+    def make(self, **fields: Any) -> Recipe:
+        for name in fields:
+            if name not in self.defaults:
+                raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
+        for name, value in fields.items():
+            try:
+                fields[name] = settled(value)
+            except ValueError as error:
+                raise SettingError(f"{name} {error}") from None
+        made = self.function(**fields)
+        if not isinstance(made, Recipe):
+            raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(made).__name__}")
+        usual = self.function() if fields else made
+        for name, value in fields.items():  # one setting may choose a component that has no place for another one
+            if home(usual, name) and not any(holds(one, name, value) for one in made.components):
+                raise SettingError(
+                    f"{name} = {shown(value)} of recipe {self.name!r} would have no effect beside its other settings: "
+                    "leave it out"
+                )
+        recorded = {name: plain(value) for name, value in fields.items()}
+        return made.model_copy(update={"name": self.name, "fields": recorded, "paper": self.paper})
+
+
+def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+    """Register a function as the recipe of its name.
+
+    Args:
+        paper: the source, as people cite it.
+        trainer: the trainer whose settings the function takes as keyword arguments.
+    """
+
+    def register(function: Callable[..., Recipe]) -> Callable[..., Recipe]:
+        named = _Named(function, paper, trainer)
+        for setting, default in named.own.items():
+            if default is inspect.Parameter.empty:
+                raise SettingError(f"recipe {named.name!r} must have a default for {setting}: write {setting}=...")
+        ours = function.__module__.startswith(f"{_HOME}.")
+        known = _made.get(named.name) if ours else find(named.name)
+        # a module that is executed again, as in a notebook, defines its own recipes anew
+        if known is not None and known.function.__module__ != function.__module__:
+            raise SettingError(
+                f"recipe {named.name!r} is already defined in {known.function.__module__}: "
+                f"rename {function.__name__} in {function.__module__}"
+            )
+        _made[named.name] = named
+
+        @functools.wraps(function)
+        def make_named(*positional: Any, **fields: Any) -> Recipe:
+            if len(positional) > len(named.own):
+                own = ", ".join(named.own)
+                raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
+            return named.make(**USERS.mark(dict(zip(named.own, positional, strict=False))), **USERS.mark(fields))
+
+        make_named.__doc__ = named.doc()
+        named.offered = make_named
+        return make_named
+
+    return register
+
+
+def find(name: str) -> _Named | None:
+    """The recipe of this name, Piebald's own or one of a plugin that has been imported, or None."""
+    if name not in _made and name in modules(_HOME):
+        imported(f"{_HOME}.{name}")
+    return _made.get(name) or _all().get(name)  # a module can have recipes of other names
+
+
+def _all() -> dict[str, _Named]:
+    """All recipes by name, Piebald's own and those of plugins that have been imported."""
+    for module in modules(_HOME):
+        imported(f"{_HOME}.{module}")
+    return _made
+
+
+def names() -> list[str]:
+    """The names of all recipes."""
+    return sorted(_all())
+
+
+@checked
+def make(name: str, **fields: Any) -> Recipe:
+    """Make a recipe from its name and fields.
+
+    Args:
+        name: one of `names()`, or "module:name" for a recipe, or a function that returns one, of a plugin.
+        fields: settings of the recipe.
+
+    Raises:
+        SettingError: an unknown name or field, or a value that is not allowed.
+    """
+    return lookup(USERS.mark(name), USERS).make(**read(fields, USERS))
+
+
+def lookup(name: str, resolver: Resolver) -> _Named:
+    """The recipe with a name, as `make` takes it.
+
+    Args:
+        name: the name, or a reference.
+        resolver: that of the author of the name.
+
+    Raises:
+        SettingError: there is none.
+    """
+    if not isinstance(name, Reference):
+        if (known := find(name)) is None:
+            resolver.discover()
+            known = _made.get(name)
+        if known is None:
+            raise unknown("recipe", name, _made)
+        return known
+    found = name.resolved("recipe")
+    if isinstance(found, Recipe):
+        constant = found
+        return _Named(lambda: constant, constant.paper, type(constant.training), name)
+    if not inspect.isfunction(found):
+        raise SettingError(f"{name} must be a recipe, or a function that returns one, got {found!r}")
+    function = inspect.unwrap(found)
+    registered = _made.get(function.__name__)
+    if registered is not None and inspect.unwrap(registered.function) is function:
+        return registered
+    return _Named(function, "", Trainer, name)
+
+
+def maker(recipe: Recipe) -> Callable[..., Recipe] | None:
+    """The function that makes the recipe of this name, or None where there is none."""
+    known = find(recipe.name)
+    return None if known is None else known.function
+
+
+@checked
+def settings_of(name: str) -> tuple[str, ...]:
+    """The names of a recipe's settings.
+
+    Raises:
+        SettingError: there is no such recipe.
+    """
+    return tuple(lookup(USERS.mark(name), USERS).defaults)
+
+
+@checked
+def rebuild(table: Mapping[str, Any]) -> Recipe:
+    """Rebuild a recipe from the output of `Recipe.model_dump`: name, fields and one table for each axis.
+
+    What is no reference yet in its tables, names nothing.
+    """
+    try:
+        return Recipe(**table)
+    except TypeError as error:
+        raise SettingError(f"not a recipe: {error}") from None
+
+
+@checked
+def toml(recipe: Recipe) -> str:
+    """Write a recipe as the [recipe] section of an experiment file: its name and fields, and the components that were
+    replaced.
+    """
+    name, fields = (recipe.name, recipe.fields) if find(recipe.name) or is_reference(recipe.name) else ("fedavg", {})
+    base, table = make(name, **fields).model_dump(), recipe.model_dump()
+    replaced = {axis: table[axis] for axis in Recipe.axes if table[axis] != base[axis]}
+    written = {field: plain(value) for field, value in fields.items()}
+    return dumps({"recipe": {"name": name, **written, **replaced}})
+
+
+def listing() -> list[dict[str, Any]]:
+    """List all recipes: name, paper, summary, and fields with their default, type and meaning."""
+    return [
+        {"name": name, "paper": _made[name].paper, "summary": _made[name].summary, "fields": _fields(_made[name])}
+        for name in names()
+    ]
+
+
+def _fields(named: _Named) -> dict[str, dict[str, Any]]:
+    made = named.function()
+    return {field: _about(named, made, field, default) for field, default in named.defaults.items()}
+
+
+def _about(named: _Named, made: Recipe, field: str, default: Any) -> dict[str, Any]:
+    found = (named.trainer, field) if field in named.trainer.model_fields else home(made, field)
+    if found is None:  # a setting that chooses a component has its choices in the function's own signature
+        annotation = typing.get_type_hints(named.function)[field]
+        return {"default": plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
+    component, own = found
+    return {"default": plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}

@@ -1,0 +1,19 @@
+"""q-FedAvg: more equal losses."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from piebald.methods.aggregation.q_fair import QFair
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes.fedavg import fedavg
+from piebald.methods.recipes.named import recipe
+from piebald.methods.scheduling.cohort import CohortSize
+from piebald.methods.training.initial_loss import InitialLoss
+from piebald.methods.training.sgd import SgdSettings
+
+
+@recipe("Li et al. 2020, Fair resource allocation in federated learning", InitialLoss)
+def qfedavg(cohort: CohortSize = 1.0, q: float = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
+    """FedAvg in which clients with larger losses count more, so that losses become more equal."""
+    return fedavg(cohort).with_(training=InitialLoss(**training), aggregation=QFair(q=q))

@@ -1,0 +1,71 @@
+"""Rounds: request a cohort, wait for all of it, step."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from piebald.methods.scheduling.base import Scheduler, ServerView
+from piebald.methods.scheduling.cohort import CohortSize, cohort_size
+
+
+class Synchronous(Scheduler):
+    """Ask a random cohort, wait for all of it, step (McMahan et al. 2017).
+
+    The choice depends on the run's seed and the version alone, so recipes that are compared on one seed get the same
+    cohorts.
+
+    Attributes:
+        cohort: clients per round, as a number (10) or as a share of those that are available (0.1; 1.0 is all).
+        over_selection: over-selection (Bonawitz et al. 2019): request this many times the cohort, and step when a
+            cohort has arrived.  Later updates are not used; their clients can be asked again when they are done.
+        sampling: "fixed" asks a cohort of that size.  "poisson" asks each client independently with probability
+            cohort / clients, so that sizes vary and a round may be empty (McMahan et al. 2018, algorithm 1): the
+            privacy budget of noise at the server is then several times smaller.
+    """
+
+    cohort: CohortSize = 1.0
+    over_selection: float = Field(default=1.0, ge=1.0)
+    sampling: Literal["fixed", "poisson"] = "fixed"
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> Self:
+        if self.sampling == "poisson" and self.over_selection > 1.0:
+            raise ValueError(
+                "sampling = 'poisson' waits for all of a cohort that varies in size: leave over_selection out"
+            )
+        return self
+
+    def round_kind(self) -> Literal["complete", "partial"]:
+        return "complete" if self.over_selection == 1.0 else "partial"
+
+    def num_to_request(self, view: ServerView) -> int:
+        if view.requested or view.waiting:
+            return 0
+        if self.sampling == "poisson":
+            return view.idle
+        return min(view.idle, math.ceil(round(self.over_selection * self._wanted(view), 9)))
+
+    def should_step(self, view: ServerView) -> bool:
+        if view.outstanding and self.over_selection > 1.0:
+            return view.waiting >= min(self._wanted(view), view.requested)
+        return view.requested > 0 and not view.outstanding and bool(view.waiting or view.failed)
+
+    def expected_updates(self, known: int) -> float | None:
+        if self.over_selection > 1.0:
+            return None
+        share = self.inclusion(known)
+        return cohort_size(self.cohort, known) if share is None else share * known
+
+    def inclusion(self, known: int) -> float | None:
+        if self.sampling == "fixed":
+            return None
+        return min(1.0, self.cohort / known if isinstance(self.cohort, int) else self.cohort)
+
+    def reject_reason(self, staleness: int) -> str | None:
+        return "came after the round had ended" if staleness else None
+
+    def _wanted(self, view: ServerView) -> int:
+        return cohort_size(self.cohort, view.available)

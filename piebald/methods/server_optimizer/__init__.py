@@ -1,0 +1,5 @@
+"""How the global model moves, given the averaged change."""
+
+from piebald.core.discovery import lazy_classes
+
+__getattr__, __dir__ = lazy_classes(__name__)

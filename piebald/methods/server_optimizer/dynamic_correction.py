@@ -1,0 +1,46 @@
+"""FedDyn, at the server: the mean of the clients' models, corrected by the sum of all that clients ever moved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from piebald.contracts import StepContext
+from piebald.contracts.component import RecipeComponents
+from piebald.methods.server_optimizer.base import ServerOptimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DynamicCorrection(ServerOptimizer):
+    """h <- h - alpha (|S| / N) d;  w <- w + d - h / alpha (Acar et al. 2021, algorithm 1, the server's part).
+
+    d is the plain mean of the changes of the |S| clients that arrived, out of N in the federation.
+
+    Attributes:
+        alpha: strength of the regularizer, above 0; that of the clients' `training.DynamicRegularization`.
+    """
+
+    alpha: float = Field(default=0.01, gt=0)
+
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        trainer, weights = recipe.training.table(), recipe.aggregation.kind
+        if trainer["kind"] != "dynamic_regularization" or trainer["alpha"] != self.alpha:
+            return (
+                "dynamic_correction needs clients that train with the same alpha: use training = "
+                f"{{ kind = 'dynamic_regularization', alpha = {self.alpha:g} }}"
+            )
+        if weights != "equal_weighted":
+            return f"dynamic_correction needs the plain mean: use aggregation = 'equal_weighted', not {weights!r}"
+        return None
+
+    def initial_state(self, model: Tensor) -> dict[str, Tensor]:
+        return {"h": torch.zeros_like(model)}
+
+    def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
+        count = context.arrived if context.expected is None else context.expected
+        h = context.state["h"] - self.alpha * (count / context.known) * average
+        return model + average - h / self.alpha, {"h": h}

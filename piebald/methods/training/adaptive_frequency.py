@@ -1,0 +1,179 @@
+"""Metis' adaptive update frequency: each client decides when to send its model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import BeforeValidator, Field, model_validator
+from torch import Tensor
+
+from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
+from piebald.methods.training.sgd import Sgd
+from piebald.settings.table_lists import Table, from_tables
+
+REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
+_EXAMPLE = "{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }"
+
+
+class LearnerGroup(Table):
+    """Clients with thresholds of their own, such as the slow ones of Metis' figure 3 (1 and 1; the fast ones 0 and 4).
+
+    Attributes:
+        clients: their numbers.
+        vc_loss: their VC_loss.  vc_tomb: their VC_tomb.
+    """
+
+    clients: tuple[int, ...] = Field(min_length=1)
+    vc_loss: float = Field(ge=0, lt=100)
+    vc_tomb: int = Field(ge=0)
+
+
+def _built(groups: Any) -> tuple[LearnerGroup, ...]:
+    return from_tables(LearnerGroup, groups, _EXAMPLE)
+
+
+class AdaptiveFrequency(Sgd):
+    """Train until the validation loss no longer falls; the training for one request is a validation cycle (Metis,
+    section V).
+
+    After every `epochs` epochs (1 in the paper) the loss on the client's validation rows is compared with the one
+    before.  It fails where it did not fall (C1), or fell by `vc_loss` percent or less (C2).  Training stops after more
+    than `vc_tomb` failures (tombstones), or when the effective staleness exceeds the median over the client's own first
+    20 validation cycles (C3).  The staleness of a cycle is noted once, when it ends.
+
+    Effective staleness counts the optimiser steps that other clients have contributed since the model was fetched, and
+    the client's own.  A client that is training cannot know the former without asking.  Each task therefore carries the
+    number of steps behind its model, and the client assumes that the others go on at their speed since its last task.
+    Before its second task it knows no speed, and C3 applies only once 20 cycles have been noted.
+
+    The paper leaves two things open.  The loss before the first epoch is that of the model received.  A loss that keeps
+    falling, or a large `vc_tomb`, would let a cycle go on without end: `cycles` ends it.
+
+    Attributes:
+        steps: not allowed here.
+        epochs: passes over the client's rows between two evaluations of the validation loss.
+        cycles: evaluations of the validation loss in one validation cycle, at most.  Ours: the paper has no limit.
+        vc_loss: VC_loss, in percent: a fall by no more than this is a failure.  vc_tomb: VC_tomb, failures that are
+            tolerated.
+        groups: clients with other thresholds, like [{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }].
+        limit_staleness: whether C3 applies; it is meant for asynchronous schedulers.
+    """
+
+    cycles: int = Field(default=20, ge=1)
+    vc_loss: float = Field(default=0.0, ge=0, lt=100)
+    vc_tomb: int = Field(default=0, ge=0)
+    groups: Annotated[tuple[LearnerGroup, ...], BeforeValidator(_built)] = ()
+    limit_staleness: bool = True
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> Self:
+        if self.steps is not None:
+            raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
+        if self.step_schedule.kind != "constant":
+            raise ValueError(
+                f"step_schedule must be left out: a cycle's number of steps is open, got {self.step_schedule.kind!r}"
+            )
+        named = [client for one in self.groups for client in one.clients]
+        if twice := sorted({client for client in named if named.count(client) > 1}):
+            raise ValueError(f"groups must name each client once, got client {twice[0]} twice")
+        return self
+
+    def needs_validation_rows(self) -> bool:
+        return True
+
+    def discloses(self) -> str | None:
+        return "by the number of steps how their loss on validation rows went"
+
+    def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+        past = {"staleness": torch.zeros(REMEMBERED), "seen": torch.zeros(1), "met": torch.zeros(2).double()}
+        return super().initial_state(model, shared) | past
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        tail = _Tail.of(inputs)
+        least, tolerated = self._thresholds(inputs.clients, tail)
+        end = SgdOutcome(inputs.model, tail.zeros(), tail.zeros(), self.start_state(inputs))
+        before = context.score(inputs.model, "validation", metrics=False)[0]["loss"]
+        for _ in range(self.cycles):
+            walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), state=end.state)
+            end = _where(tail.active, end, walked)
+            now = context.score(end.model, "validation", metrics=False)[0]["loss"]
+            # written so that a loss that is not a number, as without validation rows, is a failure
+            fell = (now < before) & (100 * (before - now) / before > least)
+            tail.failures += (tail.active & ~fell).float()
+            tail.active &= tail.failures <= tolerated
+            if self.limit_staleness:
+                tail.active &= ~tail.is_stale(end.steps)
+            before = now
+            if not bool(tail.active.any()):
+                break
+        tail.note(end.steps)
+        met = torch.cat([inputs.committed, end.steps.to(inputs.committed.dtype).unsqueeze(1)], dim=1)
+        return self.output(
+            dataclasses.replace(end, loss=end.loss / end.steps.clamp(min=1)),
+            state={"staleness": tail.past, "seen": tail.seen, "met": met},
+        )
+
+    def _thresholds(self, clients: Sequence[int], tail: _Tail) -> tuple[Tensor, Tensor]:
+        """VC_loss and VC_tomb of each client of a stack, [c] each."""
+        own = {client: one for one in self.groups for client in one.clients}
+        mine = [own.get(client, self) for client in clients] or [self] * len(tail.past)
+        loss, tomb = [one.vc_loss for one in mine], [float(one.vc_tomb) for one in mine]
+        return tail.past.new_tensor(loss), tail.past.new_tensor(tomb)
+
+    def min_steps(self, examples: int) -> int:
+        return 0 if self.precision == "float16" else self.epochs * self.epoch_steps(examples)
+
+    def max_steps(self, examples: int) -> int:
+        return self.cycles * super().max_steps(examples)
+
+
+class _Tail:
+    """The progress of a stack of clients in a validation cycle; all [c] but `past` [c, 20] and `seen` [c, 1]."""
+
+    def __init__(self, past: Tensor, seen: Tensor, rate: Tensor) -> None:
+        self.past, self.seen, self.rate = past.clone(), seen.clone(), rate
+        self.active = torch.ones(len(past), dtype=torch.bool, device=past.device)
+        self.failures = self.zeros()
+
+    @classmethod
+    def of(cls, inputs: TrainInput) -> _Tail:
+        """From what the clients remember: steps that others take for each of one's own, since the last task."""
+        last, own = inputs.state["met"].unbind(1)
+        others = (inputs.committed.squeeze(1) - last - own).clamp(min=0)
+        rate = torch.where(own > 0, others / own.clamp(min=1), 0.0)
+        return cls(inputs.state["staleness"], inputs.state["seen"], rate)
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(len(self.past), device=self.past.device)
+
+    def is_stale(self, steps: Tensor) -> Tensor:
+        """Whose effective staleness is above the median of the first cycles, once these are known (C3)."""
+        known = self.seen.squeeze(1) >= REMEMBERED
+        return known & (self._staleness(steps) > self.past.quantile(0.5, dim=1))
+
+    def note(self, steps: Tensor) -> None:
+        """Take down the effective staleness of the validation cycles that have just ended, one for each client."""
+        place = self.seen.long().clamp(max=REMEMBERED - 1)
+        fresh = self.seen < REMEMBERED
+        old = self.past.gather(1, place)
+        self.past.scatter_(1, place, torch.where(fresh, self._staleness(steps).unsqueeze(1), old))
+        self.seen += fresh
+
+    def _staleness(self, steps: Tensor) -> Tensor:
+        return (steps * (1 + self.rate)).float()
+
+
+def _where(active: Tensor, old: SgdOutcome, new: SgdOutcome) -> SgdOutcome:
+    """The new end for those that still train, the old one for the others; losses are summed over steps."""
+    rows = active.unsqueeze(1)
+    state = {name: torch.where(rows, now, old.state.get(name, now)) for name, now in new.state.items()}
+    return SgdOutcome(
+        torch.where(rows, new.model, old.model),
+        old.steps + torch.where(active, new.steps.float(), 0.0),
+        old.loss + torch.where(active, (new.loss * new.steps).nan_to_num(), 0.0),
+        state,
+        new.shared,
+    )

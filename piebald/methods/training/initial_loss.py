@@ -1,0 +1,24 @@
+"""SGD that also sends the loss of the model that was sent."""
+
+from __future__ import annotations
+
+import torch
+
+from piebald.contracts import ClientContext, TrainInput, TrainOutput
+from piebald.methods.training.sgd import Sgd
+
+
+class InitialLoss(Sgd):
+    """SGD; the update carries F_k(w_t), the loss of the model that was sent on the client's training rows.
+
+    Methods for fairness between clients need it: q-FedAvg, TERM, agnostic federated learning.
+    It is sent as the metric "initial_loss", 0 without rows, and costs one pass over the rows.
+    """
+
+    def discloses(self) -> str | None:
+        return "the loss of the global model on their training rows"
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        loss = torch.nan_to_num(context.score(inputs.model, "train", metrics=False)[0]["loss"], nan=0.0)
+        done = self.output(self.run_sgd(inputs, context))
+        return TrainOutput(done.model, done.steps, done.vectors, done.state, {**done.metrics, "initial_loss": loss})

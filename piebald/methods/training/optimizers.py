@@ -1,0 +1,312 @@
+"""Optimizers of clients: names, settings, defaults and update equations are those of `torch.optim`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+import torch
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from torch import Tensor
+
+from piebald.contracts import StateVector, StepSettings
+from piebald.contracts.component import Component, build
+from piebald.core.errors import SettingError
+from piebald.core.machine import float64_device
+from piebald.methods.training.torch_adapter import RuleOptimizer
+
+_BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of torch have, or several of them
+
+
+class Optimizer(Component):
+    """How a client's parameters are updated from their gradients: the setting `optimizer` of a trainer.
+
+    `lr`, `weight_decay` and `momentum` are settings of the trainer, since methods and schedules work with them.  Other
+    settings of `torch.optim` are settings of the optimizer.  The update is arithmetic on flat vectors, number by
+    number, written once for all engines.
+
+    A user's own optimizers derive from this class and are named like any component.  `update` has to give the same
+    numbers wherever a vector is cut.
+    """
+
+    axis = "optimizer"
+    default_lr: ClassVar[float] = 0.001
+    default_weight_decay: ClassVar[float] = 0.0
+    takes_momentum: ClassVar[bool] = False
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        for name in _BESIDE:
+            if name in fields and name not in type(self).model_fields:
+                raise SettingError(
+                    f"optimizer {self.kind!r} has no {name} of its own, which is a setting of training: write it "
+                    "beside optimizer, not inside"
+                )
+        super().__init__(*values, **fields)
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        """The vectors that the optimizer keeps beside the parameters, by their names in `torch.optim`."""
+        return ()
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        """One step along g [..., p], in place on w [..., p] and the state's vectors [..., p]; g is not written to."""
+        raise NotImplementedError
+
+    def as_torch(
+        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
+    ) -> torch.optim.Optimizer:
+        """The same optimizer of `torch.optim`, which the engine "reference" uses; this one in its form if torch has
+        none.
+
+        Args:
+            groups: groups of parameters, as `torch.optim` takes them.
+            lr: learning rate.
+            weight_decay: weight decay.
+            momentum: momentum.
+        """
+        return RuleOptimizer(groups, self, lr, weight_decay, momentum)
+
+
+class SgdOptimizer(Optimizer):
+    """Stochastic gradient descent, as `torch.optim.SGD`.
+
+    Attributes:
+        dampening: share of each gradient but the first that the momentum leaves out, in [0, 1).
+        nesterov: Nesterov's momentum; it needs momentum, and no dampening.
+    """
+
+    default_lr = 0.05
+    takes_momentum = True
+
+    dampening: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _check_nesterov(self) -> Self:
+        if self.nesterov and self.dampening:
+            raise ValueError(f"nesterov needs dampening = 0, got {self.dampening:g}: leave one of them out")
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step with one learning rate is that of Metis' eq. 2 as well."""
+        return not self.nesterov and not self.dampening
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        return (StateVector("momentum_buffer"),) if momentum else ()
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        if settings.weight_decay:
+            g = g.add(w, alpha=settings.weight_decay)
+        if settings.momentum:
+            buffer, kept = state["momentum_buffer"].mul_(settings.momentum), 1 - self.dampening
+            if isinstance(settings.step, Tensor):
+                buffer.add_(g * torch.where(settings.step == 1, 1.0, kept))
+            else:
+                buffer.add_(g, alpha=1.0 if settings.step == 1 else kept)
+            g = g.add(buffer, alpha=settings.momentum) if self.nesterov else buffer
+        _descend(w, g, settings.lr)
+
+    def as_torch(
+        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
+    ) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [dict(group) for group in groups],
+            lr,
+            momentum,
+            self.dampening if momentum else 0.0,
+            weight_decay,
+            self.nesterov and momentum > 0,
+        )
+
+
+class AdamOptimizer(Optimizer):
+    """Adam with L2 decay, as `torch.optim.Adam` (Kingma, Ba 2015, algorithm 1; `amsgrad`: Reddi et al. 2018).
+
+    Attributes:
+        betas: decay rates of the means of gradients and of their squares, each in [0, 1).
+        eps: added to the root of the mean square, at least 0.
+        amsgrad: divide by the largest mean square so far.
+    """
+
+    decoupled: ClassVar[bool] = False
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, ge=0)
+    amsgrad: bool = False
+
+    @model_validator(mode="after")
+    def _check_betas(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {list(self.betas)}")
+        return self
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        kept = (StateVector("exp_avg"), StateVector("exp_avg_sq", squares=True))
+        return (*kept, StateVector("max_exp_avg_sq", squares=True)) if self.amsgrad else kept
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        (beta1, beta2), lr, decay = self.betas, settings.lr, settings.weight_decay
+        if not isinstance(lr, Tensor) and not isinstance(settings.step, Tensor) and _can_fuse(w, g):
+            self._fused(w, g, state, lr, decay, settings.step)
+            return
+        if decay and self.decoupled:
+            w.mul_(1 - lr * decay)
+        elif decay:
+            g = g.add(w, alpha=decay)
+        mean, square = state["exp_avg"].lerp_(g, 1 - beta1), state["exp_avg_sq"]
+        square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        if self.amsgrad:
+            square = torch.maximum(state["max_exp_avg_sq"], square, out=state["max_exp_avg_sq"])
+        root = square.sqrt()
+        root.mul_(_bias_correction(beta2, settings.step) ** 0.5).add_(self.eps)
+        _descend_quotient(w, mean, root, lr * _bias_correction(beta1, settings.step))
+
+    def _fused(
+        self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], lr: float, weight_decay: float, step: float
+    ) -> None:
+        """The step in one pass over memory: torch's kernel, which needs contiguous rows."""
+        largest = state.get("max_exp_avg_sq")
+        step_vectors = [w.new_tensor(step)] * (len(w) if w.dim() > 1 else 1)
+        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        kernel(
+            _rows(w),
+            _rows(g),
+            _rows(state["exp_avg"]),
+            _rows(state["exp_avg_sq"]),
+            [] if largest is None else _rows(largest),
+            step_vectors,
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=weight_decay,
+            eps=self.eps,
+            amsgrad=self.amsgrad,
+            maximize=False,
+        )
+
+    def as_torch(
+        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
+    ) -> torch.optim.Optimizer:
+        made = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return made([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
+
+
+class AdamwOptimizer(AdamOptimizer):
+    """Adam whose weight decay shrinks parameters directly, as `torch.optim.AdamW` (Loshchilov, Hutter 2019, algorithm
+    2).
+    """
+
+    default_weight_decay = 0.01
+    decoupled = True
+
+
+class RmspropOptimizer(Optimizer):
+    """Steps divided by a running root mean square of gradients, as `torch.optim.RMSprop` (Hinton 2012, lecture 6).
+
+    Attributes:
+        alpha: decay rate of the mean square, in [0, 1).
+        eps: added to the root, at least 0.
+        centered: divide by the deviation, the mean square less the squared mean (Graves 2013, eq. 38 to 40).
+    """
+
+    default_lr = 0.01
+    takes_momentum = True
+
+    alpha: float = Field(default=0.99, ge=0, lt=1)
+    eps: float = Field(default=1e-8, ge=0)
+    centered: bool = False
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        kept = [StateVector("square_avg", squares=True)]
+        kept += [StateVector("grad_avg")] if self.centered else []
+        return (*kept, StateVector("momentum_buffer")) if momentum else tuple(kept)
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        if settings.weight_decay:
+            g = g.add(w, alpha=settings.weight_decay)
+        square = state["square_avg"].mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
+        if self.centered:
+            mean = state["grad_avg"].lerp_(g, 1 - self.alpha)
+            square = square.addcmul(mean, mean, value=-1).clamp_(min=0)
+        root = square.sqrt().add_(self.eps)
+        if settings.momentum:
+            _descend(w, state["momentum_buffer"].mul_(settings.momentum).addcdiv_(g, root), settings.lr)
+        else:
+            _descend_quotient(w, g, root, settings.lr)
+
+    def as_torch(
+        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
+    ) -> torch.optim.Optimizer:
+        grouped = [dict(group) for group in groups]
+        return torch.optim.RMSprop(grouped, lr, self.alpha, self.eps, weight_decay, momentum, self.centered)
+
+
+class AdagradOptimizer(Optimizer):
+    """Steps divided by the root of the sum of squared gradients, as `torch.optim.Adagrad` (Duchi et al. 2011, eq. 1).
+
+    Attributes:
+        lr_decay: the learning rate is divided by 1 + lr_decay * steps, at least 0.
+        initial_accumulator_value: what the sum starts from, at least 0.
+        eps: added to the root, at least 0.
+    """
+
+    default_lr = 0.01
+
+    lr_decay: float = Field(default=0.0, ge=0)
+    initial_accumulator_value: float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-10, ge=0)
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        return (StateVector("sum", self.initial_accumulator_value, squares=True),)
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        if settings.weight_decay:
+            g = g.add(w, alpha=settings.weight_decay)
+        root = state["sum"].addcmul_(g, g).sqrt().add_(self.eps)
+        _descend_quotient(w, g, root, settings.lr / (1 + (settings.step - 1) * self.lr_decay))
+
+    def as_torch(
+        self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
+    ) -> torch.optim.Optimizer:
+        grouped, start = [dict(group) for group in groups], self.initial_accumulator_value
+        return torch.optim.Adagrad(grouped, lr, self.lr_decay, weight_decay, start, self.eps)
+
+
+def _can_fuse(w: Tensor, g: Tensor) -> bool:
+    """Whether torch's fused kernels can step vectors: their rows lie in one piece, in the memory of the processor."""
+    return w.device.type == "cpu" and w.dim() <= 2 and w.stride(-1) == 1 and g.stride(-1) == 1 and g.dtype == w.dtype
+
+
+def _rows(vectors: Tensor) -> list[Tensor]:
+    return [vectors] if vectors.dim() == 1 else list(vectors.unbind(0))
+
+
+def _bias_correction(beta: float, step: float | Tensor) -> float | Tensor:
+    """1 / (1 - beta^step), in double precision, as 0.999^step is near to 1."""
+    if isinstance(step, Tensor):
+        wide = step.to(float64_device(step.device)).double()
+        return (1 / (1 - beta**wide)).to(step.dtype).to(step.device)
+    return float(1 / (1 - beta**step))
+
+
+def _descend(w: Tensor, along: Tensor, lr: float | Tensor) -> None:
+    """W <- w - lr * along."""
+    if isinstance(lr, Tensor):
+        w.sub_(along * lr)
+    else:
+        w.add_(along, alpha=-lr)
+
+
+def _descend_quotient(w: Tensor, above: Tensor, below: Tensor, lr: float | Tensor) -> None:
+    """W <- w - lr * above / below; where both are 0, as with eps = 0, torch's own result, which is not finite."""
+    if isinstance(lr, Tensor):
+        w.sub_(torch.div(above, below).mul_(lr))
+    else:
+        w.addcdiv_(above, below, value=-lr)
+
+
+AnyOptimizer = Annotated[
+    Optimizer,
+    BeforeValidator(lambda table: build("optimizer", table)),
+    PlainSerializer(lambda optimizer: optimizer.table()),
+]

@@ -1,0 +1,65 @@
+"""Parameters with a learning rate or weight decay of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError
+from piebald.core.parameters import matching
+from piebald.settings.table_lists import Table, from_tables
+
+_EXAMPLE = '{ layers = ["norm", "*.bias"], weight_decay = 0.0 }'
+
+
+class ParameterGroup(Table):
+    """Parameters with settings of their own, as the groups of `torch.optim`.
+
+    Attributes:
+        layers: names of layers, roles, or patterns, see `parameters.matching`; "norm" are all norm layers, "*.bias" all
+            biases.
+        lr: learning rate, above 0; schedules apply to it as well.
+        weight_decay: weight decay, at least 0.
+    """
+
+    layers: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+    lr: float | None = Field(default=None, gt=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if not self.layers:
+            raise ValueError("layers must name at least one layer")
+        if self.lr is None and self.weight_decay is None:
+            raise ValueError("give lr or weight_decay, without which a group changes nothing")
+        return self
+
+
+def unsupported(groups: tuple[ParameterGroup, ...], spec: ModelSpec) -> str | None:
+    """Why groups do not fit a model, or None: no tensor may be in two of them, and each must hold a parameter."""
+    trained = {slot.name for slot in spec.layout.slots if not slot.buffer}
+    seen = dict[str, int]()
+    for number, group in enumerate(groups):
+        try:
+            found = matching(spec.model, group.layers) & trained
+        except SettingError as error:
+            return f"parameter_groups: {error}"
+        if not found:
+            return f"parameter_groups: number {number} holds no parameter: name other layers"
+        for name in sorted(found):
+            if name in seen:
+                return (
+                    f"parameter_groups must name each parameter once, but {name!r} is in numbers {seen[name]} and "
+                    f"{number}: take it out of one of them"
+                )
+            seen[name] = number
+    return None
+
+
+def _made(given: Any) -> tuple[ParameterGroup, ...]:
+    return from_tables(ParameterGroup, given, _EXAMPLE)
+
+
+ParameterGroups = Annotated[tuple[ParameterGroup, ...], BeforeValidator(_made)]

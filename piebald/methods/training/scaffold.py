@@ -1,0 +1,75 @@
+"""SCAFFOLD: local steps corrected by control variates, kept by every client and by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+from pydantic import model_validator
+
+from piebald.contracts import ClientContext, StepContext, TrainInput, TrainOutput
+from piebald.core.parameters import pad
+from piebald.methods.training.gradient_sum import mean_gradient
+from piebald.methods.training.sgd import Sgd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Scaffold(Sgd):
+    """Steps along g - c_k + c (Karimireddy et al. 2020, algorithm 1).
+
+    The control variates cover the shared numbers only: a private layer has no drift to correct.  With option II the
+    updated own variate is c_k - c + (w_t - w) / (steps * lr), which is the mean gradient only where every step was lr
+    times a gradient.  So the method is defined for plain SGD: momentum, weight decay, clipping, other optimizers,
+    groups and schedules within a task are refused.  (A correction of adaptive steps is a method of its own, such as the
+    parameter tracking of Chen et al. 2025.)
+
+    With option I it is the client's gradient at the model that was sent, w_t: here the mean of the mini-batches'
+    gradients over one more pass, which no step of a task counts.  The paper calls it the more stable choice, depending
+    on the application, and takes option II in its experiments.
+
+    Attributes:
+        option: how a client updates its control variate, "I" or "II".
+    """
+
+    option: Literal["I", "II"] = "II"
+
+    @model_validator(mode="after")
+    def _plain_steps_only(self) -> Self:
+        for name in ("momentum", "weight_decay", "clip"):
+            if getattr(self, name):
+                raise ValueError(f"{name} breaks the control variates of scaffold: leave it out")
+        if beyond := self.beyond_plain_sgd():
+            raise ValueError(
+                f"{beyond} breaks the control variates of scaffold, whose steps are plain SGD: leave it out"
+            )
+        return self
+
+    def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
+        return {"control": torch.zeros(shared)}
+
+    def uploads(self) -> tuple[str, ...]:
+        return ("control",)
+
+    def server_vectors(self, shared: int) -> dict[str, Tensor]:
+        return {"control": torch.zeros(shared)}
+
+    def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        common = inputs.vectors["control"]
+        own = inputs.state["control"]
+        end = self.run_sgd(inputs, context, correction=pad(common - own, inputs.model.shape[-1]))
+        if self.option == "I":
+            change = mean_gradient(context, inputs.model, self.sgd_config(inputs))[..., : inputs.shared] - own
+        else:
+            moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
+            change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
+        change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
+        return self.output(end, vectors={"control": change}, state={"control": own + change})
+
+    def update_server_vectors(
+        self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
+    ) -> dict[str, Tensor]:
+        """C <- c + |S| / N * mean of the changes."""
+        return {"control": vectors["control"] + means["control"] * (context.arrived / context.known)}

@@ -1,0 +1,117 @@
+"""Low-rank updates: each weight matrix as a product of two thin ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from piebald.core.randomness import generator
+from piebald.methods.transforms.bit_fields import Bytes
+from piebald.methods.transforms.compression import (
+    COMPRESSION,
+    Numbers,
+    WireContext,
+    WithErrorFeedback,
+    as_bytes,
+    as_floats,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from piebald.contracts.model_spec import ModelSpec
+    from piebald.core.parameters import Layout
+
+BASIS = f"{COMPRESSION}basis"
+
+
+class LowRank(WithErrorFeedback):
+    """Send a product of two thin matrices for each weight matrix (PowerSGD; Vogels et al. 2019, algorithm 1).
+
+    The change M [n, m] of a weight is sent as P [n, r] and Q [m, r]: one step of subspace iteration from the client's
+    last Q, P = orthogonalized M Q and then Q = M' P, and the server takes P Q'.  In PowerSGD all workers average P
+    before Q is computed, in two exchanges a step; here a client sends both at once, of its own change, which is the
+    nearest matrix of rank r as its iterations go on.  A weight of more than two dimensions is a matrix by its first.
+
+    Biases, other vectors, and matrices for which r (n + m) numbers would not be fewer than n m are sent whole, so a
+    rank as high as the matrices' own loses nothing.  The client keeps its Q from task to task.
+
+    Attributes:
+        rank: r, at least 1.
+    """
+
+    why_not_summed: ClassVar[str] = "a sum of products is no product of sums:"
+
+    rank: int = Field(default=2, ge=1)
+
+    @property
+    def keeps_state(self) -> bool:
+        return True  # the basis of the last product
+
+    def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
+        length = sum(one.columns * self.rank for one in _matrices(spec.layout, self.rank))
+        basis = generator("low_rank", spec.seed).standard_normal(length).astype(np.float32)
+        return super().initial_state(spec) | {BASIS: torch.from_numpy(basis)}
+
+    def encode(
+        self, wanted: Numbers, state: Mapping[str, Tensor], context: WireContext
+    ) -> tuple[Bytes, Mapping[str, Tensor]]:
+        basis, at, parts, kept = state[BASIS].numpy(), 0, list[Numbers](), list[Numbers]()
+        whole = np.ones(context.trained, dtype=bool)
+        for one in _matrices(context.layout, self.rank):
+            change = wanted[one.span].reshape(one.rows, one.columns).astype(np.float64)
+            last = basis[at : at + one.columns * self.rank].reshape(one.columns, self.rank)
+            finite = bool(np.isfinite(change).all())
+            left = np.linalg.qr(change @ last)[0] if finite else np.full((one.rows, self.rank), np.nan)
+            # the server multiplies the numbers that are sent, so Q is computed from these
+            left = left.astype(np.float32)
+            right = (change.T @ left.astype(np.float64)).astype(np.float32)
+            parts += [left.ravel(), right.ravel()]
+            kept.append(right.ravel())
+            at, whole[one.span] = at + right.size, False
+        return as_bytes(np.concatenate([*parts, wanted[whole]])), {BASIS: torch.from_numpy(_joined(kept))}
+
+    def decode(self, body: Bytes, context: WireContext) -> Numbers:
+        numbers, at, made = as_floats(body), 0, np.zeros(context.trained, dtype=np.float32)
+        matrices, whole = _matrices(context.layout, self.rank), np.ones(context.trained, dtype=bool)
+        for one in matrices:
+            whole[one.span] = False
+        wanted = int(whole.sum()) + sum(self.rank * (one.rows + one.columns) for one in matrices)
+        if len(numbers) != wanted:
+            raise ValueError(f"{len(numbers):,} numbers, where {wanted:,} are due")
+        for one in matrices:
+            middle, end = at + one.rows * self.rank, at + (one.rows + one.columns) * self.rank
+            left, right = numbers[at:middle].reshape(-1, self.rank), numbers[middle:end].reshape(-1, self.rank)
+            made[one.span] = (left.astype(np.float64) @ right.T.astype(np.float64)).ravel()
+            at = end
+        made[whole] = numbers[at:]
+        return made
+
+
+class _Matrix(NamedTuple):
+    """A weight matrix in the vector."""
+
+    span: slice
+    rows: int
+    columns: int
+
+
+def _matrices(layout: Layout, rank: int) -> list[_Matrix]:
+    """The trained and shared weights that products of this rank make smaller."""
+    found = list[_Matrix]()
+    for slot in layout.slots:
+        if slot.stop > layout.shared_trained or len(slot.shape) < 2:
+            continue
+        rows, columns = slot.shape[0], math.prod(slot.shape[1:])
+        if rank * (rows + columns) < rows * columns:
+            found.append(_Matrix(slice(slot.start, slot.stop), rows, columns))
+    return found
+
+
+def _joined(parts: list[Numbers]) -> Numbers:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)

@@ -1,0 +1,74 @@
+"""Updates packed without loss, by zstandard."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from piebald.core.errors import SettingError
+from piebald.methods.transforms.bit_fields import Bytes
+from piebald.methods.transforms.compression import Compressed, Compressor, Numbers, WireContext, as_floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from piebald.contracts.model_spec import ModelSpec
+
+
+class Zstandard(Compressor):
+    """Pack an update with zstandard (RFC 8878), without loss.
+
+    What is packed is the change since the model that the server sent, and so holds: the difference that a delta
+    encoding would take.  The bytes of its float32 numbers are sorted by significance first, since signs and exponents
+    repeat and the lowest bits do not.
+
+    Attributes:
+        level: of the compression, from 1 to 19; higher ones take longer and rarely gain for such numbers.
+    """
+
+    level: int = Field(default=3, ge=1, le=19)
+
+    @property
+    def keeps_clip(self) -> bool:
+        return True
+
+    def compress(self, change: Tensor, state: Mapping[str, Tensor], context: WireContext) -> Compressed:
+        planes = np.ascontiguousarray(change.numpy().view(np.uint8).reshape(-1, 4).T)
+        packed = _module().ZstdCompressor(level=self.level).compress(planes.tobytes())
+        return Compressed(torch.frombuffer(bytearray(packed), dtype=torch.uint8), change)
+
+    def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
+        zstandard, wanted = _module(), 4 * context.layout.shared
+        data = packed.tobytes()
+        try:
+            claimed = zstandard.get_frame_parameters(data).content_size
+            if claimed != wanted:  # before any memory is taken for it
+                raise ValueError(f"a frame of {claimed:,} bytes, where {wanted:,} are due")
+            content = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        except zstandard.ZstdError:
+            raise ValueError("bytes that zstandard cannot unpack") from None
+        planes = np.frombuffer(content, dtype=np.uint8).reshape(4, -1)
+        return as_floats(np.ascontiguousarray(planes.T).ravel())
+
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        _module()
+        return super().unsupported_model(spec)
+
+
+def _module() -> Any:
+    """The package that packs.
+
+    Raises:
+        SettingError: it is not installed.
+    """
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError:
+        raise SettingError(
+            "transform 'zstandard' needs the package zstandard: pip install 'piebald[compression]'"
+        ) from None

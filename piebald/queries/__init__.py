@@ -1,5 +1,0 @@
-"""What clients are asked besides training."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

@@ -1,0 +1,175 @@
+"""Experiment trackers: settings that open a callback, and what all trackers are sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, cast
+
+from piebald.contracts.component import Component, build
+from piebald.core.errors import SettingError
+from piebald.core.metrics import LOWER_IS_BETTER
+from piebald.report.averages import mean
+from piebald.report.callbacks.base import Callback, RunStart
+from piebald.report.tables import History
+
+
+class Writer(Protocol):
+    """An open run of a tracker's own program."""
+
+    def describe(self, parameters: Mapping[str, str | int | float | bool]) -> None:
+        """Keep the run's settings."""
+
+    def scalars(self, values: Mapping[str, float], version: int) -> None:
+        """Keep numbers of one server step."""
+
+    def artifacts(self, folder: Path) -> None:
+        """Keep the files of a folder: the report's page and its pictures."""
+
+    def close(self, status: str) -> None:
+        """End the run."""
+
+
+class Tracker(Component):
+    """Settings of an experiment tracker.  Nothing is sent over a network unless a setting names an address."""
+
+    axis = "tracker"
+    package: ClassVar[str | None] = None  # that must be installed
+
+    def open(self, run: RunStart) -> Writer:
+        """Start the tracker's run, or go on with the one that this run folder began."""
+        raise NotImplementedError
+
+    def callback(self) -> Callback:
+        """A callback that sends a run to this tracker."""
+        return Tracking(self)
+
+
+class Tracking(Callback):
+    """Sends a run to a tracker: settings, the numbers of each server step and evaluation, and at the end the page.
+
+    Names of numbers: `server/loss`, `server/bytes_up`, ... for a server step; `test/personal/accuracy/mean`,
+    `.../worst_tenth` and, where there are several clusters, `.../cluster_2` for an evaluation.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._writer: Writer | None = None
+        self._cluster_of: dict[int, int] = {}
+        self._main: tuple[str, bool] = ("", True)  # the run's metric, and whether it is better where it is higher
+
+    def on_start(self, run: RunStart) -> None:
+        """Start the tracker's run."""
+        self._main = str(run.meta.get("metric")), bool(run.meta.get("higher_is_better", True))
+        self._writer = self._tracker.open(run)
+        self._writer.describe(parameters(run.meta))
+
+    def on_result(self, result: Mapping[str, Any]) -> None:
+        """Remember which cluster a client is in."""
+        if result.get("cluster") is not None:
+            self._cluster_of[int(result["client"])] = int(result["cluster"])
+
+    def on_server_step(self, step: Mapping[str, Any]) -> None:
+        """Send the numbers of a server step."""
+        version = int(step["version"])
+        self._send({f"server/{name}": value for name, value in step.items() if name != "version"}, version)
+
+    def on_evaluation(self, version: int, scores: Sequence[Mapping[str, Any]]) -> None:
+        """Send means over clients, their worst tenth, and clusters."""
+        self._send(summaries(scores, self._cluster_of, *self._main), version)
+
+    def on_end(self, history: History, status: str) -> None:
+        """Send the page and its pictures, and end the tracker's run."""
+        if self._writer is None:
+            return
+        if status == "finished" and history.path is not None:
+            from piebald.report import write_report
+
+            with tempfile.TemporaryDirectory() as folder:
+                write_report([history.path], folder)
+                self._writer.artifacts(Path(folder))
+        self._writer.close(status)
+
+    def _send(self, values: Mapping[str, Any], version: int) -> None:
+        if self._writer is not None:
+            self._writer.scalars({name: float(value) for name, value in values.items() if value is not None}, version)
+
+
+def trackers_of(given: Sequence[str | Tracker | Mapping[str, Any]]) -> list[Tracker]:
+    """Trackers from their names, tables or values, once their packages are found.
+
+    Raises:
+        SettingError: there is no such tracker or setting, or its package is missing.
+    """
+    if isinstance(given, str):
+        raise SettingError(f"trackers must be a list, like ['{given}'], got {given!r}")
+    made = [cast(Tracker, build("tracker", one)) for one in given]
+    for tracker in made:
+        if tracker.package is not None and find_spec(tracker.package) is None:
+            raise SettingError(
+                f"the package of tracker {tracker.kind!r} is missing: pip install 'piebald[trackers]', or leave it out"
+            )
+    return made
+
+
+def parameters(meta: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """A run's settings by name, those of components like "training.lr"; what is no single value is written as JSON."""
+    about = ("seed", "rounds", "model", "parameters", "shared", "clients", "objective", "metric", "keep", "piebald")
+    table = meta["recipe"]["table"]
+    given: dict[str, Any] = {"recipe": meta["recipe"]["name"]} | {name: meta.get(name) for name in about}
+    for axis, component in table.items():
+        if isinstance(component, Mapping) and "kind" in component:
+            given[axis] = component["kind"]
+            given |= {f"{axis}.{name}": value for name, value in component.items() if name != "kind"}
+        elif axis == "transforms":
+            given[axis] = component
+    return {
+        name: value if isinstance(value, str | int | float) else json.dumps(value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def summaries(
+    scores: Sequence[Mapping[str, Any]], cluster_of: Mapping[int, int], metric: str, higher: bool
+) -> dict[str, float]:
+    """Scores of clients as few numbers: the mean, the worst tenth (at least one client), and each cluster's mean.
+
+    Args:
+        scores: rows of the table of scores.
+        cluster_of: the cluster of each client that is in one.
+        metric, higher: the run's metric, and whether it is better where it is higher.  Of others, losses and errors are
+            worse there.
+    """
+    found: dict[tuple[str, bool], dict[int | None, float]] = {}
+    for row in scores:
+        if row["value"] is not None:
+            name = f"{row['split']}/{row['model']}/{row['metric']}"
+            good = higher if row["metric"] == metric else row["metric"] not in LOWER_IS_BETTER
+            found.setdefault((name, good), {})[row["client"]] = float(row["value"])
+    values: dict[str, float | None] = {}
+    for (name, good), by_client in found.items():
+        if None in by_client:  # the common test set, which belongs to no client
+            values[name] = by_client[None]
+            continue
+        ordered = sorted(by_client.values(), reverse=not good)
+        values[f"{name}/mean"] = mean(ordered)
+        values[f"{name}/worst_tenth"] = mean(ordered[: max(1, len(ordered) // 10)])
+        members: dict[int, list[float]] = {}
+        for client, value in by_client.items():
+            if client is not None and client in cluster_of:
+                members.setdefault(cluster_of[client], []).append(value)
+        if len(members) > 1:
+            values |= {f"{name}/cluster_{cluster}": mean(one) for cluster, one in sorted(members.items())}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def identity(run: RunStart) -> str:
+    """A name by which a tracker finds the run again that a run folder began; runs in memory are never found again."""
+    named = f"{run.meta.get('created')} {run.folder.resolve()}" if run.folder is not None else os.urandom(16).hex()
+    return hashlib.sha256(named.encode()).hexdigest()[:16]

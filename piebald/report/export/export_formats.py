@@ -1,0 +1,193 @@
+"""The formats of exported models, and the choice among them.
+
+Each format writes one module, in evaluation mode and on the CPU, to a path that does not exist yet.  Formats that
+record a computation (torch.export, ONNX) run the module once on example rows; the first axis stays free, so that the
+exported program takes batches of any size.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from piebald.core.errors import SettingError, unknown
+from piebald.core.pytree import Tree
+from piebald.report.export.recording import Recorded
+
+ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]
+FORMATS: tuple[str, ...] = get_args(ExportFormat)
+SUFFIXES = {
+    "safetensors": ".safetensors",
+    "state_dict": ".pt",
+    "torch_export": ".pt2",
+    "onnx": ".onnx",
+    "huggingface": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What is written.
+
+    Attributes:
+        module: the module; parameters and buffers are written, also those that are not trained.
+        example: makes a row or more of inputs [n, ...], for formats that record a computation.
+        card: makes the model card in Markdown, for "huggingface".
+        metadata: text by name, which all formats but "state_dict" keep.
+    """
+
+    module: nn.Module
+    example: Callable[[], Tree]
+    card: Callable[[], str]
+    metadata: Mapping[str, str]
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """A module that writes its own folder, as those of transformers and peft do."""
+
+    def save_pretrained(self, save_directory: Path) -> Any:
+        """Write configuration and weights to a folder."""
+
+
+def export_model(exported: Exported, path: Path, file_format: str | None = None) -> Path:
+    """Write a module to a file, or to a folder for "huggingface".
+
+    It is written beside its place and moved there when it is complete.
+
+    Args:
+        exported: the module, with what its format may need.
+        path: where to; its suffix chooses the format unless one is named.
+        file_format: one of `FORMATS`.
+
+    Raises:
+        SettingError: the format is unknown, the path exists or cannot be written, or the module has no such form.
+    """
+    write = _WRITERS[_chosen(path, file_format)]
+    if path.exists():
+        raise SettingError(f"{path} exists already: choose another name, or delete it first")
+    exported.module.cpu().eval()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            write(exported, made)
+            os.replace(made, path)
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None
+    return path
+
+
+def _chosen(path: Path, named: str | None) -> str:
+    if named is not None:
+        if named not in FORMATS:
+            raise unknown("format", named, FORMATS)
+        return named
+    for name, suffix in SUFFIXES.items():
+        if path.suffix == suffix:
+            return name
+    known = ", ".join(suffix for suffix in SUFFIXES.values() if suffix)
+    raise SettingError(
+        f"{path} does not say its format: end it with one of {known}, or name one of {', '.join(FORMATS)}"
+    )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict, each tensor with memory of its own: safetensors refuses tensors that share some."""
+    return {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
+
+
+def _safetensors(exported: Exported, path: Path) -> None:
+    save_file(_tensors(exported.module), str(path), metadata={"format": "pt", **exported.metadata})
+
+
+def _state_dict(exported: Exported, path: Path) -> None:
+    torch.save(_tensors(exported.module), path)
+
+
+def _torch_export(exported: Exported, path: Path) -> None:
+    recorded = Recorded.of(exported.module, exported.example())
+    try:
+        program = recorded.program()
+    except Exception as error:  # torch raises many kinds, for what a module does that cannot be recorded
+        raise _unrecorded("torch.export", exported, error) from None
+    torch.export.save(program, path, extra_files={"piebald.json": json.dumps(dict(exported.metadata))})
+
+
+def _onnx(exported: Exported, path: Path) -> None:
+    try:
+        import onnxscript  # noqa: F401 - torch.onnx needs it
+    except ImportError:
+        raise SettingError("onnx and onnxscript are missing: pip install 'piebald[onnx]'") from None
+    recorded = Recorded.of(exported.module, exported.example())
+    try:
+        with _quiet_exporter():
+            # torch.onnx cannot call a module with a dict itself
+            program = torch.onnx.export(
+                recorded.program() if recorded.wrapped else recorded.module,
+                () if recorded.wrapped else recorded.inputs,
+                dynamo=True,
+                dynamic_shapes=None if recorded.wrapped else recorded.dynamic_shapes,
+                input_names=recorded.names,
+                output_names=["output"],
+                verbose=False,
+            )
+    except Exception as error:  # as above
+        raise _unrecorded("torch.onnx", exported, error) from None
+    if program is None:
+        raise SettingError(f"torch.onnx made no program of {type(exported.module).__name__}")
+    program.model.metadata_props.update(exported.metadata)
+    program.save(path)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Hide what the exporter says about its inner workings and about packages that the module does not use."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _huggingface(exported: Exported, path: Path) -> None:
+    path.mkdir()
+    if isinstance(exported.module, SavesItself):
+        exported.module.save_pretrained(path)
+    else:
+        _safetensors(exported, path / "model.safetensors")
+        config = json.dumps(dict(exported.metadata), indent=2)
+        (path / "config.json").write_text(config + "\n", encoding="utf-8")
+    (path / "README.md").write_text(exported.card(), encoding="utf-8")
+
+
+_WRITERS: Mapping[str, Callable[[Exported, Path], None]] = {
+    "safetensors": _safetensors,
+    "state_dict": _state_dict,
+    "torch_export": _torch_export,
+    "onnx": _onnx,
+    "huggingface": _huggingface,
+}
+
+
+def _unrecorded(what: str, exported: Exported, error: Exception) -> SettingError:
+    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return SettingError(
+        f"{what} cannot record {type(exported.module).__name__} ({first[:200]}): use safetensors or state_dict"
+    )

@@ -1,0 +1,139 @@
+"""The model card of an exported model: how it was trained, on whom, how well it does for whom, and what protects them.
+
+The headings are those of Mitchell et al. 2019, *Model Cards for Model Reporting*, as far as a run knows what belongs
+under them; what only its makers know (intended use, licence) is left for them to write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from piebald.core.plain_text import printable
+from piebald.report.averages import mean
+from piebald.report.page.wording import MetricFormat, megabytes, plural
+from piebald.report.tables import History
+
+LISTED = 50  # clients named one by one; of more, only the groups are shown
+
+
+def model_card(history: History, client: int | None = None) -> str:
+    """The model card of a run's model in Markdown, with the front matter that the Hugging Face Hub reads.
+
+    Args:
+        history: the run.
+        client: the number of the client whose personal model it is, None for the global model.
+    """
+    names = {row["client"]: _name(row) for row in history.clients}
+    whose = "global model" if client is None else f"personal model of {names.get(client, f'client {client}')}"
+    return "\n".join(
+        [
+            *_front_matter(history),
+            "",
+            f"# {printable(history.label)}: the {whose}",
+            "",
+            *_details(history),
+            *_clients(history),
+            *_scores(history, names, client),
+            *_privacy(history),
+            "## Intended use, limits and licence",
+            "",
+            "The run does not know them: to be written by whoever publishes the model.",
+            "",
+        ]
+    )
+
+
+def _front_matter(history: History) -> list[str]:
+    metric = {"type": history.metric, "value": history.accuracy, "name": f"mean {history.metric} over clients"}
+    result = {
+        "task": {"type": str(history.meta.get("objective"))},
+        "dataset": {"name": "rows of the clients", "type": "federated"},
+        "metrics": [metric],
+    }
+    index = [{"name": history.label, "results": [result]}]
+    values = {"library_name": "piebald", "tags": ["federated-learning", history.recipe], "model-index": index}
+    return ["---", *(f"{name}: {json.dumps(value)}" for name, value in values.items()), "---"]
+
+
+def _details(history: History) -> Iterator[str]:
+    meta, recipe = history.meta, history.meta.get("recipe")
+    fields = recipe.get("fields", {}) if isinstance(recipe, dict) else {}
+    rounds = history.rounds[-1]["version"] if history.rounds else 0
+    yield from ["## Model and method", ""]
+    yield f"- Model: {meta.get('model')}, {meta.get('parameters'):,} trained parameters, {meta.get('shared'):,} shared."
+    yield f"- Method: {history.recipe} ({meta.get('paper') or 'no paper named'}), {plural(rounds, 'server step')}."
+    if fields:
+        yield "- Settings: " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in fields.items()) + "."
+    if classes := meta.get("classes"):
+        yield f"- Classes, in the order of the outputs: {', '.join(printable(str(one)) for one in classes)}."
+    sent = sum((row["bytes_down"] or 0) + (row["bytes_up"] or 0) for row in history.rounds)
+    yield f"- Traffic: {megabytes(sent / 1e6)} MB, both ways."
+    versions = ", ".join(f"{name} {meta.get(name)}" for name in ("piebald", "torch", "python"))
+    yield f"- Seed {history.seed}; {versions}."
+    yield ""
+
+
+def _clients(history: History) -> Iterator[str]:
+    known = int(history.meta.get("clients") or 0)
+    trained = {row["client"] for row in history.results if row["kind"] == "train" and row["status"] == "ok"}
+    yield from ["## Clients", "", f"{plural(known, 'client')}, of which {len(trained)} sent an update that counted."]
+    sizes = [row["train"] for row in history.clients if row["train"] is not None]
+    if sizes:
+        yield f"Training rows: {sum(sizes):,} in all, {min(sizes):,} to {max(sizes):,} at a client."
+    yield ""
+
+
+def _scores(history: History, names: dict[int, str], client: int | None) -> Iterator[str]:
+    shown = MetricFormat(history.metric)
+    scores = history.per_client
+    yield from [f"## {history.metric.capitalize()} on {history.split} rows", ""]
+    if not scores:
+        yield from ["The run evaluated no client.", ""]
+        return
+    own = " (each with its personal model, where it has one)"
+    yield from [f"| clients{own} | {history.metric} |", "|---|---|"]
+    yield f"| mean of {len(scores)} | {shown.value(history.accuracy)} |"
+    yield f"| worst tenth | {shown.value(history.final['worst_decile'])} |"
+    for cluster, members in sorted(_clusters(history).items()):
+        found = [scores[member] for member in members if member in scores]
+        yield f"| cluster {cluster}, {plural(len(members), 'client')} | {shown.value(mean(found))} |"
+    listed = [client] if client is not None else sorted(scores) if len(scores) <= LISTED else []
+    for one in listed:
+        yield f"| {_cell(names.get(one, f'client {one}'))} | {shown.value(scores.get(one))} |"
+    if history.common is not None:
+        yield f"| common test set, global model | {shown.value(history.common)} |"
+    yield ""
+
+
+def _clusters(history: History) -> dict[int, list[int]]:
+    """The clients by the cluster of their last result; nothing where there is one cluster."""
+    last = {row["client"]: row["cluster"] for row in history.results if row["cluster"] is not None}
+    found: dict[int, list[int]] = {}
+    for one, cluster in last.items():
+        found.setdefault(cluster, []).append(one)
+    return found if len(found) > 1 else {}
+
+
+def _privacy(history: History) -> Iterator[str]:
+    yield from ["## Privacy", ""]
+    budgets: Sequence[dict[str, Any]] | None = history.meta.get("privacy")
+    if budgets is None:
+        yield "No accountant was installed where the model was trained: nothing is claimed."
+    elif not budgets:
+        yield "The method adds no noise: no differential privacy is claimed."
+    for one in budgets or ():
+        epsilons = [value for name in ("epsilon_rdp", "epsilon_pld") if (value := one.get(name)) is not None]
+        spent = f"epsilon = {min(epsilons):.3g} at delta = {one['delta']:g}" if epsilons else "no finite epsilon"
+        yield f"- {spent}, for each {one['unit']}. {one['meaning']}"
+    yield ""
+
+
+def _name(row: dict[str, Any]) -> str:
+    name = printable(str(row["client"] if row["name"] is None else row["name"]))
+    return f"client {name}" if name.isdecimal() else name
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,272 @@
+"""The page's charts as plain plotly traces and layouts.
+
+Colours are names of the page's CSS variables ("$series-0", "$ink", with an opacity after a slash).  The page's script
+replaces them, so that a chart works in the light and in the dark theme.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import Any
+
+from piebald.report import findings
+from piebald.report.comparison import Comparison
+from piebald.report.learning_curves import AXES, Axis, Band
+from piebald.report.page import wording
+from piebald.report.page.palette import COLOURS, DASHES, GROUPS_LIGHT
+from piebald.report.page.wording import MetricFormat
+from piebald.report.tables import History
+
+MANY_CLIENTS = 400  # values of a label above which individual clients are not drawn
+WIDE = 300  # clients a heat map can show
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        id: unique in the page.
+        title: the finding, in one sentence.
+        caption: how to read it.
+        data, layout: for plotly.
+        wide: takes the page's whole width.
+    """
+
+    id: str
+    title: str
+    caption: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    wide: bool = True
+
+
+def series(labels: list[str], label: str) -> tuple[str, str]:
+    """The colour and the dash of a label, the same in all charts."""
+    place = labels.index(label)
+    return f"$series-{place % COLOURS}", DASHES[place // COLOURS % len(DASHES)]
+
+
+def group(number: int) -> str:
+    """The colour of a cluster or a client."""
+    return f"$group-{number % len(GROUPS_LIGHT)}"
+
+
+def curve(comparison: Comparison, axis: Axis) -> Chart | None:
+    """The mean over clients along an axis: a line for each label, with a band over its seeds."""
+    shown = MetricFormat(comparison.metric)
+    bands = comparison.bands(axis)
+    if not bands:
+        return None
+    scale = 1e-6 if axis == "bytes" else 1.0
+    data = [trace for label, band in bands.items() for trace in _band(comparison.labels, label, band, scale, shown)]
+    seeds = max(band.seeds for band in bands.values())
+    spread = f" Lines are means over {seeds} seeds, bands are their range." if seeds > 1 else ""
+    name, over = AXES[axis]
+    levels = ", ".join(label for label, band in bands.items() if band.level)
+    level = f" The horizontal line is the final value of {levels}, with almost no traffic." if levels else ""
+    return Chart(
+        f"plot-{axis}",
+        f"{shown.name.capitalize()} {over}",
+        f"Mean {shown.name} over clients.{spread}{level}",
+        data,
+        {
+            "height": 420 if axis == "version" else 340,
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": name}, "rangemode": "tozero"},
+            "yaxis": _values(shown),
+        },
+        wide=axis == "version",
+    )
+
+
+def _band(labels: list[str], label: str, band: Band, scale: float, shown: MetricFormat) -> list[dict[str, Any]]:
+    colour, dash = series(labels, label)
+    x = [value * scale for value in band.x]
+    line = {
+        "type": "scatter",
+        "mode": "lines" if len(x) > 1 else "markers",
+        "name": html.escape(label, quote=False),
+        "meta": label,
+        "x": x,
+        "y": band.mean,
+        "line": {"color": colour, "width": 2.25, "dash": "dot" if band.level else dash},
+        "marker": {"color": colour, "size": 9},
+        "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
+    }
+    if band.seeds == 1 or band.level:
+        return [line]
+    outline = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x + x[::-1],
+        "y": band.high + band.low[::-1],
+        "meta": label,
+        "fill": "toself",
+        "fillcolor": f"{colour}/0.16",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+    }
+    return [outline, line]
+
+
+def distribution(comparison: Comparison) -> Chart | None:
+    """The metric of individual clients: a box for each label."""
+    shown = MetricFormat(comparison.metric)
+    data = []
+    for label in reversed(comparison.ranking()):  # plotly draws from the bottom up
+        values = [value for final in comparison.finals[label] for value in final["per_client"].values()]
+        colour, _ = series(comparison.labels, label)
+        box: dict[str, Any] = {
+            "type": "box",
+            "orientation": "h",
+            "name": short(label),
+            "meta": label,
+            "boxmean": True,
+            "line": {"color": colour, "width": 1.5},
+            "fillcolor": f"{colour}/0.18",
+            "marker": {"color": f"{colour}/0.55", "size": 4},
+            "hoverlabel": {"namelength": 0},
+        }
+        if len(values) <= MANY_CLIENTS:
+            box |= {"x": values, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "hoveron": "points"}
+        else:
+            box |= _summary(values)
+        data.append(box)
+    if not data:
+        return None
+    dots = " Each dot is one client in one run." if any("x" in box for box in data) else ""
+    return Chart(
+        "plot-clients",
+        findings.worst_tenth(comparison),
+        f"Final {shown.name} of individual clients. A box holds the middle half, the solid line is the median, "
+        f"the dashed line the mean.{dots}",
+        data,
+        {"height": 110 + 64 * len(data), "xaxis": _values(shown), "yaxis": {"showgrid": False}, "hovermode": "closest"},
+    )
+
+
+def _summary(values: list[float]) -> dict[str, Any]:
+    import numpy as np
+
+    low, first, median, third, high = (float(q) for q in np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)))
+    boxes = {
+        "q1": first,
+        "median": median,
+        "q3": third,
+        "lowerfence": low,
+        "upperfence": high,
+        "mean": float(np.mean(values)),
+    }
+    return {name: [value] for name, value in boxes.items()} | {"y0": 0, "boxpoints": False}
+
+
+def gains(comparison: Comparison, base: str) -> Chart | None:
+    """Differences of individual clients to a base label, sorted: a line for each label."""
+    shown = MetricFormat(comparison.metric)
+    data = []
+    for label in comparison.labels:
+        differences = comparison.per_client(label, base) if label != base else []
+        if not differences:
+            continue
+        colour, dash = series(comparison.labels, label)
+        thin = [100 * value if shown.percent else value for value in _thin(differences, 300)]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": html.escape(label, quote=False),
+                "meta": label,
+                "x": [place / max(1, len(thin) - 1) for place in range(len(thin))],
+                "y": thin,
+                "line": {"color": colour, "width": 2.25, "dash": dash},
+                "hovertemplate": "%{y:+.1f}" if shown.percent else "%{y:+.3~g}",
+            }
+        )
+    if not data:
+        return None
+    return Chart(
+        f"plot-gains-{comparison.labels.index(base)}",
+        findings.gains(comparison, base),
+        f"Each client's {shown.name} minus its {shown.name} with {base} on the same seed; clients are sorted by their "
+        f"gain. A line is {'above' if comparison.higher_is_better else 'below'} zero for clients that gain.",
+        data,
+        {
+            "height": 340,
+            "hovermode": "x unified",
+            "xaxis": {
+                "title": {"text": "Share of clients, largest loss first"},
+                "tickformat": ".0%",
+            },
+            "yaxis": {
+                "title": {"text": f"Difference{' in points' if shown.percent else ''}"},
+                "tickformat": "+.3~g",
+                "zeroline": True,
+                "zerolinewidth": 1.5,
+            },
+        },
+        wide=False,
+    )
+
+
+def partition(history: History) -> Chart | None:
+    """Training rows of each class on each client."""
+    counts = [row["counts"] for row in history.clients if row["counts"]]
+    if not counts:
+        return None
+    classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
+    of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
+    seed = "" if history.seed is None else f", seed {history.seed}"
+    shown = counts[:WIDE]
+    clients = [short(history.names[row["client"]]) for row in history.clients if row["counts"]][:WIDE]
+    return Chart(
+        "plot-partition",
+        wording.holdings(counts),
+        f"Training rows of each class (down) on each client (across){of}{seed}. A stronger colour means more rows; "
+        "blank means none, and the colours start at zero.",
+        [
+            {
+                "type": "heatmap",
+                "z": [[row[place] or None for row in shown] for place in range(len(counts[0]))],
+                "x": clients,
+                "y": [short(str(name)) for name in classes],
+                "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
+                "zmin": 0,
+                "zmax": max(map(max, shown)),
+                "hoverongaps": False,
+                "xgap": 1 if len(shown) <= 100 else 0,
+                "ygap": 1,
+                "colorbar": {
+                    "thickness": 10,
+                    "outlinewidth": 0,
+                    "len": 1,
+                    "y": 0.5,
+                    "tickfont": {"color": "$soft"},
+                    "title": {"text": "rows", "side": "right", "font": {"color": "$soft"}},
+                },
+                "hovertemplate": "%{x}, class %{y}: %{z:,} rows<extra></extra>",
+            }
+        ],
+        {
+            "height": max(220, min(640, 110 + 22 * len(counts[0]))),
+            "xaxis": {"title": {"text": "Client"}, "type": "category", "showgrid": False, "tickangle": "auto"},
+            "yaxis": {"title": {"text": "Class"}, "type": "category", "autorange": "reversed", "showgrid": False},
+            "hovermode": "closest",
+        },
+    )
+
+
+def short(text: str, most: int = 20) -> str:
+    """A name for a tick or a legend: short enough for a phone, and safe in plotly's markup."""
+    return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
+
+
+def _values(shown: MetricFormat) -> dict[str, Any]:
+    return {"tickformat": ".0%"} if shown.percent else {}
+
+
+def _thin(values: list[float], most: int) -> list[float]:
+    if len(values) <= most:
+        return values
+    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]

@@ -1,0 +1,174 @@
+"""The page's section about clients by name: a row for each client, a column for each label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piebald.report.averages import mean
+from piebald.report.client_gaps import client_gaps, headline, noise
+from piebald.report.comparison import Comparison
+from piebald.report.page import markup
+from piebald.report.page.charts import Chart, series, short
+from piebald.report.page.markup import Cell
+from piebald.report.page.wording import NONE, MetricFormat
+
+FEW = 12  # clients whose scores are dots beside their names
+LISTED = 400  # clients in the table
+NEVER = "\N{DAGGER}"  # marks a client that never trained
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One client: rows, the final metric with each label (mean over seeds), and the labels it never trained with."""
+
+    name: str
+    train: int | None
+    test: int | None
+    values: dict[str, float]
+    never: frozenset[str]
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """A row for each client that was evaluated."""
+    values: dict[str, dict[str, list[float]]] = {}
+    trained: dict[str, set[str]] = {}
+    about: dict[str, tuple[int | None, int | None]] = {}
+    for label, runs in comparison.by_label.items():
+        for run in runs:
+            for client, value in run.per_client.items():
+                name = run.names[client]
+                values.setdefault(name, {}).setdefault(label, []).append(value)
+                if client in run.trained:
+                    trained.setdefault(name, set()).add(label)
+            for one in run.clients:
+                about.setdefault(run.names[one["client"]], (one["train"], one["test"]))
+    return [
+        Row(
+            name,
+            *about.get(name, (None, None)),
+            {label: sum(found) / len(found) for label, found in own.items()},
+            frozenset(own.keys() - trained.get(name, set())),
+        )
+        for name, own in values.items()
+    ]
+
+
+def table(comparison: Comparison) -> str:
+    """A sortable table of clients: rows, each label, the worst and the best of them, and the best's gain."""
+    shown, every = MetricFormat(comparison.metric), rows(comparison)
+    if not every:
+        return ""
+    base, sign = comparison.made_by("local"), 1 if comparison.higher_is_better else -1
+    order = comparison.ranking() + [label for label in comparison.labels if label not in comparison.ranking()]
+    labels = ([base] if base else []) + [label for label in order if label != base]
+    others = [label for label in labels if label != base]
+
+    def gain(row: Row) -> float:
+        own = row.values.get(base or "")
+        found = [sign * row.values[label] for label in others if label in row.values]
+        return max(found) - sign * own if found and own is not None else 0.0
+
+    every.sort(key=gain if base else lambda row: sign * (mean(list(row.values.values())) or 0.0))
+    body = [_cells(row, labels, base, sign, shown) for row in every[:LISTED]]
+    own = [f"Alone ({base})"] if base else []
+    head = [
+        "Client",
+        "Training rows",
+        "Test rows",
+        *own,
+        *others,
+        "Worst",
+        "Best",
+        *(["Gain over alone"] if base else []),
+    ]
+    of = f" The first {LISTED} of {len(every):,}." if len(every) > LISTED else ""
+    never = f" {NEVER} never trained with this method." if any(row.never for row in every) else ""
+    by = "the least gain of the best method over training alone" if base else "the lowest mean"
+    caption = (
+        f"Final {shown.name} of each client, the mean over seeds; clients with {by} come first, and a click on a "
+        f"heading sorts by it.{never}{of}"
+    )
+    return markup.table(caption, head, body, kind="sortable")
+
+
+def _cells(row: Row, labels: list[str], base: str | None, sign: int, shown: MetricFormat) -> list[Cell]:
+    order = sorted(row.values, key=lambda label: sign * row.values[label])
+    scores: list[Cell] = []
+    for label in labels:
+        if label not in row.values:
+            scores.append(NONE)
+            continue
+        mark = NEVER if label in row.never else ""
+        scores.append(markup.sorted_by(f"{shown.value(row.values[label])}{mark}", row.values[label]))
+    worst, best = order[0], order[-1]
+    ends: list[Cell] = [
+        markup.sorted_by(markup.small(shown.value(row.values[label]), label), row.values[label])
+        for label in (worst, best)
+    ]
+    numbers: list[Cell] = [
+        NONE if number is None else markup.sorted_by(f"{number:,}", number) for number in (row.train, row.test)
+    ]
+    if base is None:
+        return [row.name, *numbers, *scores, *ends]
+    return [row.name, *numbers, *scores, *ends, _gain(row, base, sign, shown)]
+
+
+def _gain(row: Row, base: str, sign: int, shown: MetricFormat) -> Cell:
+    """What the best other label has more than training alone; the score of one client has no test of its own."""
+    others = [label for label in row.values if label != base]
+    if base not in row.values or not others:
+        return NONE
+    best = max(others, key=lambda label: sign * row.values[label])
+    gained = row.values[best] - row.values[base]
+    return markup.sorted_by(markup.small(shown.difference(gained), best), gained)
+
+
+def dots(comparison: Comparison) -> Chart | None:
+    """The final metric of a few clients as dots beside their names, a colour for each label; None for many clients."""
+    shown, every = MetricFormat(comparison.metric), rows(comparison)
+    if not 2 <= len(every) <= FEW:
+        return None
+    every.sort(key=lambda row: mean(list(row.values.values())) or 0.0, reverse=not comparison.higher_is_better)
+    ranked = comparison.ranking()
+    data = []
+    for place, label in enumerate(ranked):
+        here = [(at, row) for at, row in enumerate(every) if label in row.values]
+        lift = 0.56 * (0.5 - (place + 0.5) / len(ranked))  # dots of a client that would be behind each other
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": short(label),
+                "meta": label,
+                "x": [row.values[label] for _, row in here],
+                "y": [at + lift for at, _ in here],
+                "text": [short(row.name, 60) for _, row in here],
+                "marker": {
+                    "color": series(comparison.labels, label)[0],
+                    "size": 10,
+                    "symbol": ["circle-open" if label in row.never else "circle" for _, row in here],
+                },
+                "hovertemplate": f"%{{text}}: %{{x:{'.1%' if shown.percent else '.3~g'}}}",
+            }
+        )
+    seeds = max(len(runs) for runs in comparison.by_label.values())
+    over = f", the mean over {seeds} seeds" if seeds > 1 else ""
+    never = " Open dots are clients that never trained." if any(row.never for row in every) else ""
+    gaps = client_gaps(comparison)
+    return Chart(
+        "plot-clients",
+        headline(comparison, gaps),
+        f"Final {shown.name} of each client{over}.{never}{noise(gaps)}",
+        data,
+        {
+            "height": 90 + (22 + 11 * len(ranked)) * len(every),
+            "xaxis": {"tickformat": ".0%"} if shown.percent else {},
+            "yaxis": {
+                "tickmode": "array",
+                "tickvals": list(range(len(every))),
+                "ticktext": [short(row.name) for row in every],
+                "range": [-0.6, len(every) - 0.4],
+            },
+            "hovermode": "closest",
+        },
+    )

@@ -1,0 +1,222 @@
+"""The page's last section: the settings and versions of all runs, privacy budgets, and heterogeneity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from piebald.contracts.component import Component
+from piebald.methods.recipe import Recipe
+from piebald.privacy.several_runs import NOT_COVERED, UNITS
+from piebald.report.comparison import Comparison
+from piebald.report.page import markup, wording
+from piebald.report.page.markup import Cell
+from piebald.report.page.wording import NONE
+from piebald.report.tables import History
+
+_FACTS = {
+    "objective": "Objective",
+    "model": "Model",
+    "parameters": "Parameters",
+    "shared": "Shared parameters",
+    "piebald": "Piebald",
+    "torch": "PyTorch",
+    "python": "Python",
+}
+
+
+def settings(comparison: Comparison) -> str:
+    """Facts about all runs, the recipes component by component, every run, and the settings of each label."""
+    facts: list[tuple[str, Cell]] = [(name, _distinct(comparison.runs, key)) for key, name in _FACTS.items()]
+    return markup.section(
+        "settings",
+        "Settings and versions",
+        "",
+        markup.facts("facts", facts),
+        _privacy(comparison),
+        _recipes(comparison),
+        _runs(comparison),
+        *(_dump(label, runs[0]) for label, runs in comparison.by_label.items()),
+    )
+
+
+def heterogeneity(history: History) -> str:
+    """A table of the heterogeneity of clients; empty where nothing was measured."""
+    units = history.meta.get("units") or {}
+    whole = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
+    each: dict[str, list[float]] = {}
+    for row in history.measures:
+        if row["client"] is not None and row["value"] is not None:
+            each.setdefault(row["name"], []).append(row["value"])
+    rows: list[list[Cell]] = [
+        [
+            name.replace("_", " "),
+            _figure(whole.get(name)),
+            _figure(min(each[name])) if name in each else NONE,
+            _figure(max(each[name])) if name in each else NONE,
+            str(units.get(name, "")),
+        ]
+        for name in dict.fromkeys([*whole, *each])
+    ]
+    if not rows:
+        return ""
+    seed = "" if history.seed is None else f" (seed {history.seed})"
+    caption = f"Heterogeneity of clients before training{seed}: of the federation, and the range over clients."
+    return markup.table(
+        caption, ["Measure", "Federation", "Smallest client", "Largest client", "Unit"], rows, kind="text"
+    )
+
+
+def _figure(value: float | None) -> str:
+    return NONE if value is None else f"{value:.4g}"
+
+
+def _distinct(runs: list[History], key: str) -> str:
+    found = dict.fromkeys(_plain(history.meta[key]) for history in runs if history.meta.get(key) is not None)
+    return " / ".join(found) or NONE
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict | list):
+        return _written(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _recipes(comparison: Comparison) -> str:
+    tables = {label: _table(runs[0]) for label, runs in comparison.by_label.items()}
+    axes = list(dict.fromkeys(axis for table in tables.values() for axis in table))
+    if not axes:
+        return ""
+    rows = [
+        [axis.replace("_", " "), *(_written(_telling(axis, table.get(axis))) for table in tables.values())]
+        for axis in axes
+    ]
+    marks = ["same" if len(set(components)) == 1 else "" for _, *components in rows]
+    caption = (
+        "The recipe of each label, one row for each component, without the settings that have their default. Grey rows "
+        "are the same for all labels."
+    )
+    return markup.table(caption, ["Component", *tables], rows, kind="text", marks=marks)
+
+
+def _table(history: History) -> Mapping[str, Any]:
+    recipe = history.meta.get("recipe")
+    table = recipe.get("table") if isinstance(recipe, dict) else None
+    return {axis: table[axis] for axis in Recipe.axes if axis in table} if isinstance(table, dict) else {}
+
+
+def _telling(axis: str, value: Any) -> Any:
+    """A component's table without the settings that have their default."""
+    if isinstance(value, list):
+        return [_telling(axis, one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made = Component.registry.get(axis, {}).get(str(value.get("kind")))
+    if made is None:
+        return value
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in made.model_fields.items()}
+    known = {
+        name: one.table() if isinstance(one, Component) else one
+        for name, one in defaults.items()
+        if one is not PydanticUndefined
+    }
+    plain = to_jsonable_python(known, fallback=str)
+    return {name: one for name, one in value.items() if name == "kind" or name not in plain or plain[name] != one}
+
+
+def _written(value: Any) -> str:
+    """The table of a component, several of them, or a plain value, as text."""
+    if isinstance(value, list):
+        tables = any(isinstance(one, dict) for one in value)
+        return ("; then " if tables else ", ").join(map(_plain, value)) or "none"
+    if not isinstance(value, dict):
+        return "none" if value is None else _plain(value)
+    fields = ", ".join(f"{name} {_plain(setting)}" for name, setting in value.items() if name != "kind")
+    return ": ".join(piece for piece in (str(value.get("kind", "")), fields) if piece)
+
+
+def _privacy(comparison: Comparison) -> str:
+    """Privacy budgets, for labels whose recipe adds noise."""
+    rows: list[list[Cell]] = []
+    for label, runs in comparison.by_label.items():
+        for budget in runs[0].meta.get("privacy") or []:
+            epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
+            shown = ["infinite" if one is None else f"{one:.3g}" for one in epsilons]
+            second = budget.get("epsilon_prv")
+            unit = UNITS.get(budget.get("unit", "client"), NONE)  # missing in folders of earlier versions
+            shown.append(NONE if second is None else f"{second:.3g}")
+            cells = [unit, *shown, f"{budget['delta']:.1g}", budget["meaning"]]
+            rows.append([markup.key(comparison.labels, label), *cells])
+    if not rows:
+        return ""
+    for total in comparison.privacy if len(comparison.runs) > 1 else ():
+        shown = ["none" if total["epsilon"] is None else f"{total['epsilon']:.3g}", NONE, NONE]
+        delta = NONE if total["delta"] is None else f"{total['delta']:.1g}"
+        rows.append([f"all {total['runs']} runs", UNITS[total["unit"]], *shown, delta, total["meaning"]])
+    caption = (
+        "Differential privacy of a run of each label, and of all runs of this report, which covers the model updates "
+        f"that clients send and nothing else.  {NOT_COVERED}"
+    )
+    head = ["Label", "Protected", "Epsilon (PLD)", "Epsilon (RDP)", "Epsilon (opacus, PRV)", "Delta", "Meaning"]
+    return markup.table(caption, head, rows, kind="list")
+
+
+def _runs(comparison: Comparison) -> str:
+    rows: list[list[Cell]] = [
+        [
+            markup.key(comparison.labels, history.label),
+            NONE if history.seed is None else str(history.seed),
+            history.name,
+            history.recipe,
+            str(history.meta.get("status", NONE)),
+            wording.count(history.final["rounds"]),
+            _minute(history.meta.get("created")),
+        ]
+        for history in comparison.runs
+    ]
+    head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Started"]
+    table = markup.table("All runs of this report, in the order of the labels.", head, rows, kind="list")
+    summary = "The run" if len(rows) == 1 else f"All {len(rows):,} runs"
+    return f"<details><summary>{summary}</summary>{table}{_lineage(comparison)}</details>"
+
+
+def _lineage(comparison: Comparison) -> str:
+    """Which runs go on from others, and what they took over."""
+    rows: list[list[Cell]] = []
+    for history in comparison.runs:
+        about = history.meta.get("lineage")
+        if about is not None:
+            taken, newcomers = ", ".join(about["taken"]), ", ".join(about["newcomers"]) or NONE
+            from_run = f"{about.get('run') or NONE} ({about['folder']})"
+            cells = [history.name, from_run, wording.count(about["steps_before"]), taken, newcomers, about["sha256"]]
+            rows.append([str(cell) for cell in cells])
+    if not rows:
+        return ""
+    caption = (
+        "Runs that go on from a finished one.  Rounds, bytes and privacy budgets of this report are those of the run "
+        "itself: what was spent before comes on top."
+    )
+    head = ["Folder", "Goes on from", "Rounds before", "Taken over", "New clients", "SHA-256 of what was taken"]
+    return markup.table(caption, head, rows, kind="list")
+
+
+def _minute(time: Any) -> str:
+    """An ISO time to the minute; any other value unchanged."""
+    try:
+        return datetime.fromisoformat(str(time)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return NONE if time is None else str(time)
+
+
+def _dump(label: str, history: History) -> str:
+    shown = {name: history.meta[name] for name in ("recipe", "settings") if name in history.meta}
+    seed = "" if history.seed is None else f" (seed {history.seed})"
+    content = json.dumps(shown, indent=2, ensure_ascii=False)
+    summary = markup.text(f"All settings of {label}{seed}")
+    return f"<details><summary>{summary}</summary><pre>{markup.text(content)}</pre></details>"

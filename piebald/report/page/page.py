@@ -1,0 +1,330 @@
+"""The HTML report: one file about one or more runs, without network access, for screens, phones and paper."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from piebald.report import findings
+from piebald.report.comparison import Comparison
+from piebald.report.learning_curves import Axis, time_axis
+from piebald.report.page import (
+    charts,
+    choices_section,
+    class_section,
+    client_section,
+    cluster_section,
+    markup,
+    palette,
+    participation_section,
+    wording,
+)
+from piebald.report.page.charts import Chart
+from piebald.report.page.details import heterogeneity, settings
+from piebald.report.page.markup import Cell
+from piebald.report.page.wording import NONE, MetricFormat
+from piebald.report.work import MEASURES, behind, unequal
+
+# plotly.js 4.1.1 with lines, bars, boxes and heat maps alone (npm: plotly.js-cartesian-dist-min, MIT licence).  As
+# base64 of gzip, which the page unpacks, it has 0.66 MB in place of the 4.8 MB of all of plotly.js.
+_PLOTLY = "plotly-cartesian.min.js.gz"
+_CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
+
+
+def render(comparison: Comparison, target: float | None = None) -> str:
+    """The page as HTML; `target` is the value whose cost is shown, see `Comparison.target`."""
+    drawn: list[Chart] = []
+    sections = [
+        ("results", "Results", _results(comparison)),
+        ("progress", "Progress", _progress(comparison, drawn)),
+        ("clients", "Clients", _clients(comparison, drawn)),
+        ("clusters", "Clusters", cluster_section.section(comparison, drawn)),
+        ("choices", "Choices", choices_section.section(comparison)),
+        ("gains", "Gains", _gains(comparison, drawn)),
+        ("participation", "Participation", participation_section.section(comparison, drawn)),
+        ("cost", "Cost", _cost(comparison, target)),
+        ("partition", "Partition", _partition(comparison, drawn)),
+        ("settings", "Settings", settings(comparison)),
+    ]
+    title = f"Piebald: {comparison.headline()}"
+    return frame(title, _top(comparison), sections, _footer(comparison), drawn)
+
+
+def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer: str, drawn: Sequence[Chart]) -> str:
+    """A page from its head, its sections (name, link, HTML; empty ones are left out) and the charts drawn in them."""
+    present = [(name, link, body) for name, link, body in sections if body]
+    packed = files("piebald.report.page").joinpath(_PLOTLY).read_bytes() if drawn else b""
+    plotly, script = gzip.decompress(packed).decode() if drawn else "", _asset("page.js")
+    return Template(_asset("page.html")).substitute(
+        policy=_policy(plotly, script),
+        title=markup.text(title),
+        colours=_colours(),
+        style=_asset("page.css"),
+        links="\n".join(f'<li><a href="#{name}">{link}</a></li>' for name, link, _ in present),
+        content=top + "\n".join(body for *_, body in present),
+        footer=markup.text(footer),
+        charts=_data(drawn),
+        plotly=base64.b64encode(packed).decode(),
+        script=script,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- sections
+
+
+def _top(comparison: Comparison) -> str:
+    shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
+    clients = sorted({int(history.meta.get("clients") or len(history.clients)) for history in comparison.runs})
+    seeds = {history.seed for history in comparison.runs}
+    tiles: list[tuple[str, Cell]] = []
+    best_tile = bool(ranked)
+    if ranked:
+        best = comparison.levels[ranked[0]]
+        tail = comparison.over_seeds(ranked[0], "worst_decile")
+        tiles += [(f"Best mean {shown.name}", markup.small(shown.value(best.mean), ranked[0]))]
+        tiles += [("Its worst tenth", markup.small(shown.value(tail.mean if tail else None), "of clients"))]
+    tiles += [
+        ("Clients", markup.small(" to ".join(f"{n:,}" for n in {clients[0], clients[-1]}), "in each run")),
+        ("Runs", markup.small(f"{len(comparison.runs):,}", f"{wording.plural(len(comparison.labels), 'label')}, "
+                                                           f"{wording.plural(len(seeds), 'seed')}")),
+    ]  # fmt: skip
+    unfinished = [history for history in comparison.runs if history.meta.get("status") != "finished"]
+    notice = ""
+    if unfinished:
+        names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in unfinished[:5])
+        more = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
+        verb = "has" if len(unfinished) == 1 else "have"
+        how_many = wording.plural(len(unfinished), "run")
+        body = f"{how_many} {verb} not finished: {names}{more}. Figures cover the rounds so far."
+        notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
+    if uneven := unequal(comparison):
+        notice += f'<p class="notice" role="note">{markup.text(uneven)}</p>'
+    if best_tile and (left := _left_out(comparison)):
+        notice += f'<p class="notice" role="note">{markup.text(left)}</p>'
+    if best_tile and comparison.unscored:
+        unscored = f"In no mean, for want of rows to be judged by: {wording.names(comparison.unscored)}."
+        notice += f'<p class="notice" role="note">{markup.text(unscored)}</p>'
+    return (
+        f"<h1>{markup.text(comparison.headline())}</h1>"
+        f'<p class="lead">{markup.text(findings.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
+    )
+
+
+def _results(comparison: Comparison) -> str:
+    shown, labels = MetricFormat(comparison.metric), comparison.labels
+    base, clock = comparison.made_by("fedavg"), time_axis(comparison.runs)
+    differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
+    rows: list[list[Cell]] = []
+    worked: list[list[Cell]] = []
+    done = behind(comparison)
+    by_label = {row["label"]: row for row in comparison.summary()}
+    unseen = any(row["unseen"] is not None for row in by_label.values())
+    for label in sorted(labels, key=lambda name: _rank(comparison, name)):
+        row = by_label[label]
+        interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
+        interval = f"range {interval}" if row["kind"] == "range" else interval
+        if row["untrained"]:
+            interval += f"; {shown.value(row['mean_all'])} with clients that never trained"
+        cells: list[Cell] = [
+            markup.key(labels, label),
+            markup.small(shown.value(row["mean"]), interval if row["mean"] else ""),
+        ]
+        if base:
+            cells.append(_difference(comparison, differences.get(label)))
+        cells += [shown.value(row["worst_decile"]), shown.size(row["sd"]), shown.value(row["common"])]
+        cells += [shown.value(row["unseen"])] if unseen else []
+        ways = f"{wording.megabytes(row['mb_up'])} up, {wording.megabytes(row['mb_down'])} down"
+        cells += [markup.small(wording.megabytes(row["mb_up"] + row["mb_down"]), ways)]
+        real = wording.duration(row["wall"])
+        cells += [markup.small(wording.duration(row["seconds"]), f"{real} real") if clock == "seconds" else real]
+        rows.append(cells)
+        counts = [row["rounds"], *(done[label][name] for name in MEASURES), row["parameters"], row["seeds"]]
+        worked.append([markup.key(labels, label), *map(wording.count, counts)])
+    head = ["Label", f"Mean {shown.name}", *([f"Difference to {base}"] if base else []), "Worst tenth", "SD of clients",
+            "Common test set", *(["Unseen clients"] if unseen else []), "MB sent",
+            _CLOCKS[clock]]  # fmt: skip
+    pairs = (
+        f", the difference to {base} on the same clients and seeds (in colour where it is more than chance)"
+        if base
+        else ""
+    )
+    held_out = "the mean over clients that were held out until the end, " if unseen else ""
+    caption = (
+        f"Final {shown.name} over clients, best first: mean over seeds with its 95% interval for other clients and "
+        f"seeds{pairs}, the worst tenth of clients, the standard deviation over clients, {held_out}and the traffic of "
+        "all clients."
+    )
+    work = "Work behind each method, means over runs: updates that were used, their local steps and their rows."
+    effort = markup.table(work, ["Label", "Rounds", *map(str.capitalize, MEASURES), "Parameters", "Runs"], worked)
+    return markup.section("results", "Final figures", "", markup.table(caption, head, rows), effort)
+
+
+def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
+    found = [charts.curve(comparison, axis) for axis in ("version", "bytes", time_axis(comparison.runs))]
+    present = [chart for chart in found if chart]
+    if not present:
+        return ""
+    drawn += present
+    note = "" if len(comparison.labels) == 1 else "Each label has a line, in the same colour everywhere on this page."
+    body = "".join(markup.figure(chart) for chart in present)
+    return markup.section(
+        "progress",
+        findings.progress(comparison),
+        note,
+        markup.keys(comparison.labels, comparison.ranking()),
+        f'<div class="charts">{body}</div>',
+    )
+
+
+def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
+    chart = client_section.dots(comparison) or charts.distribution(comparison)
+    if chart is None:
+        return ""
+    drawn.append(chart)
+    body = markup.keys(comparison.labels, comparison.ranking()) + markup.figure(chart, "h2")
+    table = client_section.table(comparison) + class_section.details(comparison)
+    return f'<section id="clients" aria-labelledby="{chart.id}-title">{body}{table}</section>'
+
+
+def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
+    shown = MetricFormat(comparison.metric)
+    bases = [base for recipe in ("local", "fedavg") if (base := comparison.made_by(recipe))]
+    figures: list[str] = []
+    rows: list[list[Cell]] = []
+    for base in bases:
+        if (chart := charts.gains(comparison, base)) is None:
+            continue
+        drawn.append(chart)
+        figures.append(markup.figure(chart))
+        for row in sorted(comparison.paired(base), key=lambda row: _rank(comparison, row["label"])):
+            better, worse = findings.gaining(comparison, row["label"], base)
+            deepest = comparison.per_client(row["label"], base)[0]
+            rows.append([
+                markup.key(comparison.labels, row["label"]),
+                base,
+                _difference(comparison, row),
+                wording.interval(row, shown),
+                f"{better:.0%}",
+                f"{worse:.0%}",
+                shown.difference(deepest),
+                wording.count(row["seeds"]),
+            ])  # fmt: skip
+    if not figures:
+        return ""
+    unit = f" ({shown.points.strip()})" if shown.points else ""
+    head = [
+        "Label",
+        "Compared with",
+        f"Mean difference{unit}",
+        "95% interval",
+        "Clients that gain",
+        "Clients that lose",
+        "Worst client",
+        "Seeds",
+    ]
+    caption = f"Differences in final {shown.name} on the same seeds: the mean over clients, and individual clients."
+    return markup.section(
+        "gains",
+        "Clients that gain and clients that lose",
+        "An average hides the clients that would be better off with another method, or training alone.",
+        markup.keys(comparison.labels, comparison.ranking()),
+        f'<div class="charts">{"".join(figures)}</div>',
+        markup.table(caption, head, rows),
+    )
+
+
+def _cost(comparison: Comparison, target: float | None) -> str:
+    chosen = target is not None
+    target = target if target is not None else comparison.target()
+    if target is None or not comparison.ranking():
+        return ""
+    shown, clock = MetricFormat(comparison.metric), time_axis(comparison.runs)
+    rows = comparison.to_target(target)
+    rows.sort(key=lambda row: (-row["reached"] / row["runs"], row["mb"] or 0.0, row["rounds"] or 0.0))
+    body: list[list[Cell]] = [
+        [markup.key(comparison.labels, row["label"]), wording.count(row["rounds"]), wording.megabytes(row["mb"]),
+         wording.duration(row[clock]), f"{row['reached']} of {row['runs']}"]
+        for row in rows
+    ]  # fmt: skip
+    base = comparison.made_by("fedavg") or comparison.ranking()[-1]
+    why = "" if chosen else f", which every run of {base} reaches"
+    goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{why}"
+    caption = f"Cost until {goal}; means over the runs that reached it."
+    head = ["Label", "Rounds", "MB, both ways", _CLOCKS[clock], "Runs that reached it"]
+    return markup.section("cost", findings.cheapest(comparison, target), "", markup.table(caption, head, body))
+
+
+def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
+    chart = next((chart for history in comparison.runs if (chart := charts.partition(history))), None)
+    table = next((table for history in comparison.runs if (table := heterogeneity(history))), "")
+    if chart is None:
+        return markup.section("partition", "Heterogeneity of clients", "", table) if table else ""
+    drawn.append(chart)
+    figure = markup.figure(chart, "h2")
+    return f'<section id="partition" aria-labelledby="{chart.id}-title">{figure}{table}</section>'
+
+
+# -------------------------------------------------------------------------------------------------------- helpers
+
+
+def _difference(comparison: Comparison, row: dict[str, Any] | None) -> Cell:
+    """The difference of a row of `Comparison.paired`, in colour where it is more than chance."""
+    if row is None:
+        return NONE
+    good = (row["difference"] > 0) == comparison.higher_is_better if wording.is_significant(row) else None
+    return markup.judged(MetricFormat(comparison.metric).difference(row["difference"]), good)
+
+
+def _left_out(comparison: Comparison) -> str:
+    """A sentence about clients that never trained."""
+    found = {row["label"]: row["untrained"] for row in comparison.summary() if row["untrained"]}
+    if not found:
+        return ""
+    each = wording.names([f"{label} ({wording.count(number)})" for label, number in found.items()])
+    return f"Clients that never trained are left out of means, and marked below: {each}, in the mean over runs."
+
+
+def _rank(comparison: Comparison, label: str) -> int:
+    ranked = comparison.ranking()
+    return ranked.index(label) if label in ranked else len(ranked)
+
+
+def _footer(comparison: Comparison) -> str:
+    versions = sorted({str(history.meta.get("piebald", "unknown")) for history in comparison.runs})
+    return f"Made with Piebald from {wording.plural(len(comparison.runs), 'run')} of version {', '.join(versions)}."
+
+
+def _colours() -> str:
+    def block(**palettes: tuple[str, ...]) -> str:
+        named = ((f"--{name}-{place}", colour) for name, own in palettes.items() for place, colour in enumerate(own))
+        return ":root { " + " ".join(f"{name}: {colour};" for name, colour in named) + " }"
+
+    light = block(series=palette.LIGHT, group=palette.GROUPS_LIGHT)
+    dark = block(series=palette.DARK, group=palette.GROUPS_DARK)
+    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
+
+
+def _data(drawn: Sequence[Chart]) -> str:
+    """The charts as JSON, safe inside a script element."""
+    plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in drawn]
+    return json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _policy(*scripts: str) -> str:
+    """A content security policy that runs only these scripts and fetches nothing."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("piebald.report.page").joinpath(name).read_text("utf-8")

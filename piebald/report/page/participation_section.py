@@ -1,0 +1,215 @@
+"""The page's section about participation: how much each client worked, how stale, how long idle, with what weight."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from piebald.report.averages import mean
+from piebald.report.comparison import Comparison
+from piebald.report.page import charts, markup
+from piebald.report.page.charts import Chart, series, short
+from piebald.report.page.palette import COLOURS, GROUPS_LIGHT
+from piebald.report.tables import History
+
+Measure = Callable[[History], dict[int, float]]
+
+SHOWN = 60  # clients a chart can show
+POINTS = 240  # points in time a chart of weights can show
+
+
+def section(comparison: Comparison, drawn: list[Chart]) -> str:
+    """The section; empty where devices take no simulated time and no update is stale."""
+    firsts = {label: runs[0] for label, runs in comparison.by_label.items()}
+    if not any(history.final["seconds"] or _stale(history) for history in firsts.values()):
+        return ""
+    described = {
+        "requests": ("Updates of each client", "Updates that were used, in the first run of each label.", requests),
+        "staleness": (
+            "Staleness of each client",
+            "Mean number of server steps that a client's update missed.",
+            staleness,
+        ),
+        "idle": ("Idle time of each client", "Share of the run's clock without a task.", idle),
+    }
+    found = [_bars(comparison, name, *words) for name, words in described.items()]
+    found += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
+    present = [chart for chart in found if chart]
+    drawn += present
+    body = "".join(markup.figure(chart) for chart in present)
+    same = " ".join(_equal(comparison, words[0], words[2]) for words in described.values()).strip()
+    if not present and not same:
+        return ""
+    return markup.section("participation", "Participation", same, f'<div class="charts">{body}</div>')
+
+
+def requests(history: History) -> dict[int, float]:
+    """The number of used updates of each client."""
+    found: dict[int, float] = defaultdict(float)
+    for row in trained(history):
+        found[row["client"]] += 1
+    return dict(found)
+
+
+def staleness(history: History) -> dict[int, float]:
+    """The mean number of server steps that each client's updates missed."""
+    found = defaultdict(list)
+    for row in trained(history):
+        found[row["client"]].append(row["staleness"] or 0)
+    return {client: sum(values) / len(values) for client, values in found.items()}
+
+
+def idle(history: History) -> dict[int, float]:
+    """The share of the run's clock that each client spent without a task."""
+    busy: dict[int, float] = defaultdict(float)
+    for row in history.results:
+        if row["kind"] == "train":
+            busy[row["client"]] += (row["time"] or 0.0) - (row["sent"] or 0.0)
+    whole = history.final["seconds"]
+    return {client: max(0.0, 1 - spent / whole) for client, spent in busy.items()} if whole else {}
+
+
+def trained(history: History) -> list[dict[str, Any]]:
+    """The rows of used updates, sorted by server step."""
+    rows = [row for row in history.results if row["kind"] == "train" and row["status"] == "ok"]
+    return sorted(rows, key=lambda row: (row["version"], row["client"]))
+
+
+def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
+    """The times of server steps (their numbers where devices are instant), and each client's share in the global model.
+
+    Where the server optimizer keeps the last model of every client, all of them count at every step, else only those
+    that arrived.
+    """
+    keeps = (_table(history).get("server_optimizer") or {}).get("kind") == "cached_average"
+    clock = bool(history.final["seconds"])
+    times = {row["version"]: row["time"] or 0.0 if clock else row["version"] for row in history.rounds}
+    rows = defaultdict(list)
+    for row in trained(history):
+        rows[row["version"]].append(row)
+    clients = sorted({row["client"] for arrived in rows.values() for row in arrived})
+    weights: dict[int, float] = {}
+    at: list[float] = []
+    found: dict[int, list[float]] = {client: [] for client in clients}
+    for version in sorted(rows):
+        now = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
+        weights = weights | now if keeps else now
+        whole = sum(weights.values()) or 1.0
+        at.append(times[version])
+        for client in clients:
+            found[client].append(weights.get(client, 0.0) / whole)
+    return at, found
+
+
+def _moves(history: History) -> bool:
+    """Whether shares change over steps for another reason than which clients were asked."""
+    table = _table(history)
+    reweighted = (table.get("aggregation") or {}).get("kind") in ("dvw", "staleness_weighted")
+    return reweighted or (table.get("scheduling") or {}).get("kind", "synchronous") != "synchronous"
+
+
+def _table(history: History) -> dict[str, Any]:
+    recipe = history.meta.get("recipe")
+    return recipe.get("table") or {} if isinstance(recipe, dict) else {}
+
+
+def _stale(history: History) -> bool:
+    return any(row["staleness"] for row in trained(history))
+
+
+def _uneven(values: dict[int, float]) -> bool:
+    """Whether bars would differ: many equal bars say less than a sentence."""
+    return bool(values) and max(values.values()) - min(values.values()) > 0.02 * max(values.values())
+
+
+def _equal(comparison: Comparison, title: str, measure: Measure) -> str:
+    """A sentence about labels whose clients are all alike in a measure."""
+    said = []
+    for label, runs in comparison.by_label.items():
+        values = measure(runs[0])
+        if any(values.values()) and not _uneven(values):
+            one = next(iter(values.values()))
+            said.append(f"{label} {f'{one:.0%}' if measure is idle else f'{one:.3g}'}")
+    return f"{title}, the same for all that took part: {', '.join(said)}." if said else ""
+
+
+def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: Measure) -> Chart | None:
+    data, percent = [], measure is idle
+    for label, runs in comparison.by_label.items():
+        values = measure(runs[0])
+        if not _uneven(values):
+            continue
+        clients = sorted(values, key=lambda client: -values[client])[:SHOWN]
+        colour, _ = series(comparison.labels, label)
+        data.append(
+            {
+                "type": "bar",
+                "name": html.escape(label, quote=False),
+                "meta": label,
+                "x": [short(runs[0].names.get(client, str(client))) for client in clients],
+                "y": [values[client] for client in clients],
+                "marker": {"color": colour},
+                "hovertemplate": "%{y:.0%}" if percent else "%{y:.3~g}",
+            }
+        )
+    if not data:
+        return None
+    few = max(len(bars["x"]) for bars in data) <= 20
+    axis = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
+    return Chart(
+        f"plot-{name}",
+        title,
+        caption,
+        data,
+        {
+            "height": 320,
+            "hovermode": "x unified",
+            "barmode": "group",
+            "xaxis": {"title": {"text": "Client"}, "type": "category", "tickangle": "auto", "nticks": 0 if few else 12},
+            "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
+        },
+        wide=False,
+    )
+
+
+def _weights(label: str, history: History) -> Chart | None:
+    """The shares of clients in the global model over time, stacked."""
+    at, found = shares(history)
+    if len(at) < 3 or not 2 <= len(found) <= COLOURS * 4:
+        return None
+    every = -(-len(at) // POINTS)
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "all",
+            "name": short(history.names.get(client, f"client {client}"), 40),
+            "x": at[::every],
+            "y": values[::every],
+            "line": {"width": 0.5, "color": charts.group(place), "shape": "hv"},
+            "fillcolor": f"{charts.group(place)}/{0.75 if place < len(GROUPS_LIGHT) else 0.4}",
+            "hovertemplate": "%{y:.1%}",
+        }
+        for place, (client, values) in enumerate(found.items())
+    ]
+    heaviest = max(found, key=lambda client: mean(found[client]) or 0.0)
+    names = {client: history.names.get(client, f"client {client}") for client in found}
+    heavy, first = names[heaviest], names[next(iter(found))]
+    averages = sorted((mean(values) or 0.0 for values in found.values()), reverse=True)
+    clear = averages[0] > 1.1 * averages[1]  # a headline about a hair's breadth would be none
+    over = "time" if history.final["seconds"] else "server steps"
+    return Chart(
+        f"plot-weights-{html.escape(label)}",
+        f"{label}: {heavy} has the largest weight" if clear else f"{label}: weight of each client",
+        f"Share of each client in the global model over {over}, {first} at the bottom.",
+        data,
+        {
+            "height": 320,
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": "Seconds on the run's clock" if over == "time" else "Server steps"}},
+            "yaxis": {"title": {"text": "Share"}, "tickformat": ".0%", "range": [0, 1]},
+        },
+        wide=False,
+    )

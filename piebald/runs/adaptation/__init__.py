@@ -1,0 +1,23 @@
+"""Adaptation of a finished run to clients that took no part in its training."""
+
+from typing import TYPE_CHECKING
+
+from piebald.core.discovery import lazy_names
+
+if TYPE_CHECKING:
+    from piebald.runs.adaptation.held_out import check_newcomers as check_newcomers
+    from piebald.runs.adaptation.held_out import hold_out as hold_out
+    from piebald.runs.adaptation.methods import EPOCHS as EPOCHS
+    from piebald.runs.adaptation.methods import Adaptation as Adaptation
+    from piebald.runs.adaptation.methods import AdaptationMethod as AdaptationMethod
+    from piebald.runs.adaptation.methods import fit as fit
+    from piebald.runs.adaptation.newcomer_file import from_file as from_file
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "held_out": ("check_newcomers", "hold_out"),
+        "methods": ("EPOCHS", "Adaptation", "AdaptationMethod", "fit"),
+        "newcomer_file": ("from_file",),
+    },
+)

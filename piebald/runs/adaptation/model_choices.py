@@ -1,0 +1,119 @@
+"""Each client of a simulated run chooses its best model when the run has ended (`contracts.OwnChoice`).
+
+The choices are notes of the run's last step, one for each client, and the chosen models that are no shared ones lie
+beside them as `chosen-<client>.safetensors`.  Clients are asked in groups that are always the same, and a group is
+recorded at once, so a run that was killed meanwhile asks the groups that are missing, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from piebald.methods.choice import local_work
+from piebald.contracts import Clients, OwnChoice, Result
+from piebald.methods.queries import confusion
+from piebald.storage.chosen_models import AXIS, noted, write_model
+from piebald.storage.store import RunStore
+from piebald.engines.engine_choice import stack_limit
+from piebald.server import ServerLoop
+
+GROUP = 256  # clients that are asked at once, or fewer where their models are large
+_COUNTED = ("ok", "late", "excluded")  # results for which a client has worked
+
+
+def choose(
+    server: ServerLoop, store: RunStore, clients: Clients, query: OwnChoice, show: Callable[[int, int], None]
+) -> dict[int, Tensor]:
+    """Let each client choose, and record what it chose.
+
+    Args:
+        server: the loop, after its run.
+        store: where the choices are recorded.
+        clients: who holds what.
+        query: the query, without the clients' tasks.
+        show: is told how many clients of how many have chosen.
+
+    Returns:
+        The chosen models [p] by client that are no shared ones, where the store keeps none.
+    """
+    done, work = noted(store.rows("note")), _work(store)
+    plan, seed = server.evaluation, server.work.seed
+    classes = 0 if plan.count is None else plan.count.classes
+    counted = {client: query.model_copy(update={"classes": classes}) for client, _ in plan.counting(server.known, seed)}
+    models: dict[int, Tensor] = {}
+    size = max(1, min(GROUP, stack_limit(server.work)))
+    for first in range(0, len(clients), size):
+        group = range(first, min(first + size, len(clients)))
+        if group[0] not in done:
+            asked = [
+                (client, _own_query(server, clients, counted.get(client, query), client, work.get(client, ())))
+                for client in group
+            ]
+            results = {result.task.client: result for result in server.ask_for_report(asked)}
+            models |= _recorded(server, store, query, group, results)
+        show(group[-1] + 1, len(clients))
+    return models
+
+
+def _work(store: RunStore) -> dict[int, list[tuple[str, int]]]:
+    """The training tasks by client for which it has worked: `Task.rng_version`, and the steps taken."""
+    asked: dict[tuple[int, int], int] = {}
+    found: dict[int, list[tuple[str, int]]] = {}
+    rows = store.query("SELECT client, sent_version, steps, status FROM result WHERE kind = 'train' ORDER BY id")
+    for row in rows:
+        attempt = asked.get(place := (row["client"], row["sent_version"]), 0)
+        asked[place] = attempt + 1
+        if row["status"] in _COUNTED:
+            name = f"{row['sent_version']}.{attempt}" if attempt else str(row["sent_version"])
+            found.setdefault(row["client"], []).append((name, row["steps"] or 0))
+    return found
+
+
+def _own_query(
+    server: ServerLoop, clients: Clients, query: OwnChoice, client: int, tasks: Sequence[tuple[str, int]]
+) -> OwnChoice:
+    rows = clients.size(client, "train") or 0
+    passes = tuple(local_work(server.work.trainer, rows, steps) for _, steps in tasks)
+    return query.model_copy(update={"tasks": tuple(name for name, _ in tasks), "passes": passes})
+
+
+def _recorded(
+    server: ServerLoop, store: RunStore, query: OwnChoice, group: Sequence[int], results: Mapping[int, Result]
+) -> dict[int, Tensor]:
+    """Record the choices of a group of clients; returns the chosen models that are not written to a folder."""
+    notes: list[dict[str, Any]] = []
+    scores: list[dict[str, Any]] = []
+    counts: list[dict[str, Any]] = []
+    models: dict[int, Tensor] = {}
+    for client in group:
+        update = results[client].update if client in results else None
+        if update is None:
+            value: dict[str, Any] = {"chosen": None, "why": "it gave no usable answer, so it keeps the shared model"}
+        else:
+            value = query.record(update.metrics, update.examples)
+            scores += _scores(server, query, client, value)
+            if (matrix := update.vectors.get("confusion")) is not None and query.split is not None:
+                counts += confusion.counted(server.version, client, "chosen", query.split, matrix)
+            if query.is_new(value["chosen"]):
+                models[client] = update.vectors["model"]
+        notes.append({"axis": AXIS, "cluster": 0, "name": f"client-{client}", "value": value})
+    if store.path is not None:
+        for client, model in models.items():
+            write_model(store.path, client, model)
+    store.scores(scores)
+    store.confusion(counts)
+    store.add_notes(notes)
+    return {} if store.path is not None else models
+
+
+def _scores(server: ServerLoop, query: OwnChoice, client: int, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the table `score` that judge the chosen model."""
+    judged, split = choice.get("judged"), query.split
+    if judged is None or split is None:
+        return []
+    about = {"version": server.version, "client": client, "model": "chosen", "split": split}
+    rows = judged["chosen"].items()
+    return [about | {"metric": name, "value": value, "examples": judged["rows"]} for name, value in rows]

@@ -1,0 +1,99 @@
+"""A newcomer's rows from a file, a folder or a function, read in the same way as the run's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from piebald import data
+from piebald.contracts import Clients
+from piebald.data.sets.named import named
+from piebald.data.sets.dataset import DataSet
+from piebald.data.sets.decoded import Decoded
+from piebald.data.sets.folders import grey
+from piebald.core.errors import SettingError
+from piebald.data.embeddings.embedded import embedded_by
+from piebald.data.partition import clients_from
+from piebald.data.clients.client_tables import is_table, read_table
+from piebald.data.clients.data_source import DataSource
+from piebald.core.references import USERS, is_reference, of_folder
+
+
+def from_file(
+    source: str,
+    target: str | None,
+    meta: Mapping[str, Any],
+    validation: float = 0.2,
+    test: float = 0.2,
+    plugins: Sequence[str] = (),
+) -> Clients:
+    """A newcomer's rows as a client, read in the same way as the data of the run that `meta` describes.
+
+    Args:
+        source: see `DataSource.source`; a folder has one folder for each class.
+        target: the column of a table to predict, by default the one of the run.  The inputs are the run's features, or
+            else all other columns in the order of the file, without the run's client column.
+        meta: the description of the run.
+        validation, test: the shares of validation and test rows.
+        plugins: modules of the user's that the run may name, see `piebald.resume`.
+
+    Raises:
+        SettingError: the rows cannot be read, or have unexpected content.
+    """
+    settings = of_folder("", plugins).mark(meta.get("settings") or {})
+    made = _rows(source, target, settings, meta.get("classes"), validation, test)
+    if settings.get("extractor") is None:
+        return made
+    return embedded_by(made, settings["extractor"])
+
+
+def _rows(
+    source: str, target: str | None, settings: Mapping[str, Any], classes: Any, validation: float, test: float
+) -> Clients:
+    given = settings.get("data") or {}
+    path = Path(source)
+    loaded: Any
+    if is_table(path) and not is_reference(source):
+        loaded = _of_table(path, target or given.get("target"), given)
+    elif path.is_dir():
+        loaded = _of_folder(path, settings)
+    else:
+        loaded = DataSource(source=USERS.mark(source)).load()
+    if not isinstance(loaded, DataSet):
+        return loaded  # type: ignore[no-any-return]
+    if isinstance(loaded.x, Decoded):
+        raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
+    has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
+    y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
+    return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
+
+
+def _of_table(path: Path, target: str | None, given: Mapping[str, Any]) -> Any:
+    """A table with the columns of the run's own."""
+    if target is None:
+        raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
+    frame = read_table(path, given.get("client"))
+    client = given.get("client") if given.get("client") in frame.columns else None
+    more = {name: given[name] for name in ("features", "regression", "tokens") if given.get(name)}
+    return DataSource(source=str(path), client=client, target=target, **more).rows_of(frame)
+
+
+def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
+    """Images or recordings in the size of the run's data set."""
+    given = settings.get("data") or {}
+    if not given:
+        raise SettingError(f"{path} is a folder, but the run was started from Python: load it there and call adapt")
+    if given.get("source") is not None:
+        return DataSource(**{**given, "source": str(path), "client": None}).load()
+    shape = named(given["name"]).input_shape
+    if len(shape) == 3 and shape[1] == shape[2]:
+        found = data.image_folder(path, side=shape[1])
+        return found if shape[0] == 3 else grey(found)
+    if len(shape) == 2 and shape[0] == 1:
+        return data.audio_folder(path, seconds=shape[1] / 16_000)
+    raise SettingError(
+        f"{path} is a folder, but the run's inputs {list(shape)} are neither square images nor recordings"
+    )

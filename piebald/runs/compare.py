@@ -1,0 +1,159 @@
+"""Run several recipes on the same clients and seeds, after checking all of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from piebald.methods import recipes
+from piebald.core.arguments import PathLike, Seeds, check_some, checked
+from piebald.contracts import Clients
+from piebald.core.errors import SettingError, check_names
+from piebald.runs.run import resume, run
+from piebald.runs.finished_run import Run
+from piebald.data.clients.sources import clients_of
+from piebald.runs.prepare import Model, Options, check_repeats, prepare
+from piebald.methods.recipe import Recipe
+from piebald.core.references import USERS
+from piebald.report.comparison import Comparison
+from piebald.storage.store import RunStore
+
+_OWN = {"recipe", "clients", "model", "seed", "out", "label", "progress"}  # arguments of run that are not passed on
+
+
+@checked
+def compare(
+    methods: Mapping[str, Recipe | str] | Sequence[Recipe | str],
+    clients: Clients | Any,
+    model: Model | Mapping[str, Model],
+    *,
+    seeds: Seeds = (0,),
+    out: PathLike | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Comparison:
+    """Run several recipes on the same clients and seeds, so that their results can be paired.
+
+    All recipes are prepared and checked before the first one trains.
+
+    Args:
+        methods: recipes or their names, by label or in a list.
+        clients, options: see `run`.  If the clients are a function of the seed, each seed has its own partition, the
+            same for all recipes.
+        model: see `run`, for all recipes; or a mapping from labels to models, where recipes need different ones.  If it
+            is a function of the seed, each seed has its own initial model, the same for all recipes that share it.
+        seeds: each recipe runs once for each seed; they must differ.
+        out: a folder for the run folders; finished runs in it are not repeated, interrupted ones are resumed.
+        progress: show a progress bar for each run.
+
+    Raises:
+        SettingError: an option is wrong, or a recipe cannot be run on these clients: the message names the recipe.
+            Nothing has been trained then.
+    """
+    known = inspect.signature(run).parameters.keys() - _OWN
+    check_names("option of compare", options, known)
+    check_some(run, options)
+    options = USERS.mark(options)
+    methods = _by_label(methods)
+    if not methods:
+        raise SettingError("a comparison needs at least one recipe, got none")
+    if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
+        raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
+    planned = list(_planned(methods, clients, _models(model, methods), seeds, out))
+    for one in planned:
+        one.check(options)
+    return Comparison([one.made(options, progress) for one in planned])
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One run of a comparison."""
+
+    label: str
+    recipe: Recipe
+    clients: Clients
+    model: Model
+    seed: int
+    folder: Path | None
+
+    @property
+    def exists(self) -> bool:
+        return self.folder is not None and (self.folder / "run.db").exists()
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Refuse what could not be run, or what was run otherwise, in a sentence that names the recipe."""
+        wanted = {field.name: options[field.name] for field in fields(Options) if field.name in options}
+        own = Options(**wanted | {"seed": self.seed, "label": self.label})
+        try:
+            if self.folder is not None and self.exists:
+                with RunStore.open_read_only(self.folder) as store:
+                    check_repeats(self.folder, store.meta, self.recipe, own)
+            prepare(self.recipe, self.clients, self.model, own)
+        except SettingError as error:
+            advice = f"nothing was trained: correct {self.label!r}, or leave it out of the comparison"
+            raise SettingError(f"recipe {self.label!r}: {error}; {advice}") from error
+
+    def made(self, options: Mapping[str, Any], progress: bool) -> Run:
+        """Run it, or resume it where its folder has begun."""
+        if self.folder is not None and self.exists:
+            given = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
+            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **given)
+        return run(
+            self.recipe,
+            self.clients,
+            self.model,
+            seed=self.seed,
+            out=self.folder,
+            label=self.label,
+            progress=progress,
+            **options,
+        )
+
+
+def _planned(
+    methods: Mapping[str, Recipe],
+    clients: Any,
+    models: Mapping[str, Model],
+    seeds: Sequence[int],
+    out: Path | str | None,
+) -> Iterator[_Planned]:
+    federation = None if callable(clients) else clients_of(clients)
+    for seed in seeds:
+        if callable(clients):
+            federation = clients_of(clients(seed))
+        assert federation is not None
+        for label, recipe in methods.items():
+            folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
+            yield _Planned(label, recipe, federation, models[label], seed, folder)
+
+
+def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:
+    if isinstance(methods, Mapping):
+        return {label: recipes.make(one) if isinstance(one, str) else one for label, one in methods.items()}
+    made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
+    named = {method.name: method for method in made}
+    if len(named) < len(made):
+        raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
+    return named
+
+
+def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) -> Mapping[str, Model]:
+    """The model of each recipe."""
+    if not isinstance(model, Mapping):
+        return dict.fromkeys(labels, model)
+    check_names("recipe of this comparison", model, labels)
+    if missing := [label for label in labels if label not in model]:
+        raise SettingError(
+            f"model must have a model for each label, but has none for {missing[0]!r}: add it, or give one for all"
+        )
+    return model
+
+
+def _folder_name(label: str) -> str:
+    kept = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
+    if len(kept) > 200:  # file systems allow 255 bytes
+        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(kept)}")
+    return kept or "run"

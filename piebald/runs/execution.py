@@ -1,0 +1,151 @@
+"""Run a prepared run to its end."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piebald.runs import adaptation
+from piebald.runs.adaptation.model_choices import choose
+from piebald.report.callbacks import Callback, ObservedRecorder
+from piebald.contracts import DismissesSites
+from piebald.core.errors import RunFolderError
+from piebald.runs.finished_run import Run
+from piebald.runs.lineage import Inheritance, hand_out
+from piebald.core.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
+from piebald.runs.prepare import PreparedRun
+from piebald.runs.progress import Bar
+from piebald.storage.store import RunStore
+from piebald.server import ServerLoop
+from piebald.server.best_version import ModelSnapshot
+from piebald.server.cluster_state import Keep
+from piebald.core.stored_vectors import mapped
+
+_log = logging.getLogger(__name__)
+
+
+def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
+    """The same run, whose first numbers lie in a file where they are long (`RuntimeSettings.map_above`)."""
+    return replace(plan, work=replace(plan.work, initial=_keep(plan, folder)(plan.work.initial)))
+
+
+def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
+    """Where the server's vectors lie: in memory, or in files in the run's folder."""
+    room = Path(tempfile.gettempdir()) if folder is None else folder
+    return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
+
+
+def _server_device(plan: PreparedRun) -> torch.device:
+    """Where the server computes: with the engine where that leaves it nothing but sums, else on the host.
+
+    Where updates are compared, kept, hidden or limited one by one, and where models lie in files or differ in their
+    numbers, it needs what is on the host.
+    """
+    recipe, work = plan.recipe, plan.work
+    alone = recipe.requires_individual_updates or plan.check.limits_weights or bool(recipe.transforms)
+    files = work.initial.nbytes > plan.runtime.map_above
+    device, elsewhere = plan.runtime.server_device(), work.own_models is not None or work.choice is not None
+    return HOST if alone or files or recipe.masking or elsewhere or float64_device(device) != device else device
+
+
+def execute(
+    plan: PreparedRun, store: RunStore, progress: bool, listeners: Sequence[Callback], started: Inheritance | None
+) -> Run:
+    """Open the runtime, begin with what was taken over or the last checkpoint if there is one, and run to the end."""
+    runtime, device = plan.runtime.open(plan.work, plan.clients), _server_device(plan)
+    recorder = ObservedRecorder(store, listeners)
+    with (
+        existing_objects_frozen(),
+        naming_lost(),
+        _ending(store, runtime, recorder),
+        Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
+    ):
+        server = ServerLoop(
+            plan.recipe,
+            runtime,
+            plan.work,
+            recorder,
+            known=len(plan.clients),
+            rounds=plan.rounds,
+            stop=plan.stop,
+            evaluation=plan.measuring,
+            checkpoint_every=plan.checkpoint_every,
+            check=plan.check,
+            watch=bar.show,
+            secret=not plan.runtime.simulates,
+            keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
+            device=device,
+        )
+        last = store.last_checkpoint()
+        for note in store.notes:
+            _log.warning("%s", note)
+        if started is not None:
+            server.begin_with(started.taken)
+        if last is not None:
+            server.restore(last[1])
+        elif started is not None:
+            hand_out(started.taken, runtime)
+        recorder.start(server.version)
+        server.run()
+        if notes := getattr(runtime, "step_notes", None):
+            store.set_meta(recorded_steps=dict(notes))
+        version, models = _kept(store, server)
+        chosen: dict[int, Tensor] = {}
+        if plan.work.choice is not None and plan.runtime.simulates:  # else each site does it
+            chosen = choose(server, store, plan.clients, plan.work.choice, bar.show_choices)
+        if plan.unseen is not None:
+            ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.sharing)
+            numbers = range(len(plan.unseen))
+            store.set_meta(newcomers=[adaptation.fit(ended, plan.unseen, client).table() for client in numbers])
+    if store.path is not None:
+        store.close()  # releases the lock: the run is only read from here on
+    source = store if store.path is None else store.path
+    return Run(source, plan.work, plan.clients, version, models, plan.recipe.sharing, chosen)
+
+
+def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
+    """The version that the run ends with, and its global models."""
+    best = server.best
+    if best.version is None:
+        return server.version, server.models.on_host()
+    store.set_meta(best=best.version)
+    if best.models is not None:
+        return best.version, best.models.on_host()
+    return best.version, ModelSnapshot.of(store.server_checkpoint(best.version))
+
+
+@contextmanager
+def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterator[None]:
+    """Record how the run ended, whatever happens, tell the callbacks, and close the runtime and the store."""
+    status = "failed"
+    try:
+        yield
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "stopped"
+        raise
+    finally:
+        told = status != "finished"  # to the sites, that it has ended
+        try:
+            if not told and isinstance(runtime, DismissesSites):
+                runtime.dismiss()  # sites may go home
+            told = True
+        finally:  # also where somebody does not wait for them: a server that still listens would keep its sites
+            runtime.close()
+            try:
+                store.finish(status)
+            except RunFolderError:  # a full disk: the error that ended the run is already being raised
+                if status == "finished":
+                    raise
+            recorder.end(status)
+            if status != "finished" or not told:
+                store.close()

@@ -1,0 +1,229 @@
+"""A finished run in memory: its tables and its models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from piebald.core import pytree
+from piebald.core.arguments import PathLike, checked, checked_class
+from piebald.methods.choice.candidates import SHARED
+from piebald.methods.choice.knn_per import NEIGHBOURS
+from piebald.methods.client_work import ClientWork
+from piebald.contracts import Clients, OwnChoice, RowsAtSites, Split
+from piebald.core.errors import SettingError, unknown
+from piebald.report.export import Exported, ExportFormat, export_model, model_card
+from piebald.models import NearestNeighbours, StandardisedInputs
+from piebald.data.clients.standardise import Standardisation, constants_of_run
+from piebald.core.pytree import Tree
+from piebald.storage.chosen_models import read_model
+from piebald.storage.store import RunStore
+from piebald.report.tables import History
+from piebald.engines.engine_choice import make_engine
+from piebald.engines.serve_stack import personal_model
+from piebald.engines.stack import PRIVATE
+from piebald.server.best_version import ModelSnapshot
+from piebald.methods.sharing.base import Sharing
+
+
+@checked_class
+class Run(History):
+    """A finished run: its tables and its models.  Its run folder stays open for reading until `close`.
+
+    The models are those of the last server step, or of the best version where the run keeps that.
+
+    Attributes:
+        work: the model, its layout and objective, as clients received them.
+        cluster_models: the global models [s] by the number of their cluster.
+        main: the number of the main cluster, whose model is the global model of the run.
+    """
+
+    def __init__(
+        self,
+        source: RunStore | Path,
+        work: ClientWork,
+        clients: Clients,
+        version: int,
+        models: ModelSnapshot,
+        sharing: Sharing,
+        chosen: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        super().__init__(source)
+        self.work = work
+        self.main = models.main
+        first = {0: work.initial[: work.layout.shared]}  # where no client is in a cluster yet
+        self.cluster_models: Mapping[int, Tensor] = dict(sorted((first | dict(models.clusters)).items()))
+        self._clients = clients
+        self._version = version
+        self._cluster_of, self._own_buffers = models.cluster_of, models.own_buffers
+        self._sharing = sharing
+        self._chosen = chosen or {}
+
+    @checked
+    def number(self, client: int | str) -> int:
+        """The number of a client, given its name or its number.
+
+        Raises:
+            SettingError: no client has this name or number.
+        """
+        names = list(self._clients.names)
+        if isinstance(client, str):
+            if client in names:
+                return names.index(client)
+            if not client.isdecimal():
+                raise unknown("client", client, names)
+            client = int(client)
+        if not 0 <= client < len(names):
+            raise SettingError(f"client must be a number from 0 to {len(names) - 1}, got {client}")
+        return client
+
+    @checked
+    def model(self, client: int | str | None = None) -> nn.Module:
+        """A copy of the user's module, ready to use; it reads standard scores where the run has a `standardisation`.
+
+        Args:
+            client: None gives the global model (of the main cluster where there are several), with its initial private
+                layers, if any.  A name or number gives that client's model: the one that it has chosen (`keep =
+                "best_for_each"`, see `choices`), else its personal model: with its private layers, fine-tuned, or
+                trained beside the global model (Ditto), as the recipe defines.  With `keep = "knn_per"` it is a
+                `models.NearestNeighbours` where the client's own rows help.
+
+        Raises:
+            SettingError: the recipe makes personal models and the run was not kept in a folder, or the model never
+                leaves its site.
+        """
+        number = None if client is None else self.number(client)
+        work = self.work if number is None else self.work.of(number)
+        module = copy.deepcopy(work.model)
+        work.layout.load(module, self.start() if number is None else self._personal(number))
+        near = None if number is None else self._choice_of(number).get(NEIGHBOURS)
+        if number is None or near is None:
+            return module.eval()
+        rows = self._clients.rows(number, "train")
+        return NearestNeighbours(module, rows.x, pytree.single(rows.y, "classes of remembered rows"), **near)
+
+    @checked
+    def start(self, cluster: int | None = None) -> Tensor:
+        """The model vector [p] that a newcomer starts from: a cluster's model with the initial private parameters."""
+        wanted = self.main if cluster is None else cluster
+        if wanted not in self.cluster_models:
+            raise SettingError(f"cluster must be one of {sorted(self.cluster_models)}, got {wanted}")
+        shared = self.cluster_models[wanted]
+        return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
+
+    @property
+    def standardisation(self) -> Standardisation | None:
+        """The constants of the standard scores that the models read, None where they read inputs as they are."""
+        return constants_of_run(self.meta)
+
+    @checked
+    def save(
+        self,
+        path: PathLike,
+        client: int | str | None = None,
+        *,
+        file_format: ExportFormat | None = None,
+        example: Tree | None = None,
+    ) -> Path:
+        """Write a model to a file that other programs read.
+
+        Where the run's inputs are standard scores, the model is written inside a `models.StandardisedInputs` with the
+        run's constants, so that it reads inputs as they are.
+
+        Args:
+            path: a new file, whose suffix chooses the format: .safetensors, .pt (state dict), .pt2 (torch.export) or
+                .onnx; or a new folder, for Hugging Face, with a model card.
+            client: whose model, see `model`.
+            file_format: the format, where the suffix should not choose it.
+            example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
+                client's first row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
+
+        Returns:
+            The path.
+
+        Raises:
+            SettingError: the path exists, or the model cannot be written in this format.
+        """
+        number = None if client is None else self.number(client)
+        about = {
+            "piebald": str(self.meta.get("piebald")),
+            "recipe": self.recipe,
+            "label": self.label,
+            "architecture": type(self.work.model).__name__,
+            "server_steps": str(self._version),
+            "client": "" if number is None else str(self._clients.names[number]),
+        }
+        constants, module = self.standardisation, self.model(client)
+        exported = Exported(
+            module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation),
+            lambda: self._example() if example is None else example,
+            lambda: model_card(self, number),
+            about,
+        )
+        return export_model(exported, Path(path), file_format)
+
+    def _example(self) -> Tree:
+        """The first row that a client holds on this machine."""
+        at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
+        for client in () if at_sites else range(len(self._clients)):
+            for split in get_args(Split):
+                rows = self._clients.rows(client, split)
+                if len(rows):
+                    return rows[:1].x
+        raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
+
+    def _personal(self, client: int) -> Tensor:
+        choice = self.work.choice
+        if choice is not None and (chosen := self._chosen_by(client, choice)) is not None:
+            return chosen
+        work, layout = self.work.of(client), self.work.of(client).layout
+        state = work.initial_state()
+        if layout.private:
+            state[PRIVATE] = self._sharing.initial_private(work.initial[layout.shared :], layout, client)
+        if state:
+            if self._at_sites:
+                raise SettingError(
+                    f"the state of client {client} never leaves its site: its personal model is in the site's folder"
+                )
+            if self.path is None:
+                raise SettingError("the state of clients is only kept in a run folder: run with out='some/folder'")
+            # a client that never took part keeps the initial state
+            state |= self._store.client_state(client, self._version)
+        engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), bfloat16=False)
+        return personal_model(engine, client, self._version, self._shared_with(client), state)
+
+    def _shared_with(self, client: int, cluster: int | None = None) -> Tensor:
+        """The model [s] of a cluster, by default the client's own, as far as the client's model has its numbers."""
+        chosen = self._cluster_of.get(client, self.main) if cluster is None else cluster
+        model, number = self.cluster_models[chosen], self.work.number(client)
+        buffers = self._own_buffers.get(chosen, {}).get(str(number))
+        if number is not None and buffers is not None:
+            model = self.work.with_buffers(number, model, buffers)
+        held = self.work.held(number)
+        return model if held is None else model[held]
+
+    def _chosen_by(self, client: int, choice: OwnChoice) -> Tensor | None:
+        """The model [p] that a client has chosen, None where it has chosen nothing or what the recipe gives it."""
+        if self._at_sites:
+            raise SettingError(
+                f"client {client} chooses its model at its site and tells nobody: it is in the site's folder"
+            )
+        name = self._choice_of(client).get("chosen")
+        if name in SHARED:
+            return self._shared_with(client, self.main if name == "global" else None)
+        if name is None or self.path is None or not choice.is_new(name):
+            return self._chosen.get(client)
+        return read_model(self.path, client)
+
+    def _choice_of(self, client: int) -> Mapping[str, Any]:
+        """The record of a client's choice, empty where it has made none."""
+        return next((row for row in self.choices if row["client"] == client), {})
+
+    @property
+    def _at_sites(self) -> bool:
+        return bool(self.meta.get("runtime", {}).get("kind") == "federation")

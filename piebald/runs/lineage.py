@@ -1,0 +1,238 @@
+"""Runs that go on from a finished one: what they take over, where it is kept, and what is recorded of it.
+
+    start.safetensors   in the folder of the new run: what it took over, so that it needs the other folder no more
+
+Server steps, tables, limits and budgets begin anew.  What is taken depends on what both runs have in common; the value
+`lineage` of the run folder says what was taken and what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from piebald.methods.client_work import ClientWork
+from piebald.contracts import Checkpoint, Clients, TakesClientState
+from piebald.core.errors import RunFolderError, SettingError
+from piebald.core.reading.files import read_bytes
+from piebald.core.reading.tensors import opened_tensors
+from piebald.methods.recipe import Recipe
+from piebald.storage.run_folder import START
+from piebald.storage.schema import explained
+from piebald.storage.store import RunStore
+from piebald.engines.stack import PRIVATE
+from piebald.server.inherited_models import fitting_models
+from piebald.core.tensor_store import by_client
+
+_STATE = "client_state"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedRun:
+    """What a finished run left.
+
+    Attributes:
+        path: its folder.
+        meta: what describes it.
+        version: the server step whose models it kept.
+        checkpoint: the state after that step, with that of its clients where they were simulated.
+        names: the names of its clients by number, empty where there were too many to write down.
+    """
+
+    path: Path
+    meta: Mapping[str, Any]
+    version: int
+    checkpoint: Checkpoint
+    names: Sequence[str]
+
+    @classmethod
+    def at(cls, path: Path) -> FinishedRun:
+        """Read what the run in a folder left.
+
+        Raises:
+            RunFolderError: there is no finished run, or it is damaged.
+        """
+        with RunStore.open_read_only(path) as store:
+            meta = store.meta
+            if meta.get("status") != "finished":
+                raise RunFolderError(
+                    f"the run in {path} is not finished, so nothing can go on from it: finish it with piebald resume "
+                    f"{path}"
+                )
+            version = meta.get("best") or store.version
+            names = [str(row["name"]) for row in store.rows("client")]
+            return cls(path, meta, version, store.checkpoint_of(version), names)
+
+    @property
+    def seeds(self) -> set[int]:
+        """The seeds of this run and of those that it goes on from."""
+        return {int(self.meta["seed"] or 0), *(self.meta.get("lineage") or {}).get("seeds", ())}
+
+    @property
+    def federation(self) -> str | None:
+        """The number under which the sites of a real federation keep their part of this run."""
+        found = self.checkpoint.values["runtime"].get("run")
+        return None if found is None else str(found)
+
+    def fresh_seed(self, wanted: int) -> int:
+        """A seed that no run before had: with the same one, batches and simulated noise would be those of then."""
+        seed = wanted
+        while seed in self.seeds:
+            seed += 1
+        if seed != wanted:
+            log.warning(
+                "the run in %s, or one before it, had seed %d already, so this one has seed %d and other batches",
+                self.path, wanted, seed,
+            )  # fmt: skip
+        return seed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inheritance:
+    """What a run takes over.
+
+    Attributes:
+        taken: models and state as in a checkpoint, see `cluster_models.fitting_models`.
+        about: what the run folder records (`lineage`).
+        body: the same as the bytes of `start.safetensors`.
+    """
+
+    taken: Checkpoint
+    about: Mapping[str, Any]
+    body: bytes
+
+    @classmethod
+    def of_folder(cls, folder: Path, meta: Mapping[str, Any]) -> Inheritance | None:
+        """What the run in a folder took over, None where it began with a model of its own.
+
+        Raises:
+            RunFolderError: it is missing or damaged.
+        """
+        about = meta.get("lineage")
+        if about is None:
+            return None
+        with explained(f"{folder / START} cannot be read"):
+            body = read_bytes(folder / START, most=None, links=False)
+        if hashlib.sha256(body).hexdigest() != about["sha256"]:
+            raise RunFolderError(f"{folder / START} is damaged: its SHA-256 is not the one recorded")
+        try:
+            with opened_tensors(folder / START) as file:
+                values = json.loads(file.metadata()["values"])
+            return cls(Checkpoint(load(body), values), about, body)
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{folder / START} cannot be read: {type(error).__name__}") from None
+
+
+def inherit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Clients) -> Inheritance:
+    """What a prepared run takes over from a finished one.
+
+    Raises:
+        SettingError: the models do not fit.
+    """
+    _check_fit(finished, recipe, work, clients)
+    names = [str(clients.names[client]) for client in range(len(clients))]
+    before = finished.names or names[: int(finished.meta["clients"])]
+    place = {name: number for number, name in enumerate(names)}
+    numbers = {old: place[name] for old, name in enumerate(before) if name in place}
+    same = _same_components(finished.meta["recipe"]["table"], recipe)
+    models, kinds = fitting_models(finished.checkpoint, work, same, names[: len(before)] == list(before))
+    states = _client_states(finished, work, same, numbers)
+    held = sorted({client for client in states if PRIVATE in states[client]})
+    named = {f"{_STATE}/{client}/{name}": tensor for client, own in states.items() for name, tensor in own.items()}
+    taken = Checkpoint({**models.tensors, **named}, {"cluster_models": dict(models.values), "initialized": held})
+    body = save({n: t.detach().cpu().contiguous().clone() for n, t in taken.tensors.items()}, _metadata(taken))
+    if states:
+        kinds = [*kinds, f"the state of {len(states)} clients"]
+    return Inheritance(taken, _about(finished, kinds, sorted(set(names) - set(before)), body), body)
+
+
+def hand_out(taken: Checkpoint, runtime: Any) -> None:
+    """Give a runtime that keeps the state of clients what they take over."""
+    states = {name: tensor for name, tensor in taken.tensors.items() if name.startswith(f"{_STATE}/")}
+    if states and isinstance(runtime, TakesClientState):
+        runtime.take_client_state(states)
+
+
+def _metadata(taken: Checkpoint) -> dict[str, str]:
+    return {"values": json.dumps(dict(taken.values), sort_keys=True)}
+
+
+def _about(finished: FinishedRun, kinds: Sequence[str], newcomers: Sequence[str], body: bytes) -> dict[str, Any]:
+    meta, before = finished.meta, finished.meta.get("lineage") or {}
+    return {
+        "run": meta.get("id"),  # folders of earlier versions have none
+        "folder": str(finished.path),
+        "recipe": meta["recipe"]["name"],
+        "step": finished.version,
+        "steps_before": finished.version + int(before.get("steps_before", 0)),
+        "federation": finished.federation,
+        "seeds": sorted(finished.seeds),
+        "taken": list(kinds),
+        "newcomers": list(newcomers),
+        "privacy": meta.get("privacy"),
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "before": before or None,
+    }
+
+
+def _check_fit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Clients) -> None:
+    """Refuse another model, other private layers, another loss or other classes."""
+    meta, path = finished.meta, finished.path
+    mine = {slot.name: list(slot.shape) for slot in work.layout.slots}
+    theirs = {str(name): list(shape) for name, shape in meta["layout"]}
+    for name in {**theirs, **mine}:
+        if mine.get(name) != theirs.get(name):
+            has = [f"has {name} of shape {one[name]}" if name in one else f"has no {name}" for one in (theirs, mine)]
+            raise SettingError(f"the model of the run in {path} {has[0]}, this one {has[1]}: take the same [model]")
+    keeps = work.layout.shared < work.layout.size or work.initial_state()  # state of clients that goes on
+    if keeps and (None if work.own_models is None else work.own_models.plain()) != meta.get("own_models"):
+        raise SettingError("the models of single clients are not those of the finished run: give it the same again")
+    if list(mine) != list(theirs) or meta["shared"] != work.layout.shared:
+        raise SettingError(
+            f"the run in {path} shares {meta['shared']:,} numbers of the model and {recipe.name} shares "
+            f"{work.layout.shared:,}: take a recipe with the same private layers"
+        )
+    for name, now in (("objective", work.objective.name), ("classes", clients.classes and list(clients.classes))):
+        if meta[name] != now:
+            raise SettingError(f"the run in {path} has {name} {meta[name]!r}, this one {now!r}: take the same")
+
+
+def _same_components(table: Mapping[str, Any], recipe: Recipe) -> set[str]:
+    """The axes on which both recipes have the same component with the same settings."""
+    mine = json.loads(json.dumps(recipe.model_dump(), sort_keys=True))
+    found = {axis for axis in Recipe.axes if json.loads(json.dumps(table.get(axis))) == mine[axis]}
+    theirs = table.get("training") or {}
+    return found | ({"trainer"} if theirs.get("kind") == recipe.training.kind else set())
+
+
+def _client_states(
+    finished: FinishedRun, work: ClientWork, same: set[str], numbers: Mapping[int, int]
+) -> dict[int, dict[str, Tensor]]:
+    """The state of clients by their new numbers, where it has the form that this run's has."""
+    form = {name: tuple(tensor.shape) for name, tensor in work.initial_state().items()}
+    if work.layout.shared < work.layout.size:
+        form[PRIVATE] = (work.layout.size - work.layout.shared,)
+    if not form or "trainer" not in same:
+        return {}
+    if work.needs_protected_state and not {"training", "transforms"} <= same:
+        log.warning(
+            "clients begin with a state of their own, since that of %s was not protected as this run protects",
+            finished.path,
+        )
+        return {}
+    return {
+        numbers[client]: own
+        for client, own in by_client(finished.checkpoint.tensors, _STATE).items()
+        if client in numbers and {name: tuple(tensor.shape) for name, tensor in own.items()} == form
+    }

@@ -1,0 +1,382 @@
+"""Run and resume recipes, and adapt finished runs: the functions behind the package's front door."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, get_args
+
+import piebald.runtimes  # noqa: F401 - registers the runtimes
+from piebald.methods import recipes
+from piebald.runs import adaptation
+from piebald.runs.adaptation import Adaptation
+from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
+from piebald.report.callbacks import Callback, Tracker
+from piebald.methods.choice.final_models import Keep
+from piebald.runs.client_description import describe
+from piebald.contracts.component import Component
+from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
+from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
+from piebald.runs.execution import execute, with_mapped_start
+from piebald.runs.finished_run import Run
+from piebald.runs.lineage import FinishedRun, Inheritance, inherit
+from piebald.core.machine import differences
+from piebald.data.partition import clients_from
+from piebald.data.clients.standardise import as_in_run
+from piebald.settings.plugins import read, use_recorded
+from piebald.runs.prepare import Metrics, Model, Options, PreparedRun, is_recorded, prepare
+from piebald.methods.recipe import Recipe
+from piebald.core.references import USERS, Outside, of_folder
+from piebald.storage.store import RunStore
+from piebald.server import StoppingCriteria
+from piebald.server.best_version import ModelSnapshot
+from piebald.server.result_checks import LONGEST_STEP
+from piebald.data.measures.weight_divergence import Measure
+
+_log = logging.getLogger(__name__)
+_OBJECTIVE = ("loss", "metrics")
+
+
+@checked
+def run(
+    recipe: Recipe | str,
+    clients: Clients | Any,
+    model: Model,
+    *,
+    rounds: Count | None = None,
+    stop: StoppingCriteria | Mapping[str, Any] | None = None,
+    seed: Seed = 0,
+    runtime: str | Component | Mapping[str, Any] = "simulator",
+    out: PathLike | None = None,
+    start_from: PathLike | None = None,
+    loss: str | Mapping[str, Any] | Callable[..., Any] | None = None,
+    metrics: Metrics | None = None,
+    evaluate_every: Whole = 1,
+    evaluate_clients: Count | None = None,
+    evaluate_split: Split = "test",
+    per_class: bool | None = None,
+    keep: Keep | Mapping[str, Any] = "last",
+    unseen: float = 0,
+    checkpoint_every: Count | None = None,
+    measure: Measure = "data",
+    label: str | None = None,
+    progress: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    longest_step: Positive = LONGEST_STEP,
+    max_examples: Count | None = None,
+    max_weight: Fraction = 1.0,
+    trackers: Sequence[str | Tracker | Mapping[str, Any]] = (),
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Run a recipe.
+
+    Args: What is trained
+        recipe: a recipe or the name of one.
+        clients: a `Clients` value, or anything that `clients_from` accepts.
+        model: a module, or a function of the seed that makes one.  It is copied, not changed.
+        loss: the name of an objective ("classification", "regression", "l1", "huber", "multilabel",
+            "token_classification", "language_modelling", "survival", "model"), a table of its name and the settings
+            of its loss, or a function (outputs, targets) -> [batch]; None chooses by the targets.
+        seed: the seed of all randomness.
+
+    Args: How long, and where
+        rounds: server steps; 10 by default, or no limit where `stop` is given.
+        stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
+            is reached ends the run.
+        runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
+        longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
+        start_from: the folder of a finished run whose models, and what else fits, this one begins with.
+        max_examples, max_weight: a client's rows count as at most so many, and one update has at most this share of a
+            step, in (0, 1].
+
+    Args: Evaluation
+        metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
+            torchmetrics objects; the first one is the main metric.
+        evaluate_every: server steps between evaluations, 0 for none.
+        evaluate_clients: the number of clients to evaluate on, None for all.
+        evaluate_split: the split to evaluate on.
+        per_class: count each client's rows by class and by what its model takes them for, at the end, see
+            `Run.class_errors`; by default in simulations of at most 1,000 clients and 100 classes.
+        keep: the models that the run ends with: those after the "last" server step; the "best" ones, from the evaluated
+            version with the lowest loss on all clients' validation rows; or "best_for_each" client the last global
+            model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same
+            work, whichever is best on its own validation rows by more than luck, see `Run.choices`; or "knn_per", which
+            interpolates each client's model with its own nearest rows (`choice.KnnPer`), or its table with settings.
+        unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
+            each of them, see `adapt` and `Run.newcomers`.
+
+    Args: What is kept and shown
+        out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
+        checkpoint_every: server steps between checkpoints; None saves as often as costs at most 2 % of the run's time,
+            and after every step where lost work cannot be repeated (a real federation).
+        measure: heterogeneity measures to keep in the run folder: "data" for measures of data in memory
+            (`partition.survey`), "weights" for weight divergence after one epoch as well (`weight_divergence.diverge`),
+            or "none".
+        label: the run's name in tables, the recipe's name by default.
+        progress: show a progress bar on a terminal.
+        settings: plain values kept with the run, from which the command line rebuilds clients and model to resume it.
+        trackers: experiment trackers by name ("tensorboard", "mlflow", "wandb"), table or value; kept with the run, so
+            that a resumed run goes on with them.
+        callbacks: listeners, see `callbacks.Callback`; they cannot change the run and are not kept with it.
+
+    Raises:
+        SettingError: a setting is wrong or settings do not fit together; raised before training.
+        RunFolderError: `out` cannot be used.
+    """
+    finished = None if start_from is None else FinishedRun.at(Path(start_from))
+    seed = seed if finished is None else finished.fresh_seed(seed)
+    loss, metrics = USERS.mark(loss), USERS.mark(metrics)
+    where, trackers = read(runtime, USERS), read(trackers, USERS)
+    options = Options(
+        rounds, stop, seed, where, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
+        checkpoint_every, label, settings, longest_step, max_examples, max_weight, trackers, per_class,
+    )  # fmt: skip
+    plan = prepare(recipe, clients, model, options)
+    _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
+    if measure not in get_args(Measure):
+        raise unknown("measure", measure, get_args(Measure))
+    started = None if finished is None else inherit(finished, plan.recipe, plan.work, plan.clients)
+    plan = plan if started is None else plan.going_on_from(started.about)
+    store = RunStore.create(out, {**plan.meta, "measure": measure}, None if started is None else started.body)
+    try:
+        describe(plan, store)
+    except BaseException:
+        store.close()
+        raise
+    plan = with_mapped_start(plan, store.path)  # the other one has the only name of its numbers, and goes
+    return execute(plan, store, progress, _listeners(plan, callbacks), started)
+
+
+@checked
+def resume(
+    path: PathLike,
+    clients: Clients | Any = None,
+    model: Model | None = None,
+    *,
+    recipe: Recipe | None = None,
+    rounds: Count | None = None,
+    progress: bool = False,
+    callbacks: Sequence[Callback] = (),
+    plugins: Sequence[str] = (),
+    **objective: Any,
+) -> Run:
+    """Continue a run that was interrupted; a finished one is returned as it is, unless it is to have more rounds.
+
+    A run that is continued to more rounds is the run that would have had so many from the start, to the bit on the same
+    machine and engine.
+
+    Args:
+        path: the run folder.
+        clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
+        recipe: as given to `run`; None rebuilds it from the folder.
+        rounds: the number of server steps to go on to, counted from the run's start; as many as it was started with by
+            default.
+        progress: show a bar on a terminal.
+        callbacks: listeners, as given to `run`.
+        plugins: modules of yours that the run may name.  A folder is data, whoever wrote it: without this, nothing that
+            it names as "module:name" is found, and no module is imported that is not there already.
+        objective: `loss` and `metrics`, as given to `run`.
+
+    Raises:
+        SettingError: fewer rounds than the run has, or more of a run whose rounds are not counted in a simulation.
+    """
+    check_names("argument of resume", objective, _OBJECTIVE)
+    with RunStore.open_read_only(path) as ended:
+        whole = ended.meta.get("status") == "finished" and rounds in (None, ended.meta.get("rounds"))
+    if whole:  # nothing is written, which may not be possible
+        with suppress(RunFolderError):  # its last checkpoint is damaged: an older one is continued
+            return opened(path, clients, model, recipe=recipe, plugins=plugins, **objective)
+    store = RunStore.open(path)
+    try:
+        _extend(store, rounds)
+        finished = store.meta.get("status") == "finished"
+        if not finished and (changed := "; ".join(differences(store.meta))):
+            _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
+        started = Inheritance.of_folder(Path(path), store.meta)
+        plan = _prepared_again(store.meta, path, clients, model, recipe, objective, plugins)
+        store.set_meta(status="running", privacy=plan.meta["privacy"])
+        if not store.version:  # it may have ended, as on a full disk, before its clients were described
+            describe(plan, store)
+    except BaseException:
+        store.close()
+        raise
+    plan = with_mapped_start(plan, store.path)
+    return execute(plan, store, progress, () if finished else _listeners(plan, callbacks), started)
+
+
+@checked
+def adapt(
+    run: Run | PathLike,
+    newcomer: Any,
+    *,
+    clients: Clients | Any = None,
+    model: Model | None = None,
+    epochs: Count = adaptation.EPOCHS,
+    lr: Positive | None = None,
+    validation: Share = 0.2,
+    test: Share = 0.0,
+    plugins: Sequence[str] = (),
+    **objective: Any,
+) -> Adaptation:
+    """Adapt a finished run to a client that took no part in it, with several methods, and choose the best one.
+
+    The methods are: the global model as it is, fitting only the private layers (CGAU's conditioning, HDAFL's head),
+    only the last layer, or all parameters, the best cluster model where the run found clusters, a mixture of these, and
+    a model trained alone, for comparison.  A shared model is kept unless another one is better on the newcomer's
+    validation rows by more than one standard error.  The run is not changed.
+
+    Args:
+        run: a run, or the folder of a finished one, or a copy of it; neither Ray nor a GPU that the run was made with
+            needs to be there, nor the credentials of a federation.
+        newcomer: a pair (x, y), anything with one client that `clients_from` accepts, or `Clients` with one client.
+        clients, model: as given to `run`, for a folder whose run was started from Python.
+        epochs: the maximum number of passes over the training rows; the epoch with the lowest validation loss
+            is kept.
+        lr: the learning rate, by default that of the run's recipe.
+        validation, test: the shares of validation and test rows, where the newcomer's rows are not divided yet.
+        plugins: modules of yours that the run in a folder may name, see `resume`.
+        objective: `loss` and `metrics`, as given to `run`.
+
+    Raises:
+        SettingError: the rows do not fit the run's model, or there are too few.
+        RunFolderError: there is no finished run in the folder.
+    """
+    check_names("argument of adapt", objective, _OBJECTIVE)
+    finished = run if isinstance(run, Run) else opened(run, clients, model, plugins=plugins, **objective)
+    if not isinstance(newcomer, HoldsRows):
+        pair = isinstance(newcomer, tuple) and len(newcomer) == 2
+        classes = finished.meta.get("classes")
+        newcomer = clients_from(
+            {"newcomer": newcomer} if pair else newcomer, test=test, validation=validation, classes=classes
+        )
+    if isinstance(newcomer, RowsAtSites) and newcomer.elsewhere:
+        raise SettingError(
+            "adapt needs a newcomer's rows, and those of this client are at its site: give its rows (x, y) there, with "
+            "the run folder or a copy of it, or run with keep = 'best_for_each', so that each site chooses by itself"
+        )
+    if len(newcomer) != 1:
+        raise SettingError(f"adapt takes one newcomer at a time, got {len(newcomer)} clients: call it once for each")
+    return adaptation.fit(finished, as_in_run(newcomer, finished.meta), epochs=epochs, lr=lr)
+
+
+@checked
+def opened(
+    path: PathLike,
+    clients: Clients | Any = None,
+    model: Model | None = None,
+    *,
+    recipe: Recipe | None = None,
+    plugins: Sequence[str] = (),
+    **objective: Any,
+) -> Run:
+    """Open a finished run with its models, for reading.
+
+    Args:
+        path: the run folder.
+        clients, model: as given to `run`; None rebuilds them from the experiment file that the run was started with.
+        recipe, plugins: see `resume`.
+        objective: `loss` and `metrics`, as given to `run`.
+    """
+    with RunStore.open_read_only(path) as store:
+        meta = store.meta
+        if meta.get("status") != "finished":
+            raise RunFolderError(f"the run in {path} is not finished: finish it with piebald resume {path}")
+        again = {**meta, "runtime": _read_here(meta["runtime"])}
+        plan = _prepared_again(again, path, clients, model, recipe, objective, plugins)
+        version = meta.get("best") or store.version
+        models = ModelSnapshot.of(store.server_checkpoint(version))
+    return Run(Path(path), plan.work, plan.clients, version, models, plan.recipe.sharing)
+
+
+# -------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The runtime of a run that is only read: of a simulation this process, since its Ray or GPU may not be here."""
+    if "engine" not in runtime:
+        return runtime
+    kept = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
+    return {"kind": "simulator", "engine": "sequential", "stack": 1, "workers": 0, **kept}
+
+
+def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callback]:
+    return [*(tracker.callback() for tracker in plan.trackers), *callbacks]
+
+
+def _extend(store: RunStore, rounds: int | None) -> None:
+    """Record that a run is to have more rounds."""
+    own = store.meta.get("rounds")
+    if rounds is None or rounds == own:
+        return
+    if own is None or rounds < own:
+        has = "no number of rounds" if own is None else f"{own} rounds"
+        raise SettingError(f"rounds must be at least those of the run in {store.path}, which has {has}, got {rounds}")
+    if store.meta["runtime"].get("kind") == "federation":
+        raise SettingError(
+            f"the run in {store.path} was a real federation, whose sites went home at its end: it cannot have more "
+            "rounds, start a new run"
+        )
+    store.set_meta(rounds=rounds, status="running")
+
+
+def _prepared_again(
+    meta: Mapping[str, Any],
+    path: Path | str,
+    clients: Any,
+    model: Model | None,
+    recipe: Recipe | None,
+    objective: Mapping[str, Any],
+    plugins: Sequence[str],
+) -> PreparedRun:
+    """Prepare the run in a folder again, which names no more than these plugins."""
+    author = of_folder(path, plugins)
+    meta, objective = author.mark(meta), USERS.mark(objective)
+    for note in use_recorded(meta.get("plugins") or (), f"the run in {path}", author):
+        _log.warning(note)
+    if clients is None or model is None:
+        clients, model = _rebuilt(meta, path, clients, model, author)
+    if recipe is None:
+        recipe = recipes.rebuild(meta["recipe"]["table"])
+    elif not is_recorded(recipe, meta):
+        raise SettingError(f"the recipe is not that of the run in {path}: give it the same again, or none")
+    plan = prepare(recipe, clients, model, Options.of_folder(meta, objective))
+    _check_same(plan.meta, meta, path)
+    return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
+
+
+def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:
+    """Refuse to continue a run with another model, clients, loss or metric than it was started with."""
+    for name, what in (
+        ("layout", "model"),
+        ("clients", "number of clients"),
+        ("objective", "loss"),
+        ("metric", "first metric"),
+    ):
+        if now[name] != then[name]:
+            values = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
+            raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{values}")
+    if now["own_models"] != then.get("own_models"):
+        raise SettingError(f"the models of single clients are not those of the run in {path}: give it the same again")
+    if now["frozen"] != then.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
+        raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
+    if now["public_rows"] != then.get("public_rows", now["public_rows"]):
+        raise SettingError(f"the public rows are not those of the run in {path}: give it the same rows again")
+    if now["standardise"] != then.get("standardise"):
+        raise SettingError(f"the clients are not standardised as in the run in {path}: give it the same rows again")
+
+
+def _rebuilt(
+    meta: Mapping[str, Any], path: Path | str, clients: Any, model: Model | None, author: Outside
+) -> tuple[Any, Model]:
+    """Rebuild clients and model from the settings in the run folder."""
+    if meta.get("settings") is None:
+        raise SettingError(
+            f"the run in {path} was started from Python: resume it from there, with its clients and model"
+        )
+    from piebald.experiments.file import ExperimentSettings
+
+    plan = ExperimentSettings.of_table(meta["settings"], f"the settings in {path}", author).plan()
+    return (plan.clients if clients is None else clients), (plan.model_of(meta["label"]) if model is None else model)

@@ -1,5 +1,0 @@
-"""When the server requests training, and when it steps."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

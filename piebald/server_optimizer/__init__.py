@@ -1,5 +1,0 @@
-"""How the global model moves, given the averaged change."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

@@ -1,0 +1,349 @@
+"""TOML documents that keep the line or the flag of each value, and a writer for plain values."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import tomllib
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from piebald.core.arguments import DEEPEST, settled
+from piebald.core.errors import SettingError, shown
+
+Key = tuple[str | int, ...]
+Lines = Callable[[int], int]  # the line of a position
+Walk = Generator[tuple[Key, int], None, int]  # yields keys with their lines, returns the position after them
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BLANK = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
+# The long quotes come first, or a long string would be read as an empty one followed by something.
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\])*"|\'[^\']*\'', re.DOTALL)
+_SCALAR = re.compile(r"[^,\]}\n#]*")
+# What a text is made of, so far as dotted keys are concerned; a string without an end takes the rest of its line.
+_PART = r'(?:[A-Za-z0-9_-]+|"(?:\\[^\n]|[^"\\\n])*"?|\'[^\'\n]*\'?)'
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\]|\\\Z)*?(?:"{3,5}|\Z)|\'\'\'.*?(?:\'{3,5}|\Z)|#[^\n]*|'
+    rf"(?P<key>{_PART}(?:[ \t]*\.[ \t]*{_PART})*)",
+    re.DOTALL,
+)
+_LONGEST = 1 << 20  # letters of a document
+_STEPS = 4_000_000  # that `tomllib` takes along dotted keys, each of which costs the square of its parts
+_PLACES = 100_000  # values whose lines are remembered
+
+
+class Document:
+    """A TOML file and the `--set` flags on top of it.
+
+    Attributes:
+        name: the name of the file in error messages.
+        values: the content as plain values.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        check_length(text, name)
+        try:
+            self.values: dict[str, Any] = tomllib.loads(text)
+            settled(self.values, dates=True)  # a setting that gets one says so itself, with its line
+        except tomllib.TOMLDecodeError as error:
+            raise SettingError(_syntax(error, text, name)) from None
+        except RecursionError:
+            raise SettingError(f"{name}: lists and tables must be nested at most {DEEPEST} deep") from None
+        except ValueError as error:  # a number of thousands of digits, or one that 64 bits cannot hold
+            raise SettingError(f"{name}: a value {_of_value(error)}") from None
+        self._origins: dict[Key, str] = {}
+        for key, line in itertools.islice(lines(text), _PLACES):
+            self._origins.setdefault(key, f"{name}:{line}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], name: str) -> Document:
+        """A document from plain values instead of a file."""
+        document = cls("", name)
+        document.values = dict(values)
+        return document
+
+    def origin(self, key: Key) -> str:
+        """The source of a value: "experiment.toml:7" or "--set recipe.lr"; the file's name if it is absent."""
+        for length in range(len(key), 0, -1):
+            if key[:length] in self._origins:
+                return self._origins[key[:length]]
+        return self.name
+
+    def set(self, flag: str) -> None:
+        """Override a value with `a.b=c`, where c is a TOML value or else text."""
+        name, equals, text = flag.partition("=")
+        if not equals or not name.strip():
+            raise SettingError(f"--set needs key=value, like --set recipe.lr=0.1, got {shown(flag)}")
+        origin = f"--set {name.strip()}"
+        if not text.strip():
+            raise SettingError(f"{origin} needs a value after the = sign")
+        key = self._place(_words(name.strip()), origin)
+        target: Any = self.values
+        for word in key[:-1]:
+            target = target[word]
+        target[key[-1]] = value_of(text.strip(), origin)
+        self._forget(key, origin)
+
+    def put(self, key: str, value: Any, origin: str) -> None:
+        """Override one top-level value."""
+        self.values[key] = value
+        self._forget((key,), origin)
+
+    def refuse_dates(self) -> None:
+        """Refuse the first date or time, for files of which no setting takes one.
+
+        Raises:
+            SettingError: with its line and key.
+        """
+        for key, value in _values_in(self.values, ()):
+            try:
+                settled(value)
+            except ValueError as error:
+                raise SettingError(f"{self.origin(key)}: {dotted(key)} {error}") from None
+
+    def _forget(self, key: Key, origin: str) -> None:
+        self._origins = {known: place for known, place in self._origins.items() if known[: len(key)] != key}
+        self._origins[key] = origin
+
+    def _place(self, words: Sequence[str], origin: str) -> Key:
+        """The key that a flag names; missing tables on the way are created."""
+        target: Any = self.values
+        key: list[str | int] = []
+        for depth, word in enumerate(words):
+            if isinstance(target, list):
+                if not word.isdecimal() or int(word) >= len(target):
+                    places = f"{len(target)} entries, numbered from 0"
+                    raise SettingError(f"{origin}: {dotted(key)} is a list of {places}: there is none called {word!r}")
+                key.append(int(word))
+            elif isinstance(target, dict):
+                key.append(word)
+            else:
+                raise SettingError(f"{origin}: {dotted(key)} is {target!r}, which has no {word!r} inside")
+            if depth < len(words) - 1:
+                target = target.setdefault(word, {}) if isinstance(target, dict) else target[int(word)]
+        return tuple(key)
+
+
+def _values_in(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, dict | list):
+        for word, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _values_in(inner, (*key, word))
+    else:
+        yield key, value
+
+
+def dotted(key: Sequence[str | int]) -> str:
+    """A key in its written form: recipe.lr, recipes[1].name."""
+    text = ""
+    for word in key:
+        text += f"[{word}]" if isinstance(word, int) else f".{word}" if text else str(word)
+    return text
+
+
+def check_length(text: str, name: str) -> None:
+    """Refuse a text that `tomllib` could not read in the memory and time of a machine: it keeps each part of each key.
+
+    Raises:
+        SettingError: it is too long, or has too long keys.
+    """
+    if len(text) > _LONGEST:
+        raise SettingError(f"{name}: settings must be at most {_LONGEST:,} letters, got {len(text):,}")
+    steps = 0
+    for token in _TOKEN.finditer(text):
+        if token["key"] and (parts := len(re.findall(_PART, token["key"])) if "." in token["key"] else 1) > 2:
+            steps += parts**2
+            if parts > DEEPEST or steps > _STEPS:
+                line = text.count("\n", 0, token.start()) + 1
+                raise SettingError(
+                    f"{name}:{line}: a key must have at most {DEEPEST} parts, and a document at most {_STEPS:,} steps "
+                    f"along its keys, got {parts:,} parts"
+                )
+
+
+def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
+    message = str(error)
+    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
+    if not found:
+        return f"{name}: {message}"
+    what, line, column = found.groups()
+    if line is None:  # at the end of the document
+        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+    return f"{name}:{line}:{column}: this is not TOML: {what[0].lower()}{what[1:]}"
+
+
+def _of_value(error: ValueError) -> str:
+    said = str(error)
+    return said if said.startswith("must be") else "must be a number of at most 64 bits, got one of thousands of digits"
+
+
+def _words(name: str) -> list[str]:
+    """The words of a dotted key, quoted or not."""
+    check_length(name, "--set")
+    words = [word for word, _ in _key_words(name, 0)]
+    if not words or not all(words):
+        raise SettingError(f"--set needs a key like recipe.lr, got {name!r}")
+    return words
+
+
+def value_of(text: str, origin: str) -> Any:
+    """A TOML value; any other word is text, so that names need no quotes."""
+    check_length(text, origin)
+    try:
+        read = tomllib.loads(f"value = {text}")
+        settled(read, dates=True)
+    except RecursionError:
+        raise SettingError(f"{origin}: lists and tables must be nested at most {DEEPEST} deep") from None
+    except ValueError as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):
+            raise SettingError(f"{origin} {_of_value(error)}") from None
+        if text[0] in "[{\"'":
+            raise SettingError(
+                f'{origin}: {shown(text)} is not a TOML value, like 0.1, true, [1, 2] or "text"'
+            ) from None
+        return text
+    return read["value"] if len(read) == 1 else text
+
+
+# ----------------------------------------------------------------------------------------------------- lines of keys
+
+
+def lines(text: str) -> Iterator[tuple[Key, int]]:
+    """Each key of a TOML text with its line.  `tomllib` must have accepted the text: nothing is checked here."""
+    ends = [match.start() for match in re.finditer("\n", text)]
+
+    def line_of(place: int) -> int:
+        return bisect_left(ends, place) + 1
+
+    counts: dict[Key, int] = {}  # elements so far of each array of tables
+    table: Key = ()
+    place = 0
+    while (place := _blank(text, place)) < len(text):
+        line = line_of(place)
+        if text[place] != "[":
+            key, place = _key(text, place)
+            place = yield from _assignment(text, place, table, key, line_of)
+            continue
+        array = text.startswith("[[", place)
+        key, place = _key(text, place + 2 if array else place + 1)
+        table = ()
+        for depth, word in enumerate(key):
+            table = (*table, word)
+            yield table, line
+            if depth == len(key) - 1 and array:
+                counts[table] = counts.get(table, 0) + 1
+            if table in counts:
+                table = (*table, counts[table] - 1)
+                yield table, line
+        place = text.index("]]" if array else "]", place) + (2 if array else 1)
+
+
+def _assignment(text: str, place: int, table: Key, key: Sequence[str], line_of: Lines) -> Walk:
+    """The part after a key: `= value`."""
+    line = line_of(place)
+    for depth in range(len(key)):
+        yield (*table, *key[: depth + 1]), line
+    return (yield from _walk(text, text.index("=", place) + 1, (*table, *key), line_of))
+
+
+def _walk(text: str, place: int, key: Key, line_of: Lines) -> Walk:
+    """One value, and the keys inside it."""
+    place = _blank(text, place)
+    if text[place] in "[{":
+        closing = "]" if text[place] == "[" else "}"
+        place, index = _blank(text, place + 1), 0
+        while text[place] != closing:
+            if closing == "]":
+                yield (*key, index), line_of(place)
+                place = yield from _walk(text, place, (*key, index), line_of)
+            else:
+                inner, place = _key(text, place)
+                place = yield from _assignment(text, place, key, inner, line_of)
+            place, index = _blank(text, place), index + 1
+        return place + 1
+    match = _STRING.match(text, place) or _SCALAR.match(text, place)
+    return match.end() if match else place
+
+
+def _blank(text: str, place: int) -> int:
+    """The position after white space, commas and comments."""
+    match = _BLANK.match(text, place)
+    return match.end() if match else place
+
+
+def _key(text: str, place: int) -> tuple[list[str], int]:
+    words = list(_key_words(text, place))
+    return [word for word, _ in words], words[-1][1]
+
+
+def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
+    """The words of a dotted key, each with the position after it."""
+    while True:
+        while text[place : place + 1] in (" ", "\t"):
+            place += 1
+        match = _BARE.match(text, place) or _STRING.match(text, place)
+        if not match:
+            yield "", place
+            return
+        word, place = match.group(), match.end()
+        yield (tomllib.loads(f"word = {word}")["word"] if word[0] in "\"'" else word), place
+        while text[place : place + 1] in (" ", "\t"):
+            place += 1
+        if text[place : place + 1] != ".":
+            return
+        place += 1
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def dumps(values: Mapping[str, Any]) -> str:
+    """Plain values as TOML: top-level tables get a heading, deeper ones are inline; None is left out."""
+    headed = {key: value for key, value in values.items() if isinstance(value, Mapping) or _tables(value)}
+    blocks = [_pairs({key: value for key, value in values.items() if key not in headed})]
+    for key, value in headed.items():
+        single = isinstance(value, Mapping)
+        heading = f"[{_name(key)}]" if single else f"[[{_name(key)}]]"
+        blocks += [f"{heading}\n{_pairs(table)}" for table in ([value] if single else value)]
+    return "\n".join(block for block in blocks if block)
+
+
+def _tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(table, Mapping) for table in value)
+
+
+def _pairs(table: Mapping[str, Any]) -> str:
+    return "".join(f"{pair(key, value)}\n" for key, value in table.items() if value is not None)
+
+
+def pair(key: str, value: Any) -> str:
+    """One value on one line, with its key."""
+    return f"{_name(key)} = {_written(value)}"
+
+
+def _name(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        inside = ", ".join(pair(key, entry) for key, entry in value.items() if entry is not None)
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{', '.join(_written(entry) for entry in value)}]"
+    raise SettingError(f"settings can hold numbers, text, true or false, lists and tables, got {shown(value)}")

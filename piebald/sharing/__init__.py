@@ -1,5 +1,0 @@
-"""Which parameters leave a client, and which stay private."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)

@@ -1,0 +1,105 @@
+"""Exact statistics: clients answer with counts and moments, which are merged to those of the pooled rows.
+
+Quantiles need no bounds and no sorted rows: the server bisects the order of all float64 numbers, and each client counts
+how many of its own are at most the number asked about.  After 64 questions at most, an order statistic is known to the
+bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from piebald.core.float_order import HIGHEST, LOWEST, counts_at_most, number_of
+from piebald.core.moments import Floats, Moments
+from piebald.data.partition.split import Ints
+from piebald.statistics.columns import ClientColumns
+
+
+class Answers(Protocol):
+    """What is asked of clients about d columns of numbers, wherever they are."""
+
+    def moments(self) -> list[Moments]:
+        """Each client's moments of the columns."""
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """How many finite numbers of each client are at most these thresholds [d, t]: counts [clients, d, t]."""
+
+
+class HereAnswers:
+    """Clients on this machine.
+
+    Args:
+        clients: the clients.
+        names: the columns of numbers, in order.
+    """
+
+    def __init__(self, clients: Sequence[ClientColumns], names: Sequence[str]) -> None:
+        self._names = names
+        self._values = [one.matrix(names) for one in clients]
+        self._sorted: list[list[Floats]] | None = None
+
+    def moments(self) -> list[Moments]:
+        """See `Answers`."""
+        return [Moments.of(values, self._names) for values in self._values]
+
+    def at_most(self, thresholds: Floats) -> Ints:
+        """See `Answers`."""
+        if self._sorted is None:
+            self._sorted = [[np.sort(column[np.isfinite(column)]) for column in values.T] for values in self._values]
+        return np.array([counts_at_most(columns, thresholds) for columns in self._sorted], dtype=np.int64)
+
+
+def order_statistics(count: Callable[[Floats], Ints], present: Ints, ranks: Ints) -> Floats:
+    """The numbers of some ranks, by bisection on pooled counts.
+
+    Args:
+        count: how many numbers of all clients are at most thresholds [d, t]: counts [d, t].
+        present: finite numbers in each column [d].
+        ranks: ranks from 0 to present - 1, [d, t].
+
+    Returns:
+        The order statistics [d, t], NaN for columns without numbers.
+    """
+    wanted = np.clip(ranks, 0, np.maximum(present - 1, 0)[:, None])
+    low = np.full(ranks.shape, LOWEST, dtype=np.int64)  # its number has a rank below the one that is wanted
+    high = np.full(ranks.shape, HIGHEST, dtype=np.int64)
+    while bool((low + 1 < high).any()):
+        # keys are 64 bits, so their sum may not be one: half of each, and what both halves leave out
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        reached = count(number_of(middle)) > wanted
+        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+    return np.where(present[:, None] > 0, number_of(high) + 0.0, np.nan)  # -0.0 becomes 0.0
+
+
+def quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Floats:
+    """Quantiles [d, shares] of the pooled numbers, as numpy.quantile's default: linear between two order statistics."""
+    if not shares:
+        return np.zeros((len(present), 0))
+    places = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)
+    below = np.floor(places).astype(np.int64)
+    ranks = np.concatenate([below, below + 1], axis=1)
+    ends = order_statistics(lambda limits: answers.at_most(limits).sum(0), present, ranks)
+    lower, upper = ends[:, : len(shares)], ends[:, len(shares) :]
+    part = places - below
+    with np.errstate(over="ignore", invalid="ignore"):
+        between = np.where(part < 0.5, lower + (upper - lower) * part, upper - (upper - lower) * (1 - part))
+    return np.where(part == 0, lower, between)
+
+
+def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
+    """Edges [d, bins + 1] of bins of one width; as numpy.histogram's, around a constant column they are 1 apart."""
+    same = low == high
+    low, high = np.where(same, low - 0.5, low), np.where(same, high + 0.5, high)
+    return np.stack([np.linspace(a, b, bins + 1) if np.isfinite(a) else np.full(bins + 1, np.nan)
+                     for a, b in zip(low, high, strict=True)]) if len(low) else np.zeros((0, bins + 1))  # fmt: skip
+
+
+def histogram(answers: Answers, edges: Floats) -> Ints:
+    """Counts of bins [clients, d, bins]: each has its lower edge and not its upper one, but the last has both."""
+    limits = np.nextafter(edges, -np.inf)
+    limits[:, -1] = edges[:, -1]
+    counts = answers.at_most(np.nan_to_num(limits))
+    return np.diff(counts, axis=2)

@@ -1,0 +1,393 @@
+"""The run folder: everything that a run leaves behind, written so that it survives a kill at any moment.
+
+    <folder>/
+      run.db                               SQLite in WAL mode, see `schema`
+      vectors-<version>.safetensors        tensors of the newest two checkpoints and of the best, see `tensor_files`
+      client-state-<version>.safetensors   the state of clients, in pieces
+      start.safetensors                    what the run took over from a finished one, if it goes on from one
+      run.lock                             held by the one process that writes
+
+`RunStore.commit` writes files under a temporary name, forces them to the disk and renames them; then ONE transaction
+records the server step, its results and the checkpoint that names the files; only then are older files deleted.
+Whenever the process dies, the database names complete files only; other files are deleted when the run is next opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor
+
+from piebald.contracts import Checkpoint
+from piebald.core.errors import RunFolderError
+from piebald.core.reading.files import check_size
+from piebald.storage import schema, tensor_files
+from piebald.storage.lock import RunLock
+from piebald.storage.run_folder import START, UNFINISHED, existing, missing, refuse_occupied, remove_again
+from piebald.storage.run_meta import check_meta
+from piebald.storage.schema import DATABASE, explained
+
+KEPT = 2  # checkpoints; the second one is used if the first cannot be read
+_JSON = {"client": ("counts", "device"), "note": ("value",)}
+
+
+class RunStore:
+    """A run folder, or the same tables in memory; implements `contracts.RunRecorder` for the server.
+
+    Make one with `create`, `open` or `open_read_only`; use it as a context manager or call `close`.  Threads may share
+    it, one at a time.  A second process may read but not write.
+
+    Attributes:
+        path: the folder, or None for a store in memory, which keeps no checkpoints.
+        notes: sentences about problems that were worked around, e.g. a damaged checkpoint that was skipped.
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: Path | None, lock: RunLock | None) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self._db = db
+        weakref.finalize(self, db.close)  # no warning where a finished run is not closed
+        self._lock = lock
+        self._read_only = path is not None and lock is None
+        newest = db.execute("SELECT coalesce(max(version), 0), coalesce(max(wall), 0.0) FROM step").fetchone()
+        self._version: int = newest[0]
+        self._wall: float = newest[1]
+        self._opened = time.monotonic()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run is kept in a folder."""
+        return self.path is not None
+
+    @classmethod
+    def create(cls, path: Path | str | None, meta: Mapping[str, Any], start: bytes | None = None) -> Self:
+        """Start a new run.
+
+        Args:
+            path: a folder that is empty or does not exist; None keeps the run in memory.
+            meta: JSON values that describe the run: piebald, torch and python (versions), recipe (name, fields,
+                table), label, seed, rounds, objective, metric, higher_is_better, model, parameters, shared, settings,
+                classes (their names).
+            start: the content of `start.safetensors`, None where the run begins with a model of its own.
+
+        Raises:
+            RunFolderError: the folder is not empty, or cannot be written.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        described = {"id": secrets.token_hex(8), "created": now, "status": "running", **meta}
+        if path is None:
+            db = schema.connect(":memory:")
+            schema.make(db)
+            store = cls(db, None, None)
+            store.set_meta(**described)
+            return store
+        folder = Path(path)
+        with explained(f"a run folder cannot be made at {folder}"):
+            refuse_occupied(folder)
+            made = missing(folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                return cls._started(folder, described, start)
+            except BaseException:
+                remove_again(folder, made)
+                raise
+
+    @classmethod
+    def _started(cls, folder: Path, described: Mapping[str, Any], start: bytes | None) -> Self:
+        """A new run in an empty folder.  A folder with a run.db is always a complete run, which can be resumed."""
+        lock = RunLock(folder)
+        try:
+            (folder / UNFINISHED).unlink(missing_ok=True)
+            if start is not None:
+                tensor_files.write_bytes(folder, START, start)
+            with closing(schema.connect(folder / UNFINISHED)) as empty:
+                schema.make(empty)
+                with schema.transaction(empty, durable=True):
+                    schema.insert(empty, "meta", schema.meta_rows(described))
+            os.replace(folder / UNFINISHED, folder / DATABASE)
+            return cls(schema.connect(folder / DATABASE), folder, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Open an existing run to continue it.
+
+        Raises:
+            RunFolderError: there is no run, it is damaged or has a newer schema, or another process is writing to it.
+        """
+        folder = existing(Path(path))
+        with explained(f"{folder} cannot be opened"):
+            lock = RunLock(folder)
+        try:
+            with explained(f"{folder} cannot be opened"):
+                db = _checked(folder, read_only=False)
+                store = cls(db, folder, lock)
+                if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                    raise sqlite3.DatabaseError(f"malformed: {verdict}")
+                schema.complete(db)
+                tensor_files.sweep(db, folder)
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    @classmethod
+    def open_read_only(cls, path: Path | str) -> Self:
+        """Open an existing run for reading, also while another process writes to it.
+
+        Raises:
+            RunFolderError: there is no run, or it is damaged or has a newer schema.
+        """
+        folder = existing(Path(path))
+        with explained(f"{folder} cannot be opened"):
+            return cls(_checked(folder, read_only=True), folder, None)
+
+    # ---------------------------------------------------------------------------------------------------- writing
+
+    def commit(
+        self,
+        step: Mapping[str, Any],
+        results: Sequence[Mapping[str, Any]],
+        checkpoint: Checkpoint | None = None,
+        notes: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Record one server step in a single transaction.
+
+        Rows of the same version and later ones are replaced: a run that was killed and continues from a checkpoint
+        repeats the steps after it.
+
+        Args:
+            step: columns of `step`; `wall` is filled in if it is missing.
+            results: columns of `result` each; `version` is the step's if it is missing.
+            checkpoint: the state after this step.  Of the tensors "client_state/<client>/<name>" and
+                "last/<client>/<name>" it holds those that changed since the last recorded checkpoint; it holds all
+                other tensors.
+            notes: columns of `note` each, JSON values that components of the server recorded.
+
+        Raises:
+            RunFolderError: the step was not recorded; earlier steps are safe.
+        """
+        version = int(step["version"])
+        with explained(f"server step {version} could not be recorded in {self._name}, but earlier steps are safe"):
+            self._check_writable()
+            written = None
+            if checkpoint is not None and self.path is not None:
+                written = tensor_files.write_checkpoint(self._db, self.path, version, checkpoint)
+            with schema.transaction(self._db, durable=written is not None):  # older files are deleted afterwards
+                if version <= self._version:
+                    self._forget_from(version)
+                schema.insert(self._db, "step", [{"wall": self._wall + time.monotonic() - self._opened, **step}])
+                named = [result if "version" in result else {"version": version, **result} for result in results]
+                schema.insert(self._db, "result", named)
+                coded = [{"version": version, **row, "value": json.dumps(row["value"])} for row in notes]
+                schema.insert(self._db, "note", coded)
+                if written is not None:
+                    tensor_files.index_checkpoint(self._db, written, KEPT)
+            self._version = version
+            if written is not None and self.path is not None:
+                tensor_files.sweep(self._db, self.path)
+
+    def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `score`: metrics on clients' rows, or on the common test set where client is None.
+
+        An existing score is replaced, so that a resumed run may repeat those of the step at which it was killed.
+        """
+        self._insert("score", rows)
+
+    def confusion(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `confusion`, in place of what was counted of the same clients at the same version."""
+        with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
+            self._check_writable()
+            with schema.transaction(self._db):
+                asked = {(row["version"], row["client"]) for row in rows}
+                self._db.executemany("DELETE FROM confusion WHERE version = ? AND client = ?", sorted(asked))
+                schema.insert(self._db, "confusion", rows)
+
+    def add_notes(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `note` after the run's last step, all or none of them; `value` is a JSON value."""
+        coded = [{"version": self._version, **row, "value": json.dumps(row["value"])} for row in rows]
+        self._insert("note", coded)
+
+    def clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `client`; `counts` is a list (training rows a class), `device` a mapping or a `Device`."""
+        coded = [
+            {key: schema.dumped(value) if key in _JSON["client"] else value for key, value in row.items()}
+            for row in rows
+        ]
+        self._insert("client", coded)
+
+    def measures(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `measure`: heterogeneity of a client, or of the federation where client is None."""
+        self._insert("measure", rows)
+
+    def finish(self, status: str) -> None:
+        """Record how the run ended: "finished", "stopped" or "failed"."""
+        self.set_meta(status=status, finished=datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def set_meta(self, **values: Any) -> None:
+        """Record JSON values by name, replacing earlier ones."""
+        self._insert("meta", schema.meta_rows(values))
+
+    def close(self) -> None:
+        """Close the database and release the lock.  May be called twice."""
+        self._db.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The JSON values that describe the run, by name."""
+        where = f"in {self._name} the value of"
+        found = {row["key"]: schema.decoded(row["value"], f"{where} {row['key']}") for row in self.rows("meta")}
+        check_meta(found, self._name)
+        return found
+
+    @property
+    def version(self) -> int:
+        """The number of recorded server steps."""
+        return self._version
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table, sorted by key."""
+        columns = schema.COLUMNS[table]
+        coded = _JSON.get(table, ())
+        with explained(f"{self._name} cannot be read"):
+            if (damaged := schema.damaged_column(self._db, table)) is not None:
+                raise RunFolderError(
+                    f"in {self._name} the column {damaged} of {table} holds a value of another type: restore the "
+                    "folder from a copy"
+                )
+            found = self._fetched(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")
+        for row in found:
+            what = f"in {self._name} a value of {table}"
+            row.update((key, schema.decoded(row[key], what)) for key in coded if row[key] is not None)
+        return found
+
+    def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Rows of a SELECT over the tables of `schema.TABLES`, for tables that are too large to read completely."""
+        with explained(f"{self._name} cannot be read"):
+            return self._fetched(sql, *values)
+
+    def last_checkpoint(self) -> tuple[int, Checkpoint] | None:
+        """The newest intact checkpoint, with its version; None where none was made.
+
+        A damaged one is skipped and mentioned in `notes`.
+
+        Raises:
+            RunFolderError: there are checkpoints but all of them are damaged.
+        """
+        if self.path is None:
+            return None
+        found = self._checkpoints()
+        for row in found:
+            try:
+                return row["version"], self.checkpoint_of(row["version"])
+            except RunFolderError as error:
+                self.notes.append(f"the checkpoint of server step {row['version']} was skipped: {error}")
+        if found:
+            raise RunFolderError(f"no checkpoint of {self.path} can be used: start a new run ({self.notes[-1]})")
+        return None
+
+    def server_checkpoint(self, version: int) -> Checkpoint:
+        """The checkpoint of one version, without the state of clients (see `client_state`).
+
+        Raises:
+            RunFolderError: it was not kept, or its file is damaged.
+        """
+        row = next((row for row in self._checkpoints() if row["version"] == version), None)
+        if row is None or self.path is None:
+            raise RunFolderError(f"{self._name} has no checkpoint of server step {version}")
+        values = tensor_files.values(self.path, row)
+        return Checkpoint(tensor_files.read(self.path, row["file"], tensor_files.file_digest(row["sha256"])), values)
+
+    def checkpoint_of(self, version: int) -> Checkpoint:
+        """The checkpoint of one version with the state of clients, after checking all files.
+
+        Raises:
+            RunFolderError: it was not kept, or a file is damaged.
+        """
+        found = self.server_checkpoint(version)
+        assert self.path is not None
+        states = tensor_files.read_client_states(self._db, self.path, version)
+        return Checkpoint({**found.tensors, **states}, found.values)
+
+    def client_state(self, client: int, version: int | None = None) -> dict[str, Tensor]:
+        """The state of one client at a kept version, by default the newest; files are not checked for damage."""
+        tensors: dict[str, Tensor] = {}
+        if self.path is not None:
+            for row in tensor_files.current(self._db, self._version if version is None else version, client):
+                if row.name.startswith("last:"):
+                    continue
+                tensors[row.name] = tensor_files.pick(self.path, row.file, [row.key])[row.key]
+        return tensors
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    @property
+    def _name(self) -> str:
+        return "the run in memory" if self.path is None else str(self.path)
+
+    def _fetched(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Rows of a SELECT, as many as memory can hold: a short row takes a hundred times more there."""
+        rows: list[dict[str, Any]] = []
+        for row in self._db.execute(sql, values):
+            rows.append(dict(row))
+            if len(rows) % 100_000 == 0:
+                taken = len(rows) * (200 + 50 * len(row))
+                check_size(self._name, taken, taken)
+        return rows
+
+    def _checkpoints(self) -> list[sqlite3.Row]:
+        with explained(f"{self._name} cannot be read"):
+            return self._db.execute("SELECT * FROM checkpoint ORDER BY version DESC").fetchall()
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise RunFolderError(f"{self.path} was opened for reading only: use RunStore.open to write to it")
+
+    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
+            self._check_writable()
+            with schema.transaction(self._db):
+                schema.insert(self._db, table, rows)
+
+    def _forget_from(self, version: int) -> None:
+        for table in ("step", "result", "note", "checkpoint", "client_state"):
+            self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
+        for table in ("score", "confusion"):  # those of this version are replaced when they are repeated
+            self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
+        tensor_files.drop_empty(self._db)
+
+
+def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:
+    """Open a run's database, in the present schema; close it again if it is not a run."""
+    db = schema.connect(folder / DATABASE, read_only=read_only)
+    try:
+        schema.check(db, folder)
+        if read_only:
+            return schema.migrated_copy(db)
+        schema.migrate(db, folder)
+    except BaseException:
+        db.close()
+        raise
+    return db

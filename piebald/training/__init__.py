@@ -1,5 +1,0 @@
-"""How a client trains: one method, one file; pure functions, written for one client."""
-
-from piebald.discovery import lazy_classes
-
-__getattr__, __dir__ = lazy_classes(__name__)
