@@ -1,7 +1,7 @@
 """Which test shows what of each method: its claim, and the setting with which it has no effect.
 
 A test is named by its file and its function without "test_".  Where a method has no setting without effect, the reason
-is given instead.  A recipe that is not listed is shown by the first test of tests/core/test_RECIPE.py.
+is given instead.  A recipe that is not listed is shown by the first test of tests/methods/test_RECIPE.py.
 """
 
 from __future__ import annotations
