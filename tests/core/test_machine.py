@@ -16,7 +16,6 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen
 from piebald.report.callbacks import Callback
 from piebald.runs import client_description
-
 from tests.fakes import classified, seeded, simulate
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from piebald.core.errors import ParameterError, SettingError
 from piebald.core.parameters import Layout, matching
-
 from tests.fakes import few, seeded
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from piebald.core.tensor_store import TensorStore
-
 from tests.fakes import few
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]

@@ -20,7 +20,6 @@ from piebald.core.errors import SettingError
 from piebald.engines import engine_choice, remembered_choices
 from piebald.runs.prepare import Options, prepare
 from piebald.runtimes.simulation import simulator
-
 from tests.fakes import classified, seeded
 
 RECIPE = recipes.fedavg(lr=0.2, batch=5)

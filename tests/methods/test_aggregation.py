@@ -20,7 +20,6 @@ from piebald.methods.aggregation import EqualWeighted, ExampleWeighted, Gradient
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.server_optimizer import Adam, Momentum, ServerSgd, Yogi
 from piebald.methods.server_optimizer.base import KeepsServerState
-
 from tests.fakes import few, update
 
 NO_CONTEXT: Any = None  # these aggregators ask nothing of the server

@@ -21,7 +21,6 @@ from piebald.data.partition import Backdoor, FlipPairs, Iid
 from piebald.methods.attacks import Collusion, InnerProduct, LittleIsEnough, ModelReplacement, RandomUpdate, SignFlip
 from piebald.methods.attacks.success import AttackSuccess, backdoor_success
 from piebald.models import build_model
-
 from tests.fakes import FakeMasking, classified, seeded, simulate
 
 few = settings(max_examples=25, deadline=None, derandomize=True)

@@ -22,7 +22,6 @@ from piebald.methods.clustering import Cfl, Distfl, Ifca
 from piebald.methods.clustering.voting import ballot
 from piebald.models import build_model
 from piebald.testing.federation import uneven_clients
-
 from tests.fakes import classified, seeded, simulate
 
 TRUTH = np.repeat([0, 1, 2], [4, 4, 4])

@@ -22,7 +22,6 @@ from piebald.core.parameters import Layout
 from piebald.federation.site.policy import Policy
 from piebald.methods.transforms import LowRank, Qsgd, RandomK, Sign, TopK, Zstandard, bit_fields, positions
 from piebald.methods.transforms.compression import MEMORY, Compressor, WireContext
-
 from tests.fakes import classified, client_work, few, seeded, simulate
 
 MODEL = seeded(lambda: nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))

@@ -25,7 +25,6 @@ from piebald.methods.aggregation.fltrust import trust
 from piebald.methods.aggregation.foolsgold import confidence
 from piebald.methods.aggregation.irls import repeated_median
 from piebald.methods.aggregation.robust import Robust
-
 from tests.fakes import FakeMasking
 
 NO_CONTEXT: Any = None  # these ask nothing of the server

@@ -16,7 +16,6 @@ from piebald.contracts import RowPrivacy, SgdConfig
 from piebald.core.errors import SettingError
 from piebald.engines.row_loader import batches
 from piebald.methods.training import DpSgd
-
 from tests.fakes import classified, federation, seeded, simulate
 
 ROWS = 24

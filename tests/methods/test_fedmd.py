@@ -15,8 +15,8 @@ import piebald
 from piebald import data, partition, recipes
 from piebald.data.partition import clients_from
 from piebald.methods.recipe import Recipe
-
 from tests.fakes import seeded
+
 from .test_fedproto import UNLIKE, deep, sites, wide
 
 LR, STEPS, ROUNDS = 0.2, 3, 3

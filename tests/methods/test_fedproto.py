@@ -18,7 +18,6 @@ from piebald.contracts import StepContext
 from piebald.data.partition import clients_from
 from piebald.methods.recipe import Recipe
 from piebald.methods.training import Prototypes
-
 from tests.fakes import seeded
 
 LR, STEPS, ROUNDS, LAM = 0.2, 3, 3, 0.7

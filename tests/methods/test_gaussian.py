@@ -16,7 +16,6 @@ from piebald.contracts import StepContext
 from piebald.core.errors import SettingError
 from piebald.methods.aggregation import EqualWeighted
 from piebald.methods.transforms import Gaussian
-
 from tests.fakes import classified, few, seeded, simulate
 
 MANY = 40_000

@@ -31,7 +31,6 @@ from piebald.methods.training import (
 )
 from piebald.methods.training.optimizer_state import average
 from piebald.methods.training.optimizers import Optimizer
-
 from tests.fakes import federation, seeded, simulate
 
 TORCH: dict[str, Any] = {

@@ -15,7 +15,6 @@ import piebald
 from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.data.partition import clients_from
-
 from tests.regressions import (
     LR,
     ROUNDS,

@@ -23,7 +23,6 @@ from piebald.methods.sharing import Full
 from piebald.methods.training import Exponential, Sgd
 from piebald.methods.transforms import Gaussian
 from piebald.settings.toml_document import dumps
-
 from tests.fakes import ByParity, FakeMasking, FirstUpdate, few
 
 positive = st.floats(1e-4, 10)

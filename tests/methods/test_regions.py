@@ -16,7 +16,6 @@ from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
 from piebald.methods.clustering import Regions
-
 from tests.fakes import classified, seeded, simulate
 
 CLIENTS = classified(9, 3, 5, 8, 4, features=3)

@@ -16,7 +16,6 @@ from piebald.methods.scheduling import Asynchronous, Synchronous
 from piebald.methods.scheduling.base import ServerView
 from piebald.methods.scheduling.cohort import cohort_size
 from piebald.server.client_pool import ClientPool
-
 from tests.fakes import few
 
 NO: st.SearchStrategy[list[int]] = st.just([])

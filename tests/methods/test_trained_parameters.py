@@ -21,7 +21,6 @@ from piebald.core.parameters import Layout
 from piebald.methods.aggregation.base import Aggregator, PreparesCohort
 from piebald.methods.aggregation.robust import Robust
 from piebald.methods.clustering.base import Clustering
-
 from tests.fakes import classified, client_work, seeded, simulate
 
 SHAPE, COUNT = (5,), 14

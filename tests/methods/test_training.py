@@ -14,7 +14,6 @@ from piebald.core.errors import SettingError
 from piebald.methods.aggregation import EqualWeighted
 from piebald.methods.scheduling import Synchronous
 from piebald.methods.training import Constant, Cosine, Exponential, Scaffold, StepDecay
-
 from tests.fakes import federation, seeded, simulate
 
 FIRST = 3.0

@@ -14,7 +14,6 @@ from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import central, local, of_recipe, of_rows, of_run, rows
-
 from tests.fakes import classified, seeded, simulate
 
 

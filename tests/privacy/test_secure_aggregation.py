@@ -51,7 +51,6 @@ from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, KEYS, numb
 from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, CheckShares, ShowShares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
 from piebald.runtimes.simulation.simulation import Simulation
-
 from tests.fakes import SGD, classified, client_work, few, parameters, seeded, simulate
 
 ROUNDS = ("commit_keys", "advertise_keys", "share_keys", "check_shares", "upload", "confirm_survivors", "unmasking")

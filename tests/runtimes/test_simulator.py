@@ -25,7 +25,6 @@ from piebald.data.partition import Devices, FastSlow, Homogeneous, PooledClients
 from piebald.methods.training import Sgd
 from piebald.report.tables import History
 from piebald.runtimes.simulation.simulation import Simulation
-
 from tests.fakes import classified, federation, seeded, simulate
 
 ROOT = Path(__file__).parents[2]

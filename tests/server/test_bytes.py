@@ -13,7 +13,6 @@ from torch import nn
 from piebald import recipes
 from piebald.core.parameters import Layout
 from piebald.methods.sharing import AllExcept
-
 from tests.fakes import classified, few, simulate
 
 

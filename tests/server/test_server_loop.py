@@ -26,7 +26,6 @@ from piebald.methods.training import Scaffold, Sgd
 from piebald.methods.transforms.base import Transform
 from piebald.server import ResultChecks
 from piebald.testing.federation import plain_network, uneven_clients
-
 from tests.fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
 
 COMPONENTS: dict[str, Any] = {

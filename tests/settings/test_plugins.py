@@ -238,7 +238,9 @@ def test_two_recipes_of_one_name_are_refused() -> None:
     def fedavg() -> piebald.Recipe:
         return recipes.fedavg()
 
-    with pytest.raises(SettingError, match=r"recipe 'fedavg' is already defined in piebald\.recipes\.fedavg: rename"):
+    with pytest.raises(
+        SettingError, match=r"recipe 'fedavg' is already defined in piebald\.methods\.recipes\.fedavg: rename"
+    ):
         named.recipe("nobody", type(recipes.fedavg().training))(fedavg)
 
 

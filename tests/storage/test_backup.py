@@ -27,8 +27,8 @@ from piebald.runs import run as experiment
 from piebald.storage.backup import backup, restore
 from piebald.storage.store import RunStore
 from tests import processes
-from tests.storage.test_kill import contents, dying_run, same
 from tests.scripts import loaded
+from tests.storage.test_kill import contents, dying_run, same
 
 PROGRAM = Path(__file__)
 
