@@ -123,7 +123,9 @@ def shuffling(out: Path, path: Path) -> None:
     whole = [set(found[shuffle].get(name, {})) for shuffle in settings.SHUFFLES for name in shown]
     seeds = sorted(set.intersection(*whole))  # each line needs the same seeds at all levels
     for name, colour in shown.items() if seeds else ():
-        made = [interval([found[shuffle][name][seed]["mean"] for seed in seeds], least=3) for shuffle in settings.SHUFFLES]
+        made = [
+            interval([found[shuffle][name][seed]["mean"] for seed in seeds], least=3) for shuffle in settings.SHUFFLES
+        ]
         left.plot(settings.SHUFFLES, [100 * one[0] for one in made], color=colour, label=name, marker="o", ms=4)
         low, high = [100 * (m - h) for m, h in made], [100 * (m + h) for m, h in made]
         left.fill_between(settings.SHUFFLES, low, high, color=colour, alpha=0.12, lw=0)
