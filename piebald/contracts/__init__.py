@@ -20,22 +20,32 @@ from piebald.contracts.data import (
 )
 from piebald.contracts.messages import (
     MASKING,
+    MOST_ROWS,
     SUM,
     Hiding,
+    OwnChoice,
     PartialSum,
     Query,
     Result,
+    ResultForm,
     SumRequest,
     Task,
     Update,
     WeighsUpdates,
+    count_reason,
+    described,
 )
-from piebald.contracts.model_choice import OwnChoice
-from piebald.contracts.passes import PLAIN_PASSES, PassSettings, Precision
-from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, described
-from piebald.contracts.row_outputs import LocalLoss, LossBatch, RowOutputs
+from piebald.contracts.passes import PLAIN_PASSES, LocalLoss, LossBatch, PassSettings, Precision, RowOutputs
 from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime, TakesClientState
-from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
+from piebald.contracts.secrets import (
+    SHOWN_BYTES,
+    SIGNATURE,
+    ClientSecrets,
+    Signer,
+    SumDemands,
+    shown_digest,
+    task_digest,
+)
 from piebald.contracts.server import (
     AsksClients,
     Cohort,
@@ -45,7 +55,6 @@ from piebald.contracts.server import (
     ServerContext,
     StepContext,
 )
-from piebald.contracts.shown import SHOWN_BYTES, shown_digest, task_digest
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.contracts.data import Rows
-    from piebald.contracts.row_outputs import LocalLoss, RowOutputs
+    from piebald.contracts.passes import LocalLoss, RowOutputs
     from piebald.core.parameters import Part
 
 

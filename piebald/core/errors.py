@@ -22,7 +22,7 @@ class PiebaldError(Exception):
     exit_code = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_line(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(_line(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class SettingError(PiebaldError, ValueError):
@@ -64,7 +64,12 @@ def _line(text: str) -> str:
 
 
 def shown(value: object, longest: int = 80) -> str:
-    """A value as an error message shows it: on one line, cut where it is long, never failing."""
+    """A value as an error message shows it: on one line, cut where it is long, never failing.
+
+    Example:
+        >>> shown(list(range(1000)), longest=20)
+        '[0, 1, 2, 3, 4, 5, 6...'
+    """
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a number of 5,000 digits has no repr, and an object may have a broken one
@@ -79,6 +84,10 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
         what: what was named, e.g. ``"recipe"``.
         name: the unknown name.
         allowed: the known names.
+
+    Example:
+        >>> unknown("recipe", "fedavgg", ["fedavg", "fedprox"])
+        SettingError("there is no recipe 'fedavgg': did you mean 'fedavg'?")
     """
     names = sorted(allowed)
     written = name if isinstance(name, str) else shown(name)

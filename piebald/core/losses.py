@@ -115,7 +115,12 @@ def _on_device(weights: Sequence[float], outputs: Tensor) -> Tensor:
 
 @on_logits
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error, the mean over an example's outputs."""
+    """Squared error, the mean over an example's outputs.
+
+    Example:
+        >>> squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
+        tensor([0., 4.])
+    """
     return by_example((outputs.reshape(targets.shape) - targets).square())
 
 
@@ -211,10 +216,10 @@ def model_loss(outputs: Any, targets: Any) -> Tensor:
     Raises:
         SettingError: it returns none.
     """
-    found = outputs.get("loss") if isinstance(outputs, Mapping) else None
-    if not isinstance(found, Tensor):
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if not isinstance(loss, Tensor):
         raise SettingError(
             "loss 'model' takes the loss that the model returns, and it returns none: put 'labels' among its inputs, "
             "or name another loss"
         )
-    return found
+    return loss

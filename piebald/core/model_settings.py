@@ -31,8 +31,8 @@ def checked_network(made: type[M]) -> type[M]:
         try:
             start(self, *args, **settings)
         except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-            why = str(error).partition("\n")[0]
-            raise SettingError(f"{made.__name__} cannot be made with {shown((*args, settings))}: {why}") from None
+            reason = str(error).partition("\n")[0]
+            raise SettingError(f"{made.__name__} cannot be made with {shown((*args, settings))}: {reason}") from None
 
     made.__init__ = init  # type: ignore[method-assign,assignment]
     return made

@@ -74,7 +74,7 @@ def held_alone(path: Path) -> Iterator[None]:
 
 
 def _part(path: Path) -> Path:
-    """Where a file is written first: other processes and threads may write the same one at the same time."""
+    """Return the path to which a file is written first; other processes and threads may write the same file."""
     temporary = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.part")
     temporary.unlink(missing_ok=True)  # a link with this name would be written through
     return temporary
@@ -96,13 +96,13 @@ def clear_parts(folder: Path) -> None:
     if os.name == "nt":  # where nobody can ask whether a process lives
         return
     for path in folder.rglob("*.part"):
-        if (found := _PART.fullmatch(path.name)) and not _lives(int(found[1])):
+        if (match := _PART.fullmatch(path.name)) and not _lives(int(match[1])):
             with suppress(OSError):
                 path.unlink()
 
 
 def _lives(process: int) -> bool:
-    """Whether there is a process of this number other than this one, which writes nothing yet."""
+    """Return whether there is a process of this number other than this one, which writes nothing yet."""
     if process == os.getpid():
         return False
     try:

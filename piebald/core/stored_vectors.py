@@ -21,7 +21,7 @@ LARGE = 1 << 17  # bytes: what takes less is kept in memory
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a vector lies: its type, its shape, and the offset of its first byte."""
+    """The place of a vector in a file: its type, its shape, and the offset of its first byte."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class StoredVectors(Mapping[str, Tensor]):
         return len(self._places)
 
     def numel(self, name: str) -> int:
-        """How many numbers a vector has."""
+        """Return the number of numbers in a vector."""
         return math.prod(self._places[name].shape)
 
     def part(self, name: str, span: slice) -> Tensor:
@@ -77,9 +77,9 @@ class StoredVectors(Mapping[str, Tensor]):
         """
         place = self._places[name]
         start, stop, _ = span.indices(self.numel(name))
-        made = torch.empty(max(stop - start, 0), dtype=place.dtype)
-        self._file.read_into(raw(made), place.start + start * place.dtype.itemsize)
-        return made
+        numbers = torch.empty(max(stop - start, 0), dtype=place.dtype)
+        self._file.read_into(raw(numbers), place.start + start * place.dtype.itemsize)
+        return numbers
 
 
 def mapped(vector: Tensor, above: int, folder: Path) -> Tensor:
@@ -111,7 +111,7 @@ def part_of(vectors: Mapping[str, Tensor], name: str, span: slice) -> Tensor:
 
 
 def numel_of(vectors: Mapping[str, Tensor], name: str) -> int:
-    """How many numbers a vector has, wherever it lies."""
+    """Return the number of numbers in a vector, wherever it lies."""
     return vectors.numel(name) if isinstance(vectors, StoredVectors) else vectors[name].numel()
 
 
@@ -162,6 +162,6 @@ class NamelessFile:
             RuntimeFault: there are fewer.
         """
         while len(room):
-            if not (found := os.preadv(self._handle, [room], start)):
+            if not (count := os.preadv(self._handle, [room], start)):
                 raise RuntimeFault("a file of vectors is shorter than it was: run this again")
-            room, start = room[found:], start + found
+            room, start = room[count:], start + count

@@ -84,7 +84,9 @@ def connected(path: Path, uri: str | None = None) -> BoundedConnection:
 
 
 def foreign_part(db: sqlite3.Connection, indexes: Collection[str]) -> str | None:
-    """What a database has besides plain tables, in words, or None: it would run when the tables are read or written.
+    """Return what a database has besides plain tables, in words, or None.
+
+    Such a part would run when the tables are read or written.
 
     Args:
         db: the database.
@@ -97,8 +99,8 @@ def foreign_part(db: sqlite3.Connection, indexes: Collection[str]) -> str | None
             return "a part that SQLite cannot read"
         raise
     for kind, name, sql in parts:
-        known = sql is None or sql in indexes if kind == "index" else kind == "table" and _is_plain(sql)
-        if not known:
+        expected = sql is None or sql in indexes if kind == "index" else kind == "table" and _is_plain(sql)
+        if not expected:
             return f"the {kind if kind != 'table' else 'unusual table'} {str(name)[:80]!r}"
     return None
 
