@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-import torch
-
 from piebald.core import pytree
+from piebald.core.stored_vectors import raw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +29,7 @@ class Rows:
     Each is a tensor, or a tuple or dict of tensors with this axis in common (`pytree.Tree`).
 
     Example:
+        >>> import torch
         >>> rows = Rows(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
         >>> len(rows), rows[1:].y
         (3, tensor([1, 0]))
@@ -185,5 +185,5 @@ def rows_digest(rows: Rows | None) -> str:
     for part, tree in (("x", rows.x), ("y", rows.y)):
         for name, leaf in pytree.named_leaves(tree):
             digest.update(f"{part} {name} {leaf.dtype} {list(leaf.shape)}\n".encode())
-            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(raw(leaf))
     return digest.hexdigest()

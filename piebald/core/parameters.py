@@ -34,6 +34,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from piebald.core.arguments import checked_class
 from piebald.core.errors import ParameterError, unknown
 from piebald.core.reading.tensors import opened_tensors
+from piebald.core.stored_vectors import raw
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -360,8 +361,7 @@ def frozen_digest(module: nn.Module) -> str:
         if not parameter.requires_grad:
             has_frozen = True
             digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
-            raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(raw.numpy().data)
+            digest.update(raw(parameter))
     return digest.hexdigest() if has_frozen else ""
 
 

@@ -17,8 +17,8 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,36 +93,33 @@ def index_checkpoint(db: sqlite3.Connection, written: WrittenCheckpoint, keep: i
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors to a temporary file, force it to the disk, rename it to `name`, and return its SHA-256."""
-    unfinished = folder / (name + _UNFINISHED)
-    try:
-        create_new(unfinished)  # safetensors would write through a link
+    """Write a file of tensors, completely or not at all, and return its SHA-256."""
+    with _replaced(folder, name) as unfinished:
         save_file(_separate(tensors), str(unfinished))
         with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.replace(unfinished, folder / name)
-        sync_folder(folder)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
-    return digest
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_bytes(folder: Path, name: str, body: bytes) -> None:
-    """Write a file in the same way."""
+    """Write a file, completely or not at all."""
+    with _replaced(folder, name) as unfinished:
+        unfinished.write_bytes(body)
+
+
+@contextmanager
+def _replaced(folder: Path, name: str) -> Iterator[Path]:
+    """A temporary file, which is forced to the disk and renamed to `name` once the block has ended without an error."""
     unfinished = folder / (name + _UNFINISHED)
     try:
-        create_new(unfinished)
-        with unfinished.open("r+b") as file:
-            file.write(body)
-            file.flush()
+        create_new(unfinished)  # safetensors would write through a link
+        yield unfinished
+        with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(unfinished, folder / name)
         sync_folder(folder)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # it is there after an error only
+            unfinished.unlink(missing_ok=True)
 
 
 def read(folder: Path, name: str, sha256: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ def check_transform(transform: Transform, *, recipe: bool = True, **options: Any
 
     Example:
         >>> from piebald.methods.transforms import Gaussian
-        >>> check_transform(Gaussian(clip=1.0, multiplier=0.5), recipe=False)
+        >>> check_transform(Gaussian(clip=1.0, noise=0.5), recipe=False)
     """
     check_component(transform)
     if not isinstance(transform, MaskingTransform):
