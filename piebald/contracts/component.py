@@ -243,7 +243,7 @@ def build(axis: str, table: Any) -> Component:
     """
     if isinstance(table, Component):
         if table.axis != axis:
-            raise SettingError(f"{axis} must be on the axis of {axis}, got {table.axis} {table.kind!r}")
+            raise SettingError(f"{axis} must be a component of {axis}, got {table.axis} {table.kind!r}")
         return table
     target = table.resolved(axis) if isinstance(table, Reference) else table
     if callable(target) and not isinstance(target, type) and "function" in Component.registry.get(axis, {}):
@@ -272,7 +272,9 @@ def kind_of(name: str) -> str:
         return name
     target = name.resolved("component")
     if not (isinstance(target, type) and issubclass(target, Component) and target.kind):
-        raise SettingError(f"{name} must be a component, a class like piebald.methods.training.Trainer, got {target!r}")
+        raise SettingError(
+            f"{name} must name a component, a class like piebald.methods.training.Trainer, got {target!r}"
+        )
     return target.kind
 
 

@@ -166,7 +166,7 @@ def _bound(
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
         if strange is not None and not open_ended:
             raise unknown(f"argument of {called} called", strange, names) from None
-        raise SettingError(f"{called} cannot be called so: {error}") from None
+        raise SettingError(f"{called} was called with arguments that do not fit: {error}") from None
 
 
 class _Check:
@@ -239,7 +239,7 @@ def _instance(kind: type) -> Any:
 
     def be(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise PydanticCustomError("instance", "is no instance")
+            raise PydanticCustomError("instance", "is not an instance")
         return value
 
     return Annotated[Any, AfterValidator(be)]

@@ -95,7 +95,7 @@ def nested_positions(whole: Layout, part: Layout) -> Tensor:
         counterpart = slots.get(slot.name)
         fits = counterpart is not None and len(counterpart.shape) == len(slot.shape)
         if counterpart is None or not fits or any(a > b for a, b in zip(slot.shape, counterpart.shape, strict=True)):
-            raise SettingError(f"{slot.name} {list(slot.shape)} is no part of the whole model")
+            raise SettingError(f"{slot.name} {list(slot.shape)} does not fit into the whole model")
         places = torch.arange(counterpart.start, counterpart.stop).view(counterpart.shape)
         positions.append(places[tuple(slice(size) for size in slot.shape)].flatten())
     return torch.cat(positions)
@@ -134,4 +134,4 @@ def own_pattern(patterns: Sequence[str], name: str) -> str:
     for pattern in patterns:
         if pattern == name or fnmatchcase(name, pattern):
             return pattern
-    raise SettingError(f"model has none for client {name!r}: name it, or give '*' for all others")
+    raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")

@@ -81,7 +81,9 @@ class Moments:
             SettingError: they have another number of columns.
         """
         if len(self.mean) != len(other.mean):
-            raise SettingError(f"moments must be of as many columns, got {len(self.mean)} and {len(other.mean)}")
+            raise SettingError(
+                f"moments must have the same number of columns, got {len(self.mean)} and {len(other.mean)}"
+            )
         present = self.present + other.present
         share = other.present / np.maximum(present, 1)
         apart = other.mean - self.mean
@@ -119,7 +121,7 @@ def merged(statistics: Iterable[T]) -> T:
     """
     parts = list(statistics)
     if not parts:
-        raise SettingError("there must be statistics of at least one client, got none")
+        raise SettingError("statistics need at least one client, got none")
     while len(parts) > 1:
         parts = [parts[i].merge(parts[i + 1]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
     return parts[0]

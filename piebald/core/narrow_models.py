@@ -212,8 +212,8 @@ def with_rank(model: nn.Module, rank: int) -> nn.Module:
     pairs = adapter_pairs(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     if not pairs:
         raise SettingError(
-            f"ranks are those of low-rank adapters, and {type(model).__name__} has none: load it with "
-            "adapter = 'lora', or call the matrices of your own lora_A and lora_B"
+            f"ranks need low-rank adapters, and {type(model).__name__} has none: load it with adapter = 'lora', or "
+            "name the matrices of your own lora_A and lora_B"
         )
     smaller = copied(model)
     for pair in pairs:

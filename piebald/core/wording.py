@@ -35,7 +35,7 @@ _PLAIN = (
     (r"must be an? (valid )?number(, unable to parse[^']*)?(?=,? got|$)", "must be a number"),
     (r"must be an? (valid )?string", "must be text"),
     (r"must be an? (valid )?boolean[^']*?(?=,? got|$)", "must be true or false"),
-    (r"must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1"),
+    (r"must be a valid dictionary or instance of (\w+).*", r"must be a component of \1"),
     (r"must be an? (valid )?(dictionary|mapping)[^']*?(?=,? got|$)", "must be a table"),
     (r"must be an? (valid )?(list|tuple|set)\b", "must be a list"),
     (r"must be a valid (\w+).*", r"must be a \1"),

@@ -42,7 +42,7 @@ def find(name: str, what: str) -> Any:
         SettingError: it is text that no resolver has marked, or see `Resolver.find`.
     """
     if not isinstance(name, Reference):
-        raise SettingError(f"{what} {shown(name)} is text: give the class or the function itself")
+        raise SettingError(f"{what} {shown(name)} is text: pass the class or the function itself")
     return name.resolved(what)
 
 
@@ -234,9 +234,8 @@ def use_recorded(plugins: Iterable[Sequence[str]], whose: str, resolver: Resolve
                 raise SettingError(f"{whose} needs the plugin {package}: {error}") from None
         installed = version(plugin.module)
         if installed != plugin.version:
-            notes.append(
-                f"{whose} has {plugin.module} {plugin.version or 'of no version'}, here is {installed or 'none'}"
-            )
+            recorded_version = plugin.version or "of no version"
+            notes.append(f"{whose} has {plugin.module} {recorded_version}, this machine has {installed or 'none'}")
     return notes
 
 

@@ -324,7 +324,7 @@ def test_replacing_a_component() -> None:
     assert recipe.scheduling == Synchronous()
     with pytest.raises(SettingError, match="no axis 'schedulin': did you mean 'scheduling'"):
         recipe.with_(schedulin=Asynchronous())
-    with pytest.raises(SettingError, match="training must be on the axis of training"):
+    with pytest.raises(SettingError, match="training must be a component of training"):
         recipe.with_(training=Full())
 
 

@@ -546,7 +546,7 @@ def test_a_picture_is_decoded_as_its_name_says_and_starts_no_program(
     )
     other = picture("PNG" if suffix != ".png" else "BMP")
     folder_of(tmp_path, f"a{suffix}", other)
-    refused(lambda: data.image_folder(tmp_path / "images", side=4), "which its name calls for", SettingError)
+    refused(lambda: data.image_folder(tmp_path / "images", side=4), "its name says", SettingError)
     own = picture({"jpg": "JPEG", "tif": "TIFF"}.get(suffix[1:], suffix[1:].upper()))
     folder_of(tmp_path, f"a{suffix}", own)
     assert data.image_folder(tmp_path / "images", side=4).x.shape == (1, 3, 4, 4)

@@ -55,7 +55,7 @@ def picture(source: Path | IO[bytes], kind: str, where: str) -> Iterator[Image]:
                 yield image
     except UnidentifiedImageError:
         raise SettingError(
-            f"{where} cannot be read as an image: it is no {kind}, which its name calls for: name it by what it is, "
+            f"{where} cannot be read as an image: its name says {kind}, and its content is something else: rename it, "
             "or leave it out"
         ) from None
     except (OSError, ValueError, SyntaxError, MemoryError, OverflowError, struct.error) as error:
