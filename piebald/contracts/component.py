@@ -156,6 +156,7 @@ class Component(Settings):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if "axis" in vars(cls):  # the base class of an axis, not a choice on it
             return
+        # snake case: a capital after a small letter or a digit begins a word
         cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().removesuffix(f"_{cls.axis}")
         if not cls.__module__.startswith("piebald."):
             load(cls.axis)  # so that a kind of Piebald's is known to be taken
@@ -254,6 +255,7 @@ def build(axis: str, table: Any) -> Component:
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
     fields = {str(name): value for name, value in table.items()}
     kind = kind_of(fields.pop("kind"))
+    # what is imported already is looked through first, so that a run imports no more than it needs
     kinds: dict[str, type[Component]] = dict.get(Component.registry, axis, {})
     if kind not in kinds:
         kinds = Component.registry.get(axis, {})

@@ -127,6 +127,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # defaults are not bound, so they are not checked
         bound = _bound(function, signature, args, kwargs)
         for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
@@ -186,6 +187,7 @@ class _Check:
         if given is self.default:
             return given
         given = given.item() if isinstance(given, np.bool_ | np.integer | np.floating) else given
+        # so that the numbers of a range are checked like those of a list
         entries = tuple(given) if isinstance(given, range) else given
         try:
             if isinstance(entries, int | float | tuple) or (isinstance(entries, list) and self.annotation is not Any):
@@ -216,6 +218,7 @@ class _Check:
 def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     """An annotation as a type; `Any` where it is only known to type checkers."""
     if not isinstance(annotation, str):
+        # without `from __future__ import annotations` it is the type itself
         return Any if annotation is inspect.Parameter.empty else annotation
     try:
         unwrapped = inspect.unwrap(function)

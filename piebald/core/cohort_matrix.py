@@ -79,6 +79,7 @@ def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
     def middle(block: Tensor) -> Tensor:
         values, places = block.sort(dim=0, stable=True)
         below = shares[places].cumsum(0)
+        # half of the weight to within rounding: shares of 1/n do not sum to exactly 1/2
         near = [(below < bound).sum(0).clamp(max=rows - 1)[None] for bound in (0.5 - 1e-9, 0.5 + 1e-9)]
         return torch.cat([values.gather(0, place) for place in near]).mean(0)
 
@@ -99,6 +100,7 @@ def squared_distances(matrix: Tensor) -> Tensor:
 
     By matrix products about the first row, not about the origin: the small differences of large vectors survive.
     """
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 ab, which rounding may make slightly negative
     inner = gram(matrix, matrix[0])
     squares = inner.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * inner).clamp(min=0)
@@ -116,6 +118,7 @@ def norms(matrix: Tensor, about: Tensor | None = None) -> Tensor:
 
 def mean(matrix: Tensor, shares: Tensor) -> Tensor:
     """Weighted mean [s] with shares [n] that sum to one; rows that count nothing are left out, whatever is in them."""
+    # 0 times infinity is NaN, so a row that counts nothing must not enter the product
     rows = torch.nonzero(shares).flatten()
     counted = matrix if len(rows) == len(matrix) else matrix[rows]
     return shares[rows].to(matrix.dtype) @ counted
@@ -201,6 +204,7 @@ def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> Non
 def coordinates(matrix: Tensor) -> Tensor:
     """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
     inner = gram(matrix, matrix.mean(0))
+    # rounding leaves eigenvalues just below 0, which have no root
     values, vectors = torch.linalg.eigh(inner)
     points: Tensor = vectors * values.clamp(min=0).sqrt()
     return points

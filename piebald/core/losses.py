@@ -198,9 +198,12 @@ def survival_loss(outputs: Tensor, targets: Any) -> Tensor:
     a client's rows.
     """
     time, event = survival_pair(targets)
+    # under autocast outputs are of 16 bits, in which sums over risk sets would overflow
     hazard = outputs.reshape(len(time)).to(torch.promote_types(outputs.dtype, torch.float32))
+    # a batch without events has the loss 0 and still a gradient, so that every engine can take its step
     total = hazard.sum() * 0.0
     for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
+        # all pairs of a batch at once would take its square in memory
         at_risk = time.unsqueeze(0) >= time[block].unsqueeze(1)
         rest = torch.where(at_risk, hazard.unsqueeze(0), -torch.inf).logsumexp(1)
         total = total + (event[block] * (rest - hazard[block])).sum()

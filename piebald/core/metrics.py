@@ -93,6 +93,7 @@ class Auc(_Accumulated):
         else:
             scores = outputs.double().softmax(1)
             positive = targets.long().unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)
+        # labels of which one class occurs only are NaN and left out of the mean
         areas = torch.stack([_area(scores[:, label], positive[:, label]) for label in range(scores.shape[1])])
         return areas.nanmean()
 
@@ -100,6 +101,7 @@ class Auc(_Accumulated):
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
     """The area for one label: scores [batch], mask of positive examples [batch]."""
     _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
+    # float64: sums of ranks exceed the 24 bits of float32 at some thousands of examples
     last = count.cumsum(0).double()
     rank = (last - (count - 1) / 2)[place]  # ties share the mean of their ranks
     many = positive.sum().double()

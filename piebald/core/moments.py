@@ -64,6 +64,7 @@ class Moments:
             mean = origin[:, 0] + np.where(finite, table - origin, 0.0).sum(1) / counts
             apart = np.where(finite, table - mean[:, None], 0.0)
             off = apart.sum(1)
+            # the mean of the deviations, 0 but for rounding, corrects both moments
             scatter = np.maximum(np.square(apart).sum(1) - np.square(off) / counts, 0.0)
             mean = mean + off / counts
         if not (sound := np.isfinite(mean) & np.isfinite(scatter)).all():
@@ -122,6 +123,7 @@ def merged(statistics: Iterable[T]) -> T:
     parts = list(statistics)
     if not parts:
         raise SettingError("statistics need at least one client, got none")
+    # in pairs, so that rounding errors grow with the logarithm of the number of parts
     while len(parts) > 1:
         parts = [parts[i].merge(parts[i + 1]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
     return parts[0]
@@ -140,6 +142,7 @@ def counts_at_most(columns: Sequence[Floats], thresholds: Floats) -> Ints:
 
 def keys_of(numbers: Floats) -> Ints:
     """The places of float64 numbers in their order; those of -0.0 and 0.0 are next to each other."""
+    # the bits of positive floats are ordered like whole numbers, those of negative ones in reverse
     bits = np.ascontiguousarray(numbers, dtype=np.float64).view(np.int64)
     return np.where(bits < 0, _SIGN - bits - 1, bits)
 

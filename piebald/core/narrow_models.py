@@ -81,6 +81,7 @@ def narrowed(model: nn.Module, ratio: float, shape: object, scaler: bool) -> nn.
         raise SettingError(_refusal(model, "ends in no linear layer after others, or has several inputs"))
     _check_layers(model)
     narrow = copied(model).eval()
+    # one input shows by its way through the layers how many inputs each of them has left
     x = torch.randn((1, *shape), generator=torch.Generator().manual_seed(0))
     hooks, visited = [], set[str]()
 
@@ -139,6 +140,7 @@ def _check_layers(model: nn.Module) -> None:
             raise SettingError(_refusal(model, f"has a {type(layer).__name__} ({name or 'itself'})"))
         if isinstance(layer, _CONVOLUTIONS) and layer.groups != 1:
             raise SettingError(_refusal(model, f"has a convolution in groups ({name})"))
+    # a tied tensor would have to be cut in two ways
     tensors = [id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False)]
     if len(set(tensors)) < len(tensors):
         raise SettingError(_refusal(model, "has tied parameters"))

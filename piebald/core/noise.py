@@ -63,6 +63,7 @@ class NoiseSource:
 
     def uniform(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """So many independent multiples [count] of 2^-53 in [0, 1)."""
+        # the upper 53 of 64 bits fill the mantissa of a float64 exactly
         bits = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8") >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
@@ -97,6 +98,7 @@ def hidden(vector: Tensor, gaussian: Tensor, deviation: float) -> Tensor:
         gaussian: standard Gaussians of the same shape, float64; they may be overwritten.
         deviation: above 0.
     """
+    # a power of two, so that dividing by the grid and multiplying with it round nothing
     grid = grid_of(deviation)
     wide = float64_device(vector.device)
     noisy = moved(gaussian, wide).mul_(deviation).add_(vector.to(wide))

@@ -330,6 +330,7 @@ def copied(module: M, device: torch.device | None = None) -> M:
         module: any module; nothing may change its frozen parameters while there are copies.
         device: where the copy is to be; frozen parameters lie there once for all copies of this module.
     """
+    # `copy.deepcopy` takes what its memo holds already in place of a copy
     memo = {
         id(parameter): _shared(parameter, device)
         for parameter in module.parameters()
@@ -343,6 +344,7 @@ def _shared(parameter: nn.Parameter, device: torch.device | None) -> nn.Paramete
     """A frozen parameter over the same numbers, or over those that another copy has on this device already."""
     if device is None or parameter.device == device:
         return nn.Parameter(parameter.data, requires_grad=False)
+    # weak on both sides: neither the module nor its copies are kept alive by this
     copies = _MOVED.setdefault(parameter, {})
     before = copies[device]() if device in copies else None
     shared = nn.Parameter(parameter.data.to(device) if before is None else before.data, requires_grad=False)

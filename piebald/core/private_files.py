@@ -22,6 +22,7 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
     """
     data = text.encode() if isinstance(text, str) else text
     temporary = _part(path)
+    # with its mode from the beginning: a file that is narrowed later could be opened in between
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -65,6 +66,7 @@ def held_alone(path: Path) -> Iterator[None]:
     import fcntl  # which Windows does not have
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # a file of its own: `path` is replaced, and a lock on it would be one on the old file
     guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)

@@ -86,6 +86,7 @@ def flattened(tree: Any) -> Any:
 
 def split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     """Rows divided into trees of so many rows."""
+    # slices are views, so nothing is copied
     ends = itertools.accumulate(sizes)
     return [take(tree, slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
 

@@ -42,6 +42,7 @@ def _hashed(size: int, words: Sequence[int | str]) -> int:
     for word in words:
         if isinstance(word, str):
             text = word.encode()
+            # a tag and a length for each word: without them ("ab", "c") and ("a", "bc") would give one key
             parts += (b"s", len(text).to_bytes(4, "little"), text)
         else:
             parts += (b"i", (int(word) & _LARGEST).to_bytes(8, "little"))  # keys are words too, and fill 64 bits

@@ -132,6 +132,7 @@ class NamelessFile:
     """
 
     def __init__(self, folder: Path) -> None:
+        # a handle without Python's buffer, and without a file object that warns when nobody closes it
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             self._handle = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._handle)
@@ -142,6 +143,7 @@ class NamelessFile:
         Raises:
             OSError: the disk is full.
         """
+        # the system may write less than it is given, at most 2 GiB at a time on Linux
         rest = memoryview(data)
         while len(rest):
             rest = rest[os.write(self._handle, rest) :]

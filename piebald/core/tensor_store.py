@@ -101,6 +101,7 @@ class TensorStore:
     def _keep(self, client: int, tensors: dict[str, Tensor]) -> None:
         self._near[client] = tensors
         self._bytes += _size(tensors)
+        # the newest stays in memory even where it alone is larger than the budget
         while self._bytes > self.budget and len(self._near) > 1:
             oldest = next(iter(self._near))
             self._spill(oldest)
@@ -114,6 +115,7 @@ class TensorStore:
         self._bytes -= _size(tensors)
         described = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
         kinds = self._kinds.setdefault(described, described)
+        # holes of other sizes are not split: most clients have tensors of the same shapes
         holes = self._free.get(_length(kinds))
         place = holes.pop() if holes else self._file.seek(0, 2)
         self._file.seek(place)

@@ -57,6 +57,7 @@ def reference(function: Any, what: str) -> Reference:
         SettingError: it cannot be found by a name, such as a lambda.
     """
     module, name = getattr(function, "__module__", None), str(getattr(function, "__qualname__", ""))
+    # a lambda, or a function inside of another, would be found on no other machine
     held = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if held is not function:
         raise SettingError(

@@ -64,6 +64,7 @@ class Document:
         except ValueError as error:  # a number of thousands of digits, or one that 64 bits cannot hold
             raise SettingError(f"{name}: a value {_of_value(error)}") from None
         self._origins: dict[Key, str] = {}
+        # a value in several places, such as a table that is opened twice, has the place of the first
         for key, line in itertools.islice(lines(text), _PLACES):
             self._origins.setdefault(key, f"{name}:{line}")
 
@@ -247,6 +248,7 @@ def lines(text: str) -> Iterator[tuple[Key, int]]:
             yield table, line
             if depth == len(key) - 1 and array:
                 counts[table] = counts.get(table, 0) + 1
+            # [a.b] after [[a]] belongs to the newest element of a
             if table in counts:
                 table = (*table, counts[table] - 1)
                 yield table, line

@@ -120,6 +120,7 @@ def _unfinished(target: Path) -> Iterator[Path]:
 
 def _snapshot(folder: Path, database: Path, opened: ExitStack) -> tuple[dict[str, _Source], int]:
     """The database at one moment in a file of its own and the files that it names, opened; and the server step."""
+    # a file that the copied database names may be deleted before it is opened: then the database has gone on, too
     for _ in range(_ATTEMPTS):
         names, version = _copy_database(folder, database)
         sources: dict[str, _Source] = {}

@@ -16,6 +16,7 @@ except ImportError:  # Windows: a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
 
+# the locks of this process, which its forked workers inherit and have to let go
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 

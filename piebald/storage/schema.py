@@ -141,6 +141,7 @@ def migrate(db: sqlite3.Connection, folder: Path) -> None:
     """
     if (number := _schema(db)) == SCHEMA.number:
         return
+    # the copy has its name only once it is whole, whenever the process dies
     copy, unfinished = folder / f"{DATABASE}.schema-{number}", folder / f".{DATABASE}.schema-{number}.part"
     unfinished.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -214,6 +215,7 @@ def damaged_column(db: sqlite3.Connection, table: str) -> str | None:
     SQLite keeps values of any type in any column, and a run folder may come from anybody.
     """
     kinds = {"INTEGER": "('integer', 'null')", "REAL": "('real', 'integer', 'null')", "TEXT": "('text', 'null')"}
+    # one pass over the table in SQLite, before a row of it is read into Python
     wrong = {name: f"typeof({name}) NOT IN {kinds[kind]}" for name, kind in _TYPES[table].items()}
     tests = ", ".join(f"max({test})" for test in wrong.values())
     verdicts = db.execute(f"SELECT {tests} FROM {table}").fetchone()

@@ -119,6 +119,7 @@ class RunStore:
                 schema.make(empty)
                 with schema.transaction(empty, durable=True):
                     schema.insert(empty, "meta", schema.meta_rows(described))
+            # the rename is the moment at which the folder becomes a run
             os.replace(folder / UNFINISHED, folder / DATABASE)
             return cls(schema.connect(folder / DATABASE), folder, lock)
         except BaseException:
@@ -139,6 +140,7 @@ class RunStore:
             with explained(f"{folder} cannot be opened"):
                 db = _checked(folder, read_only=False)
                 store = cls(db, folder, lock)
+                # before missing tables are made and files are deleted, which a damaged database may name wrongly
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {verdict}")
                 schema.complete(db)
@@ -202,6 +204,7 @@ class RunStore:
                     tensor_files.index_checkpoint(self._db, written, KEPT)
             self._version = version
             if written is not None and self.path is not None:
+                # after the transaction: until it is on the disk, a resumed run needs the older files
                 tensor_files.sweep(self._db, self.path)
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:

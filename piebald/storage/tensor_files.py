@@ -222,6 +222,7 @@ def survivors(
         " (SELECT file, bytes, max(version) FROM client_state WHERE version < ? GROUP BY client, name) GROUP BY file",
         (version,),
     )
+    # what is left of a file is copied once less than half of it is current, so the disk holds at most about twice that
     sparse = {row["file"] for row in live if 2 * row["bytes"] < sizes[row["file"]]["bytes"]}
     fresh = set(changed)
     rows = (
@@ -293,6 +294,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     addresses: set[int] = set()
     separate = {}
     for name, tensor in tensors.items():
+        # safetensors refuses two names for one piece of memory, as views of one vector are
         plain = tensor.detach().cpu().contiguous()
         address = plain.untyped_storage().data_ptr()
         separate[name] = plain.clone() if address in addresses else plain

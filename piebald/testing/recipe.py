@@ -104,6 +104,7 @@ def _check_resumes(recipe: Recipe, run: Callable[..., Run], clients: Clients) ->
     settings = ENGINES["the sequential engine"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
+        # as a kill would: the step is on the disk, and nothing after it happens
         commit = RunStore.commit
 
         def interrupted(self: RunStore, *arguments: Any, **named: Any) -> None:
