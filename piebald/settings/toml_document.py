@@ -53,16 +53,10 @@ class Document:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        check_length(text, name)
         try:
-            self.values: dict[str, Any] = tomllib.loads(text)
-            settled(self.values, dates=True)  # a setting that gets one says so itself, with its line
+            self.values = _parsed(text, name)
         except tomllib.TOMLDecodeError as error:
             raise SettingError(_syntax(error, text, name)) from None
-        except RecursionError:
-            raise SettingError(f"{name}: lists and tables must be nested at most {DEEPEST} deep") from None
-        except ValueError as error:  # a number of thousands of digits, or one that 64 bits cannot hold
-            raise SettingError(f"{name}: a value {_of_value(error)}") from None
         self._origins: dict[Key, str] = {}
         # a value in several places, such as a table that is opened twice, has the place of the first
         for key, line in itertools.islice(lines(text), _PLACES):
@@ -184,13 +178,26 @@ def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
     return f"{name}:{line}:{column}: this is not TOML: {reason[0].lower()}{reason[1:]}"
 
 
-def _of_value(error: ValueError) -> str:
-    message = str(error)
-    return (
-        message
-        if message.startswith("must be")
-        else "must be a number of at most 64 bits, got one of thousands of digits"
-    )
+def _parsed(text: str, place: str) -> dict[str, Any]:
+    """Return the values of a TOML text.
+
+    Raises:
+        TOMLDecodeError: it is not TOML.
+        SettingError: it is too long or nested too deeply, or a number in it is too large.
+    """
+    check_length(text, place)
+    try:
+        values = tomllib.loads(text)
+        settled(values, dates=True)  # a setting that gets a date says so itself, with its line
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise SettingError(f"{place}: lists and tables must be nested at most {DEEPEST} deep") from None
+    except ValueError as error:
+        digits = "must be a number of at most 64 bits, got one of thousands of digits"  # where Python gives up
+        message = str(error) if str(error).startswith("must be") else digits
+        raise SettingError(f"{place}: a value {message}") from None
+    return values
 
 
 def _words(name: str) -> list[str]:
@@ -204,21 +211,14 @@ def _words(name: str) -> list[str]:
 
 def value_of(text: str, origin: str) -> Any:
     """A TOML value; any other word is text, so that names need no quotes."""
-    check_length(text, origin)
     try:
-        read = tomllib.loads(f"value = {text}")
-        settled(read, dates=True)
-    except RecursionError:
-        raise SettingError(f"{origin}: lists and tables must be nested at most {DEEPEST} deep") from None
-    except ValueError as error:
-        if not isinstance(error, tomllib.TOMLDecodeError):
-            raise SettingError(f"{origin} {_of_value(error)}") from None
+        values = _parsed(f"value = {text}", origin)
+    except tomllib.TOMLDecodeError:
         if text[0] in "[{\"'":
-            raise SettingError(
-                f'{origin}: {shown(text)} is not a TOML value, like 0.1, true, [1, 2] or "text"'
-            ) from None
+            example = 'like 0.1, true, [1, 2] or "text"'
+            raise SettingError(f"{origin}: {shown(text)} is not a TOML value, {example}") from None
         return text
-    return read["value"] if len(read) == 1 else text
+    return values["value"] if len(values) == 1 else text
 
 
 # ----------------------------------------------------------------------------------------------------- lines of keys

@@ -272,12 +272,8 @@ def _reason(error: Exception) -> str:
     code = error.errno if isinstance(error, OSError) else None
     if code in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text or "os error 28" in text:
         return "the disk is full: make room and try again"
-    if (
-        code in (errno.EROFS, errno.EACCES, errno.EPERM)
-        or "readonly" in text
-        or "os error 13" in text
-        or "os error 30" in text
-    ):
+    forbidden = any(words in text for words in ("readonly", "os error 13", "os error 30"))
+    if forbidden or code in (errno.EROFS, errno.EACCES, errno.EPERM):
         return "the folder cannot be written: change its permissions or choose another"
     if isinstance(error, UnicodeDecodeError):
         return "the database holds text that is none: restore the folder from a copy"
