@@ -111,7 +111,7 @@ class AsksClients(Protocol):
         """Exclude a client from the rest of the run, because what it sent is certainly wrong; log and record it."""
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
-        """Return whether a client has signed this text; true where the runtime cannot check it, so clients must, too."""
+        """Return whether a client has signed this text; true where the runtime cannot check it: clients must, too."""
 
 
 class ServerContext(AsksClients, Protocol):

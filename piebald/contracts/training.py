@@ -366,7 +366,7 @@ class ClientContext(Protocol):
         """
 
     def measure(self, outputs: Sequence[Tensor], split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """Return what `score` does, for outputs that were made otherwise, [rows, ...] for each client's rows of a split."""
+        """Return the scores of given outputs, [rows, ...] for each client's rows of a split, as `score` does."""
 
     def public_outputs(self, model: Tensor) -> Tensor:
         """The models' outputs for the public rows [c, n, ...]; models are in evaluation mode."""
