@@ -1,5 +1,7 @@
 """Contracts: what server, clients and runtimes pass to one another, and what components are given.
 
+A contract is a protocol, a frozen value, or the base class of components.  Nothing here trains, sends, or reads a file.
+
 Shapes: `p` numbers in a whole model, `s` of them shared (they come first, see `parameters.Layout`), `n` updates in a
 cohort, `c` clients in a stack.  Client code is written for one client with plain arithmetic on the last axis; an engine
 may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
