@@ -63,7 +63,7 @@ class ClientSecrets:
     Attributes:
         client: its number.
         kept: named tensors; what is in it after a call is kept, on disk in a real federation, before anything leaves.
-        draw: so many random bytes: the system's in a real federation, repeatable ones in a simulation.
+        draw: random bytes of a length: the system's in a real federation, repeatable ones in a simulation.
         signer: signs and checks: with the key of its certificate in a real federation, with a key that follows from
             the seed in a simulation.
         demands: what the client demands of a sum.

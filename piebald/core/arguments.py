@@ -231,7 +231,7 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Refuse what is looked at more closely: the entries of containers of one's own are not."""
+    """Refuse built-in containers, whose entries are checked elsewhere; those of other containers are not."""
     if isinstance(value, str | bytes | bytearray | list | tuple | dict):
         raise PydanticCustomError("entries", "has other entries")
     return value

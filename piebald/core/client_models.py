@@ -24,7 +24,7 @@ class OwnModel:
 
     Attributes:
         model: the module.
-        layout: where each of its tensors lies in a vector [p'] of its own, and which s' numbers are shared.
+        layout: where each of its tensors lies in the model's vector [p'], and which s' numbers are shared.
         initial: [p'], the parameters that it starts from.
         outputs: shape of the scores that it returns for one input.
         held: [s'] int64, where its shared numbers lie among the s shared numbers of the run's model, increasing; None

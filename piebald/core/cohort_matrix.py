@@ -40,7 +40,7 @@ def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1)
 
 
 def too_many_pairs(name: str, count: int, copies: int) -> str | None:
-    """Return why a component cannot compare all pairs of so many clients on this machine, or None.
+    """Return why a component cannot compare all pairs of `count` clients on this machine, or None.
 
     Args:
         name: of the component.

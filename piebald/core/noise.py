@@ -62,13 +62,13 @@ class NoiseSource:
         return cls(hashlib.blake2b(key.to_bytes(KEY, "little"), digest_size=KEY, person=b"piebald noise").digest())
 
     def uniform(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """So many independent multiples [count] of 2^-53 in [0, 1)."""
+        """Return independent uniform multiples [count] of 2^-53 in [0, 1)."""
         # the upper 53 of 64 bits fill the mantissa of a float64 exactly
         bits = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8") >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
     def gaussian(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """So many independent standard Gaussians [count], in float64 and not rounded."""
+        """Return independent standard Gaussians [count], in float64 and not rounded."""
         pairs = (count + 1) // 2
         numbers = np.empty(2 * pairs)
         for start in range(0, pairs, _PIECE):

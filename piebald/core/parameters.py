@@ -239,7 +239,7 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
 
     A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
     Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
-    statistics of every batch-norm layer), "norm" (those of every norm layer, also layers of one's own whose class is
+    statistics of every batch-norm layer), "norm" (those of every norm layer, also of a class of the user's
     called ...Norm), "conditioning" (every layer with that name) and "adapter" (low-rank adapters, as peft calls them).
 
     Raises:

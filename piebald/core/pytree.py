@@ -21,7 +21,7 @@ Form: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...] | Mapping[str, t
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The tree of what a function makes of each tensor (or array), together with those at the same place in others."""
+    """The tree of a function's results for each tensor (or array), together with those at the same place in others."""
     if isinstance(tree, Mapping):
         results = {name: mapped(function, leaf, *(sibling[name] for sibling in others)) for name, leaf in tree.items()}
         return results if type(tree) is dict else type(tree)(**results)  # a Hugging Face output is a mapping of its own
@@ -85,7 +85,12 @@ def flattened(tree: Any) -> Any:
 
 
 def split(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """Rows divided into trees of so many rows."""
+    """Rows divided into trees of these numbers of rows.
+
+    Example:
+        >>> split(torch.arange(5), [2, 3])
+        [tensor([0, 1]), tensor([2, 3, 4])]
+    """
     # slices are views, so nothing is copied
     ends = itertools.accumulate(sizes)
     return [take(tree, slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]

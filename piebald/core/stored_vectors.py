@@ -33,7 +33,7 @@ class Place:
 
 
 class StoredVectors(Mapping[str, Tensor]):
-    """Vectors in a file.  Each access reads anew and makes a tensor of its own, which its user should not keep.
+    """Vectors in a file.  Each access reads anew and makes a new tensor, which its user should not keep.
 
     Args:
         file: a file, which ends with the last who has it.
@@ -83,7 +83,7 @@ class StoredVectors(Mapping[str, Tensor]):
 
 
 def mapped(vector: Tensor, above: int, folder: Path) -> Tensor:
-    """A vector of more than so many bytes, moved to a nameless file in a folder and mapped from it; else as it is.
+    """A vector of more than `above` bytes, moved to a nameless file in a folder and mapped from it; else as it is.
 
     The numbers are the same.  The system reads a page of the file when it is needed and gives it up where memory is
     short, so such a vector costs room on the disk.  The file is gone when the last tensor of it is, however the process

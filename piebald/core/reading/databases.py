@@ -39,7 +39,7 @@ class BoundedConnection(sqlite3.Connection):
         self._ticks = self._most = 0
 
     def bound(self, size: int) -> None:
-        """Set the limits, for a file of so many bytes, before anything else is done."""
+        """Set the limits, for a file of `size` bytes, before anything else is done."""
         for limit, value in _LIMITS.items():
             self.setlimit(limit, value)
         self._most = 1000 + size // 10_000
