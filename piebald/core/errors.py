@@ -17,7 +17,12 @@ from collections.abc import Iterable
 
 
 class PiebaldError(Exception):
-    """Base class of all errors; `exit_code` is the exit code of the command line."""
+    r"""Base class of all errors; `exit_code` is the exit code of the command line.
+
+    Example:
+        >>> str(PiebaldError("a message\nof two lines"))  # it may quote a file
+        'a message of two lines'
+    """
 
     exit_code = 1
 
@@ -26,13 +31,30 @@ class PiebaldError(Exception):
 
 
 class SettingError(PiebaldError, ValueError):
-    """A setting, a combination of components, an input file or an argument that cannot work."""
+    """A setting, a combination of components, an input file or an argument that cannot work.
+
+    Example:
+        >>> from piebald import recipes
+        >>> recipes.fedavg(lr=-1.0)
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.SettingError: training 'sgd': lr must be above 0, got -1.0
+    """
 
     exit_code = 2
 
 
 class ParameterError(SettingError):
-    """A model or a vector that does not fit the layout it is used with."""
+    """A model or a vector that does not fit the layout it is used with.
+
+    Example:
+        >>> import torch
+        >>> from piebald.core.parameters import Layout
+        >>> Layout.of(torch.nn.Linear(2, 1)).check(torch.zeros(4))
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.ParameterError: a model vector must have 3 numbers on its last axis, got shape [4]
+    """
 
 
 class UnknownClient(SettingError, IndexError):
@@ -40,7 +62,15 @@ class UnknownClient(SettingError, IndexError):
 
 
 class RunFolderError(PiebaldError):
-    """A run folder that cannot be read, written or trusted."""
+    """A run folder that cannot be read, written or trusted.
+
+    Example:
+        >>> from piebald.storage.store import RunStore
+        >>> RunStore.open("no_such_folder")
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.RunFolderError: there is no run folder at no_such_folder: check the path
+    """
 
     exit_code = 2
 
@@ -50,7 +80,12 @@ class Declined(PiebaldError):
 
 
 class RuntimeFault(PiebaldError):
-    """A failure during a run; completed server steps are safe and `piebald resume` continues the run."""
+    """A failure during a run; completed server steps are safe and `piebald resume` continues the run.
+
+    Example:
+        >>> RuntimeFault.exit_code, SettingError.exit_code
+        (1, 2)
+    """
 
 
 class DeviceLost(RuntimeFault):
