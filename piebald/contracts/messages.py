@@ -80,6 +80,7 @@ class ResultForm:
 
     def _sum_reason(self, vectors: Mapping[str, Tensor]) -> str | None:
         for name, rows in self.counts.items():
+            # sums of int64 counts may overflow, float64 is exact up to 2^53, far above MOST_ROWS
             vector = vectors[name].double()
             if bool((vector < 0).any()) or bool((vector != vector.round()).any()) or float(vector.sum()) > rows:
                 return f"sent {name} that cannot be counts of the {rows:,} rows it has"

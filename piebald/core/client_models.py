@@ -96,6 +96,7 @@ def nested_positions(whole: Layout, part: Layout) -> Tensor:
         fits = counterpart is not None and len(counterpart.shape) == len(slot.shape)
         if counterpart is None or not fits or any(a > b for a, b in zip(slot.shape, counterpart.shape, strict=True)):
             raise SettingError(f"{slot.name} {list(slot.shape)} does not fit into the whole model")
+        # the corner of a tensor of positions is where the corner of the tensor lies
         places = torch.arange(counterpart.start, counterpart.stop).view(counterpart.shape)
         positions.append(places[tuple(slice(size) for size in slot.shape)].flatten())
     return torch.cat(positions)

@@ -107,6 +107,7 @@ def narrowed(model: nn.Module, ratio: float, shape: object, scaler: bool) -> nn.
     finally:
         for hook in hooks:
             hook.remove()
+    # a forward of the user's own may divide by a width, say, and then the narrow network is no part of the wide one
     alike = isinstance(outputs, Tensor) and outputs.shape == expected.shape
     if not alike or not torch.allclose(outputs, expected, rtol=_CLOSE, atol=_CLOSE):
         raise SettingError(_refusal(model, "computes something else with fewer channels than with the others at zero"))

@@ -174,6 +174,7 @@ def _with_settings(table: dict[str, Any]) -> Objective:
     if not isinstance(name, str):
         raise SettingError(f"loss must be a table with a name, like {{ name = 'classification' }}, got {shown(table)}")
     objective = _named_objective(name)
+    # `on_logits` wraps losses, and only the wrapped function names its settings
     parameters = inspect.signature(inspect.unwrap(objective.loss)).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for setting, value in table.items():
@@ -260,5 +261,6 @@ def named_metrics(metrics: Mapping[str, Any] | Sequence[str], objective: str) ->
 def _higher_is_better(metrics: Mapping[str, Any]) -> bool:
     """Return whether higher values of the first metric are better: not for losses and errors, else as it declares."""
     first = next(iter(metrics.values()), None)
+    # a loss as a metric falls where the model gets better, whatever it is called
     falls = (None, *(objective.loss for objective in OBJECTIVES.values()))
     return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False

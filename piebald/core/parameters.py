@@ -165,6 +165,7 @@ class Layout:
         """The module's numbers as one new vector [size] on the CPU."""
         tensors = dict(_trainable(module))
         vector = torch.empty(self.size)
+        # by name and not by order: a module that was built again may list its tensors otherwise
         for slot, view in zip(self.slots, self.views(vector).values(), strict=True):
             if slot.name not in tensors:
                 raise ParameterError(

@@ -77,6 +77,7 @@ def held_alone(path: Path) -> Iterator[None]:
 
 def _part(path: Path) -> Path:
     """Return the path to which a file is written first; other processes and threads may write the same file."""
+    # the process in the name, so that `clear_parts` knows whether its writer still lives
     temporary = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.part")
     temporary.unlink(missing_ok=True)  # a link with this name would be written through
     return temporary

@@ -125,6 +125,7 @@ class Resolver(ABC):
         target: Any = self.module(module)
         for word in name.split("."):
             try:
+                # also within a dotted name: `Net.__init__.__globals__` would reach everything
                 if word.startswith("_"):
                     raise KeyError(word)
                 target = self.attribute(target, word)
@@ -164,6 +165,7 @@ class Users(Resolver):
 
     def attribute(self, holder: Any, name: str) -> Any:
         """See `Resolver`."""
+        # `vars` would miss what a package imports only when it is asked for
         if isinstance(holder, ModuleType) and name in dir(holder):  # some import when asked
             return getattr(holder, name)
         return vars(holder)[name]
@@ -261,6 +263,7 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
         return before
     try:
         spec = importlib.util.find_spec(_top(module))
+        # an attacker's folder may be Python's working directory, and so on its path
         if spec is not None and any(_lies_in(place, folder) for place in (spec.origin, *_places(spec))):
             raise ModuleNotFoundError(name=module)
         return importlib.import_module(module)
@@ -302,6 +305,7 @@ def _module_of_file(path: str, folder: Path | None = None) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
+    # before it runs, so that what is defined there can be looked up while it is being defined
     sys.modules[name] = loaded
     try:
         spec.loader.exec_module(loaded)

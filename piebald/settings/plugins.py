@@ -227,6 +227,7 @@ def use_recorded(plugins: Iterable[Sequence[str]], whose: str, resolver: Resolve
                 f"{whose} must say which plugins it needs as modules and versions, got {shown(recorded)}"
             )
         plugin = Plugin(*recorded)
+        # a notebook may define a module's classes itself, which an import would replace
         if plugin.module not in sys.modules:
             try:
                 resolver.use([plugin.module])

@@ -42,6 +42,7 @@ class BoundedConnection(sqlite3.Connection):
         """Set the limits, for a file of `size` bytes, before anything else is done."""
         for limit, value in _LIMITS.items():
             self.setlimit(limit, value)
+        # honest queries take a few instructions for each byte; a damaged tree of pages may lead in a circle
         self._most = 1000 + size // 10_000
         self.set_progress_handler(self._ticked, _TICK)
         self.execute("PRAGMA trusted_schema = OFF")

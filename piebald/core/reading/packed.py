@@ -36,6 +36,7 @@ class _Metered(io.RawIOBase):
     def readinto(self, room: Any) -> int:
         content = self._stream.read(len(room))
         room[: len(content)] = content
+        # what comes out is counted, since the size that a header claims may be untrue
         self._count += len(content)
         check_size(self._path, self._count, self._stored)
         return len(content)

@@ -80,6 +80,7 @@ def _checked_columns(path: Path, file: Any, stored: int) -> list[str]:
                 f"{path}: column {column.path.partition('.')[0]!r} holds lists or tables, and a table has one value in "
                 "each cell: save it without that column"
             )
+        # a run of a billion equal values has a few bytes in the file
         memory += rows * _FLAT.get(column.physical_type, 4)
         if column.physical_type == "BYTE_ARRAY":
             texts.append(column.path)
