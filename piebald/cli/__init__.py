@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PiebaldError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        from piebald.settings.setting_errors import plain
+        from piebald.core.wording import plain
 
         return _fail(plain(error.format_message()), 2)
     except (KeyboardInterrupt, typer.Abort):

@@ -1,5 +1,7 @@
 """Contracts: what server, clients and runtimes pass to one another, and what components are given.
 
+A contract is a protocol, a frozen value, or the base class of components.  Nothing here trains, sends, or reads a file.
+
 Shapes: `p` numbers in a whole model, `s` of them shared (they come first, see `parameters.Layout`), `n` updates in a
 cohort, `c` clients in a stack.  Client code is written for one client with plain arithmetic on the last axis; an engine
 may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
@@ -20,22 +22,32 @@ from piebald.contracts.data import (
 )
 from piebald.contracts.messages import (
     MASKING,
+    MOST_ROWS,
     SUM,
     Hiding,
+    OwnChoice,
     PartialSum,
     Query,
     Result,
+    ResultForm,
     SumRequest,
     Task,
     Update,
     WeighsUpdates,
+    count_reason,
+    described,
 )
-from piebald.contracts.model_choice import OwnChoice
-from piebald.contracts.passes import PLAIN_PASSES, PassSettings, Precision
-from piebald.contracts.result_form import MOST_ROWS, ResultForm, count_reason, described
-from piebald.contracts.row_outputs import LocalLoss, LossBatch, RowOutputs
+from piebald.contracts.passes import PLAIN_PASSES, LocalLoss, LossBatch, PassSettings, Precision, RowOutputs
 from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime, TakesClientState
-from piebald.contracts.secrets import SIGNATURE, ClientSecrets, Signer, SumDemands
+from piebald.contracts.secrets import (
+    SHOWN_BYTES,
+    SIGNATURE,
+    ClientSecrets,
+    Signer,
+    SumDemands,
+    shown_digest,
+    task_digest,
+)
 from piebald.contracts.server import (
     AsksClients,
     Cohort,
@@ -45,7 +57,6 @@ from piebald.contracts.server import (
     ServerContext,
     StepContext,
 )
-from piebald.contracts.shown import SHOWN_BYTES, shown_digest, task_digest
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -12,9 +12,12 @@ from piebald.core.arguments import STRICT, settled, wants_list
 from piebald.core.discovery import public_classes
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import Reference
+from piebald.core.wording import sentence
 
 if TYPE_CHECKING:
     from piebald.contracts.model_spec import ModelSpec
+
+S = TypeVar("S", bound="Settings")
 
 
 class RecipeComponents(Protocol):
@@ -99,7 +102,39 @@ class Registry(dict[str, dict[str, "type[Component]"]]):
         return super().values()
 
 
-class Component(BaseModel):
+class Settings(BaseModel):
+    """A frozen table of settings, which can be made in Python as well as from a file.
+
+    Raises:
+        SettingError: a setting is unknown, missing or not allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, **STRICT)
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        subject = self.in_words()
+        if values:
+            names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
+            raise SettingError(f"{subject} takes its settings by name ({names}), got {shown(values[0])}")
+        for name, value in fields.items():
+            try:
+                fields[name] = settled(value)
+                if name in type(self).model_fields and wants_list(type(self).model_fields[name].annotation):
+                    fields[name] = list(value) if isinstance(value, list | tuple) else value
+            except ValueError as error:
+                raise SettingError(f"{subject}: {name} {error}") from None
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, subject, type(self).model_fields)) from None
+
+    @classmethod
+    def in_words(cls) -> str:
+        """Return what messages call the table."""
+        return "a table"
+
+
+class Component(Settings):
     """A frozen value on one axis of a recipe.  Its fields are its settings; its kind is its class name in snake case.
 
     The kind leaves out the name of the axis at the end: `ExampleWeighted` is "example_weighted", and `GaussianKernel`
@@ -107,57 +142,46 @@ class Component(BaseModel):
     any machine with nothing pickled.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, **STRICT)
-
     axis: ClassVar[str] = ""
     protects: ClassVar[bool] = False  # whether it hides rows or updates, by noise or in sums
     kind: ClassVar[str] = ""
     registry: ClassVar[Registry] = Registry()
 
-    def __init__(self, *values: Any, **fields: Any) -> None:
-        what = f"{self.axis} {self.kind!r}"
-        if values:
-            names = ", ".join(f"{name}=..." for name in type(self).model_fields) or "nothing"
-            raise SettingError(f"{what} takes its settings by name ({names}), got {shown(values[0])}")
-        for name, value in fields.items():
-            try:
-                fields[name] = settled(value)
-                if name in type(self).model_fields and wants_list(type(self).model_fields[name].annotation):
-                    fields[name] = list(value) if isinstance(value, list | tuple) else value
-            except ValueError as error:
-                raise SettingError(f"{what}: {name} {error}") from None
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise SettingError(sentence(error, what, type(self).model_fields)) from None
+    @classmethod
+    def in_words(cls) -> str:
+        return f"{cls.axis} {cls.kind!r}"
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if "axis" in vars(cls):  # the base class of an axis, not a choice on it
             return
+        # snake case: a capital after a small letter or a digit begins a word
         cls.kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().removesuffix(f"_{cls.axis}")
         if not cls.__module__.startswith("piebald."):
             load(cls.axis)  # so that a kind of Piebald's is known to be taken
         kinds = Component.registry.setdefault(cls.axis, {})
-        known = kinds.get(cls.kind)
+        registered = kinds.get(cls.kind)
         # a module that is executed again, as in a notebook, defines its own classes anew
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if registered is not None and (registered.__module__, registered.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
             raise SettingError(
-                f"{cls.axis} {cls.kind!r} is already defined by {known.__name__} in {known.__module__}: "
+                f"{cls.axis} {cls.kind!r} is already defined by {registered.__name__} in {registered.__module__}: "
                 f"rename {cls.__name__} in {cls.__module__}"
             )
         kinds[cls.kind] = cls
 
     def needs_server_rows(self) -> bool:
-        """Whether the server must hold rows of its own (`Clients.server_rows`)."""
+        """Return whether the server must hold rows of its own (`Clients.server_rows`)."""
         return False
 
     def needs_validation_rows(self) -> bool:
-        """Whether clients must hold validation rows."""
+        """Return whether clients must hold validation rows."""
         return False
 
     def discloses(self) -> str | None:
-        """What clients tell about their rows for this component, besides updates, or None.
+        """Return what clients tell about their rows for this component, besides updates, or None.
 
         No privacy budget counts it, so it is refused beside noise and secure aggregation.
         """
@@ -168,16 +192,16 @@ class Component(BaseModel):
         return ()
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        """Why this component cannot work beside the other components of a recipe, or None."""
+        """Return why this component cannot work beside the other components of a recipe, or None."""
         return None
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        """Why this component cannot work with a model or its objective, or None; asked before anything is trained."""
+        """Return why this component cannot work with a model or its objective, or None; asked before any training."""
         return None
 
     def unsupported_cohort(self, count: int) -> str | None:
-        """Why this component cannot work with the updates of so many clients at a step, or None; asked before anything
-        is trained.
+        """Return why this component cannot work with the updates of `count` clients at a step, or None; asked before
+        anything is trained.
         """
         return None
 
@@ -208,13 +232,21 @@ def build(axis: str, table: Any) -> Component:
 
     Raises:
         SettingError: the component is on another axis, or there is no such kind or setting, or a value is not allowed.
+
+    Example:
+        >>> build("training", {"kind": "sgd", "lr": 0.1}).lr
+        0.1
+        >>> build("training", "sdg")
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.SettingError: there is no training 'sdg': did you mean 'sgd'?
     """
     if isinstance(table, Component):
         if table.axis != axis:
-            raise SettingError(f"{axis} must be on the axis of {axis}, got {table.axis} {table.kind!r}")
+            raise SettingError(f"{axis} must be a component of {axis}, got {table.axis} {table.kind!r}")
         return table
-    named = table.resolved(axis) if isinstance(table, Reference) else table
-    if callable(named) and not isinstance(named, type) and "function" in Component.registry.get(axis, {}):
+    target = table.resolved(axis) if isinstance(table, Reference) else table
+    if callable(target) and not isinstance(target, type) and "function" in Component.registry.get(axis, {}):
         table = {"kind": "function", "function": table}
     if isinstance(table, str):
         table = {"kind": table}
@@ -222,6 +254,7 @@ def build(axis: str, table: Any) -> Component:
         raise SettingError(f"{axis} must be a table with a kind, like {{ kind = '...' }}, got {shown(table)}")
     fields = {str(name): value for name, value in table.items()}
     kind = kind_of(fields.pop("kind"))
+    # what is imported already is looked through first, so that a run imports no more than it needs
     kinds: dict[str, type[Component]] = dict.get(Component.registry, axis, {})
     if kind not in kinds:
         kinds = Component.registry.get(axis, {})
@@ -238,28 +271,34 @@ def kind_of(name: str) -> str:
     """
     if not isinstance(name, Reference):
         return name
-    found = name.resolved("component")
-    if not (isinstance(found, type) and issubclass(found, Component) and found.kind):
-        raise SettingError(f"{name} must be a component, a class like piebald.methods.training.Trainer, got {found!r}")
-    return found.kind
+    target = name.resolved("component")
+    if not (isinstance(target, type) and issubclass(target, Component) and target.kind):
+        raise SettingError(
+            f"{name} must name a component, a class like piebald.methods.training.Trainer, got {target!r}"
+        )
+    return target.kind
 
 
-def sentence(error: ValidationError, what: str, fields: Mapping[str, Any]) -> str:
-    """A pydantic error as one sentence: the first problem, and the nearest name where a name is unknown."""
-    errors = error.errors()
-    # a mistyped name comes before the field that is missing because of it
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    place = first["loc"]  # a field, then numbers of items and, where several types would do, what pydantic calls them
-    where = ".".join(str(word) for i, word in enumerate(place) if not i or isinstance(word, int) or word in fields)
-    if first["type"] == "extra_forbidden":
-        return str(unknown(f"setting of {what} called", where, fields))
-    if first["type"] == "missing":
-        return f"{what} needs a value for {where}"
-    if first["type"] == "value_error":
-        text = str(first["ctx"]["error"])
-        return f"{what}: {text}" if not where or text.startswith((where, "there is no")) else f"{what}: {where} {text}"
-    text = re.sub(r"^Input should be ", "must be ", first["msg"])
-    text = re.sub(r"^must be a valid dictionary or instance of (\w+).*", r"must be on the axis of \1", text)
-    text = re.sub(r"^must be a valid (\w+).*", r"must be a \1", text)
-    text = text.replace("a integer", "an integer").replace("a tuple", "a list")
-    return f"{what}: {where} {text}, got {shown(first['input'])}"
+def from_tables(kind: type[S], given: Any, example: str) -> tuple[S, ...]:
+    """Return values from a list of their tables.
+
+    Args:
+        kind: what each table becomes.
+        given: the list; values of this kind pass as they are.
+        example: a table that is right, for messages.
+
+    Raises:
+        ValueError: `given` is no list, or a table in it is wrong.
+    """
+    must = f"must be a list of tables like {example}"
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise ValueError(f"{must}, got {shown(given)}")
+    values = []
+    for number, table in enumerate(given):
+        if not isinstance(table, kind | Mapping) or any(not isinstance(name, str) for name in dict(table)):
+            raise ValueError(f"{must}, but number {number} is {shown(table)}")
+        try:
+            values.append(kind(**table) if isinstance(table, Mapping) else table)
+        except SettingError as error:
+            raise ValueError(f"{must}, but in number {number}, {error}") from None
+    return tuple(values)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from piebald.core import pytree
+from piebald.core.stored_vectors import raw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +27,12 @@ class Rows:
     """Examples of one client or one test set: inputs `x` and targets `y`, the first axis counts examples.
 
     Each is a tensor, or a tuple or dict of tensors with this axis in common (`pytree.Tree`).
+
+    Example:
+        >>> import torch
+        >>> rows = Rows(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
+        >>> len(rows), rows[1:].y
+        (3, tensor([1, 0]))
     """
 
     x: Tree
@@ -40,13 +48,13 @@ class Rows:
 
 @runtime_checkable
 class HoldsRows(Protocol):
-    """What has rows of clients: the part of `Clients` by which an object is recognized as such."""
+    """A holder of clients' rows: the part of `Clients` by which an object is recognized as such."""
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split; empty where the client has none."""
 
     def size(self, client: int, split: Split) -> int | None:
-        """How many rows, or None where that is not known without fetching them."""
+        """Return the number of rows, or None where that is not known without fetching them."""
 
     def counts(self, client: int, split: Split) -> Sequence[int] | None:
         """Rows of each class, or None where that is not known without fetching them."""
@@ -81,7 +89,7 @@ class InMemory(Protocol):
     """
 
     def in_memory(self) -> bool:
-        """Whether the pool is in memory; False where rows stay in files until they are asked for."""
+        """Return whether the pool is in memory; False where rows stay in files until they are asked for."""
 
     def pool(self) -> Rows:
         """All rows."""
@@ -114,7 +122,7 @@ class RowsAtSites(Protocol):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the rows are at the sites."""
+        """True if the rows are at the sites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,10 @@ class Device:
         on: (start, stop) intervals in seconds when the client can be asked, or None for always.
         seconds_per_row: time to run a model over one row when a question is answered; None takes a sixtieth of a step,
             as if a step had 20 rows and forward were a third of it.
+
+    Example:
+        >>> Device(seconds_per_step=6.0).answering(rows=20), Device(seconds_per_row=0.5).answering(rows=20)
+        (2.0, 10.0)
     """
 
     seconds_per_step: float = 0.0
@@ -155,3 +167,23 @@ class Fleet(Protocol):
         """Clients out of range(clients) that can be asked at this time, increasing; `range(clients)` itself if all
         can.
         """
+
+
+def public_rows_of(clients: Clients) -> Rows | None:
+    """The rows that all of these clients have, or None."""
+    return clients.public_rows if isinstance(clients, HasPublicRows) else None
+
+
+def rows_digest(rows: Rows | None) -> str:
+    """A digest of the form and the numbers of some rows, in their order; "" for none.
+
+    Clients compare their models' outputs row by row, so all must have the same rows in the same order.
+    """
+    if rows is None:
+        return ""
+    digest = hashlib.sha256()
+    for part, tree in (("x", rows.x), ("y", rows.y)):
+        for name, leaf in pytree.named_leaves(tree):
+            digest.update(f"{part} {name} {leaf.dtype} {list(leaf.shape)}\n".encode())
+            digest.update(raw(leaf))
+    return digest.hexdigest()

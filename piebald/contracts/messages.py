@@ -1,20 +1,128 @@
-"""Contracts of the messages between server and clients."""
+"""Contracts of the messages between server and clients: tasks, queries, updates, and the form of results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from pydantic import Field
 
 from piebald.contracts.component import Component
 from piebald.contracts.data import Rows, Split
-from piebald.contracts.result_form import ResultForm
 from piebald.contracts.training import ClientContext, TrainInput, TrainOutput, Trains
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.contracts.model_spec import ModelSpec
+
+MOST_ROWS = 1 << 40  # rows of a client, and steps of a task, at most: sums of many still fit 64 bits
+_TYPES = ("torch.float32", "torch.uint8", "torch.int32", "torch.int64")  # of vectors that a query checks itself
+_PIECE = 1 << 20  # numbers
+_LARGEST = 3.5e38  # absolute value of a metric: what a float32 number can be
+
+
+@dataclass(frozen=True, slots=True)
+class ResultForm:
+    """The form of one task's result: whatever does not have it is refused before anything computes with it.
+
+    Attributes:
+        vectors: the shape of each vector, by name, float32 but for `types`, and all required; a shape of None is not
+            known beforehand.  None for any names and shapes, which the query or the masking transform checks itself.
+        metrics: the names of the metrics that may come; None for any.
+        examples: rows that it may speak of, at most.
+        max_steps: optimizer steps, at most.
+        counts: vectors that count rows, with the number of rows that there are.
+        types: the type of a vector that is not float32.
+
+    Example:
+        >>> import torch
+        >>> form = ResultForm({"model": (2,)}, ["loss"], examples=10)
+        >>> form.reject_reason({"model": torch.zeros(2)}, 10, 1, {"loss": 0.5})
+        >>> form.reject_reason({"model": torch.zeros(3)}, 10, 1, {})
+        'must send 2 float32 numbers as model, sent torch.float32 [3]'
+    """
+
+    vectors: Mapping[str, tuple[int, ...] | None] | None
+    metrics: Collection[str] | None = None
+    examples: int = MOST_ROWS
+    max_steps: int = MOST_ROWS
+    counts: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    def reject_reason(
+        self, vectors: Mapping[str, Tensor], examples: int, steps: int, metrics: Mapping[str, float]
+    ) -> str | None:
+        """Return why an update with these parts does not have this form, or None."""
+        return (
+            self._vector_reason(vectors)
+            or self._sum_reason(vectors)
+            or count_reason("examples", examples, self.examples)
+            or count_reason("steps", steps, self.max_steps)
+            or self._metric_reason(metrics)
+        )
+
+    def _vector_reason(self, vectors: Mapping[str, Tensor]) -> str | None:
+        if self.vectors is None:
+            refused = next((name for name, vector in vectors.items() if str(vector.dtype) not in _TYPES), None)
+            return f"sent {refused} as {vectors[refused].dtype}" if refused is not None else _infinite(vectors)
+        for name, shape in self.vectors.items():
+            vector, kind = vectors.get(name), self.types.get(name, "torch.float32")
+            if vector is None or str(vector.dtype) != kind or shape not in (None, tuple(vector.shape)):
+                word = kind.removeprefix("torch.")
+                expected = f"{word} numbers" if shape is None else f"{math.prod(shape)} {word} numbers"
+                return f"must send {expected} as {name}, sent {described(vector)}"
+        if unknown := sorted(vectors.keys() - self.vectors.keys()):
+            return f"sent {unknown[0]!r}, which is not asked for"
+        return _infinite(vectors)
+
+    def _sum_reason(self, vectors: Mapping[str, Tensor]) -> str | None:
+        for name, rows in self.counts.items():
+            # sums of int64 counts may overflow, float64 is exact up to 2^53, far above MOST_ROWS
+            vector = vectors[name].double()
+            if bool((vector < 0).any()) or bool((vector != vector.round()).any()) or float(vector.sum()) > rows:
+                return f"sent {name} that cannot be counts of the {rows:,} rows it has"
+        return None
+
+    def _metric_reason(self, metrics: Mapping[str, float]) -> str | None:
+        for name, value in metrics.items():
+            if self.metrics is not None and name not in self.metrics:
+                return f"sent the metric {name!r}, which is not asked for"
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= _LARGEST:
+                return f"sent a metric {name} that is no finite number"
+        return None
+
+
+def _infinite(vectors: Mapping[str, Tensor]) -> str | None:
+    """Return why vectors are not finite, or None."""
+    name_of_first = next((name for name, vector in vectors.items() if not _finite(vector)), None)
+    return (
+        None
+        if name_of_first is None
+        else "not finite"
+        if name_of_first == "model"
+        else f"{name_of_first} is not finite"
+    )
+
+
+def _finite(vector: Tensor) -> bool:
+    """Return whether all numbers are finite, looked at in pieces: a long vector is not to be there three times."""
+    flat = vector.flatten()
+    return all(bool(flat[start : start + _PIECE].isfinite().all()) for start in range(0, len(flat), _PIECE))
+
+
+def count_reason(name: str, count: object, most: int) -> str | None:
+    """Return why something is not a count of at most `most`, or None."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        return f"sent {name} that are no count"
+    return f"sent more {name} than the {most:,} that its rows allow" if count > most else None
+
+
+def described(vector: Tensor | None) -> str:
+    """A vector's type and shape."""
+    return "nothing" if vector is None else f"{vector.dtype} {list(vector.shape)}"
 
 
 MASKING = "masking/"  # names of what a task brings for the masking transform, and no trainer is shown
@@ -23,7 +131,7 @@ SUM = "sum"  # the name of whole numbers that are added up over clients, under m
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """How single rows are hidden in the answer to a query.
+    """The protection of single rows in the answer to a query.
 
     Attributes:
         noise: standard deviation of Gaussian noise, in units of the largest change that the exchange of one row for
@@ -67,7 +175,7 @@ class Query(Component):
         raise NotImplementedError
 
     def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
-        """What an answer may hold, from a client that has so many rows of each split.
+        """Return the form of an answer from a client that has `rows` rows of each split.
 
         A site sends nothing else, and the server refuses what else comes.  By default these are scores of a model.
         """
@@ -82,16 +190,16 @@ class Query(Component):
         return None
 
     def hiding(self) -> Hiding | None:
-        """How single rows are hidden in an answer, None where they are not."""
+        """Return how single rows are hidden in an answer, None where they are not."""
         return None
 
     def topic(self) -> str:
-        """What a site counts it as, in all runs together; by default its kind."""
+        """Return the name under which a site counts the question, in all runs together; by default its kind."""
         return self.kind
 
     def most_asked(self, hides: bool) -> int:
-        """How many different questions about the same rows a site answers in all runs, unless its policy says another
-        number.
+        """Return how many different questions about the same rows a site answers in all runs, unless its policy states
+        another number.
 
         Args:
             hides: whether the site hides small numbers of rows: the difference of two answers may be about one row.
@@ -111,11 +219,11 @@ class Query(Component):
         return None
 
     def stated(self) -> dict[str, Any]:
-        """What of the question is known before it is asked, which an approval names; by default all of it."""
+        """Return what is known of the question before it is asked, which an approval names; by default all of it."""
         return self.table()
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
-        """Why an answer cannot be used, or None.  Its vectors are known to be finite."""
+        """Return why an answer cannot be used, or None.  Its vectors are known to be finite."""
         return None
 
 
@@ -168,7 +276,7 @@ class PartialSum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What one client sends back.
+    """The result of training, or an answer, that one client sends back.
 
     Attributes:
         vectors: named vectors; "model" [s] is the change of the shared numbers since the task's model.  Empty
@@ -210,10 +318,10 @@ class Result:
 
 
 class WeighsUpdates(Protocol):
-    """What weighs one update without looking at the others, e.g. an `aggregation.Linear`."""
+    """A weight for one update that does not look at the others, e.g. an `aggregation.Linear`."""
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        """How much one update counts, from its numbers alone, not from its vectors."""
+        """Return how much one update counts, from its numbers alone, not from its vectors."""
 
     def table(self) -> dict[str, Any]:
         """The component as plain values."""
@@ -227,3 +335,44 @@ class SumRequest:
 
     weight: WeighsUpdates
     limit: float
+
+
+class OwnChoice(Query):
+    """The query by which a client finds its own model, by its validation rows, when the run has ended (`keep`).
+
+    The answer is a model [p], as vector "model", and metrics that `record` makes a record of.  It is meant for the
+    client itself: a site does not send it.
+
+    Attributes:
+        split: the rows on which the chosen model is judged afterwards, None for no judgement.
+        tasks: the training tasks that the client made, as `Task.rng_version`.
+        passes: passes over its rows in each of them.
+        classes: C, to count the judged rows by class and by what the chosen model takes them for, as vector "confusion"
+            [C * C]; 0 does not.
+    """
+
+    axis = "query"
+    asked_of = "itself"
+    trains: ClassVar[bool] = True
+
+    split: Split | None = "test"
+    tasks: tuple[str, ...] = ()
+    passes: tuple[int, ...] = ()
+    classes: int = Field(default=0, ge=0)
+
+    def record(self, metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
+        """A choice as plain values, for the run folder, a site's file and the page, see `choice.record`.
+
+        Args:
+            metrics: those of the answer.
+            rows: the client's validation rows.
+        """
+        raise NotImplementedError
+
+    def is_new(self, chosen: str) -> bool:
+        """Return whether a chosen model is none of those that the run has anyway, so that it is kept for the client."""
+        raise NotImplementedError
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        counts = {"confusion": (self.classes**2,)} if self.classes and self.split is not None else {}
+        return ResultForm({"model": (spec.layout.size,), **counts}, None, rows["validation"], 0)

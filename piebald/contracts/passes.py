@@ -1,9 +1,13 @@
-"""Contract of how a client computes the gradient of one step: in which precision, and with how much memory."""
+"""Contracts of a forward and a backward pass at a client: its precision and memory, the outputs of rows, and losses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -28,8 +32,59 @@ class PassSettings:
 
     @property
     def alone(self) -> bool:
-        """Whether clients train one after another, as none may be skipped with others, or memory is short."""
+        """True if clients train one after another, as none may be skipped with others, or memory is short."""
         return self.precision == "float16" or self.accumulate > 1 or bool(self.checkpointing)
 
 
 PLAIN_PASSES = PassSettings()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowOutputs:
+    """A model's features and outputs for one client's rows.
+
+    Attributes:
+        features: what goes into the last linear layer [n, d].
+        outputs: what comes out of the model [n, classes].
+        labels: the rows' classes [n], below 0 for those that do not count.
+    """
+
+    features: Tensor
+    outputs: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBatch:
+    """One client's batch, as a `LocalLoss` sees it.
+
+    Attributes:
+        losses: the objective's loss, (outputs, targets) to one value for each row or to their mean.
+        outputs, targets: [b, ...]; targets may be several tensors, and those of mixed rows.
+        mask: [b], 1 for rows and 0 for those that only fill a batch up: a loss for each row need not look at it.
+        own: the tensors that were given for this client, by name.
+        features: what goes into the last linear layer [b, d], under "model" for the model that is trained and under
+            their names for the `LocalLoss.anchors`.
+    """
+
+    losses: Callable[[Any, Any], Tensor]
+    outputs: Tensor
+    targets: Any
+    mask: Tensor
+    own: Mapping[str, Tensor]
+    features: Mapping[str, Tensor]
+
+
+class LocalLoss(Protocol):
+    """A loss in place of the objective's while a client trains, for `ClientContext.run_sgd`."""
+
+    @property
+    def reads_features(self) -> bool:
+        """True if it is given features.  The model then needs a linear layer, see `parameters.head`."""
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Names of the client's own tensors that are models [p]: their features go along, in evaluation mode."""
+
+    def batch_loss(self, batch: LossBatch) -> Tensor:
+        """The loss of each row [b], written for one client, or one value for all of them."""

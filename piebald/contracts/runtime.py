@@ -21,7 +21,7 @@ class Checkpoint:
 
 
 class Runtime(Protocol):
-    """Where clients run: tasks in, results out, and the only clock that a run goes by."""
+    """A place where clients run: tasks in, results out, and the only clock of a run."""
 
     def submit(self, tasks: Sequence[Task], sum_request: SumRequest | None = None) -> None:
         """Send tasks, whose inputs must not change afterwards.  With a `sum_request`, updates are summed where they
@@ -42,7 +42,7 @@ class Runtime(Protocol):
         """Seconds since the run began."""
 
     def state(self) -> Checkpoint:
-        """What a resumed run needs besides the server's state: client state, clock, outstanding tasks."""
+        """Return what a resumed run needs besides the server's state: client state, clock, outstanding tasks."""
 
     def restore(self, checkpoint: Checkpoint, tasks: Mapping[int, Task]) -> None:
         """Restore what `state` returned; `tasks` are the outstanding ones by id."""
@@ -72,4 +72,4 @@ class ChecksSignatures(Protocol):
     """A runtime that can check what its clients have signed (`contracts.Signer`)."""
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
-        """Whether a client has signed this text in this run."""
+        """Return whether a client has signed this text in this run."""

@@ -34,6 +34,10 @@ class Cohort:
 
     Compare updates, and choose among them, by `parameters` alone: buffers have no direction to learn in, no common
     scale with the parameters, and may be most of an update's length.
+
+    Example:
+        >>> Cohort(clients=[4, 7], versions=[2, 3], updates=[], matrix=None, version=3).staleness
+        [1, 0]
     """
 
     clients: Sequence[int]
@@ -111,7 +115,7 @@ class AsksClients(Protocol):
         """Exclude a client from the rest of the run, because what it sent is certainly wrong; log and record it."""
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
-        """Whether a client has signed this text; true where the runtime cannot check it, so clients must, too."""
+        """Return whether a client has signed this text; true where the runtime cannot check it: clients must, too."""
 
 
 class ServerContext(AsksClients, Protocol):
@@ -188,18 +192,18 @@ class KeyAgreement(Protocol):
     def absent(self) -> Mapping[int, str]: ...
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
-        """What a client's task brings for masking, by names that begin with `MASKING`."""
+        """Return what a client's task brings for masking, by names that begin with `MASKING`."""
 
     def unmask(self, masked: Mapping[int, Update], context: ServerContext) -> PartialSum | str:
         """The sum of clients' masked updates, or why there is none."""
 
 
 class RunRecorder(Protocol):
-    """The record of a run, written by the server; `report.store` keeps it in a run folder."""
+    """The record of a run, written by the server; `storage.store.RunStore` keeps it in a run folder."""
 
     @property
     def lasts(self) -> bool:
-        """Whether checkpoints outlive the process; else none need be made."""
+        """True if checkpoints outlive the process; else none need be made."""
 
     def commit(
         self,

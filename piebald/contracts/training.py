@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.contracts.data import Rows
-    from piebald.contracts.row_outputs import LocalLoss, RowOutputs
+    from piebald.contracts.passes import LocalLoss, RowOutputs
     from piebald.core.parameters import Part
 
 
@@ -85,7 +85,7 @@ class StateVector(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSettings:
-    """What an update rule is told about one step of some parameters.
+    """The settings of one step of some parameters, for an update rule.
 
     Attributes:
         lr: learning rate, one number or [c, 1].
@@ -233,7 +233,7 @@ class Slopes(Protocol):
 
     @property
     def trained(self) -> Tensor:
-        """Which of the numbers [p] are parameters; the others are buffers."""
+        """The mask [p] of the numbers that are parameters; the others are buffers."""
 
     def __call__(self, model: Tensor, batch: int = 0) -> Slope:
         """The gradient at `model` [c, p] on this one of the step's batches, clipped and with weight decay as
@@ -329,16 +329,18 @@ class ClientContext(Protocol):
         """
 
     def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """What batch norms compute in training, over the clients' training rows in batches of so many: the shared
-        buffers [c, b] of the models, each the mean over the rows of its batch's statistic, and how many rows each
-        client has for it [c], none where a batch norm cannot take so few.  Everything else is in evaluation mode.
+        """Return what batch norms compute in training, over the clients' training rows in batches of `batch` rows.
+
+        These are the shared buffers [c, b] of the models, each the mean over the rows of its batch's statistic, and
+        the number of rows of each client [c], 0 where a batch norm cannot take so few.  Everything else is in
+        evaluation mode.
         """
 
     def buffers(self) -> Tensor:
-        """Which of the numbers [p] are buffers, such as running statistics, and no parameters."""
+        """Return the mask [p] of the numbers that are buffers, such as running statistics, and no parameters."""
 
     def belongs(self, layers: Sequence[str]) -> Tensor:
-        """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
+        """Return the mask [p] of the parameters of some layers, see `parameters.matching`; buffers are none."""
 
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""
@@ -359,12 +361,12 @@ class ClientContext(Protocol):
         """
 
     def row_outputs(self, model: Tensor, split: Split) -> list[RowOutputs]:
-        """What the models make of each of the clients' rows, for targets of one class each; models are in evaluation
-        mode.
+        """Return features and outputs of the models for each of the clients' rows, for targets of one class each;
+        models are in evaluation mode.
         """
 
     def measure(self, outputs: Sequence[Tensor], split: Split) -> tuple[dict[str, Tensor], Tensor]:
-        """What `score` says of outputs that were made otherwise, [rows, ...] for each client's rows of a split."""
+        """Return the scores of given outputs, [rows, ...] for each client's rows of a split, as `score` does."""
 
     def public_outputs(self, model: Tensor) -> Tensor:
         """The models' outputs for the public rows [c, n, ...]; models are in evaluation mode."""
@@ -377,7 +379,7 @@ class ClientContext(Protocol):
 
 
 class Trains(Protocol):
-    """What trains a stack of clients; every trainer does."""
+    """A trainer of a stack of clients; every trainer is one."""
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         """Train once."""

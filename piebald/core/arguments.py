@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.wording import behind_alias, type_in_words
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,12 +43,6 @@ DEEPEST = 50  # lists and tables inside each other
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, **STRICT)
 _PLAIN = (int, float, str, bool, bytes, type(None))
-_LIMITS: dict[type, Callable[[Any], str]] = {
-    Ge: lambda rule: f"of at least {rule.ge:g}",
-    Gt: lambda rule: f"above {rule.gt:g}",
-    Le: lambda rule: f"of at most {rule.le:g}",
-    Lt: lambda rule: f"below {rule.lt:g}",
-}
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 
 
@@ -99,15 +92,15 @@ def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
     if isinstance(value, float) and LARGEST_FLOAT < abs(value) < float("inf"):
         raise ValueError(f"must be a number that 32 bits can hold, got {value}")
     if type(value) in (list, tuple):
-        return tuple([settled(one, depth + 1, dates=dates) for one in value])
+        return tuple([settled(entry, depth + 1, dates=dates) for entry in value])
     if type(value) is dict:
-        return {name: settled(one, depth + 1, dates=dates) for name, one in value.items()}
+        return {name: settled(entry, depth + 1, dates=dates) for name, entry in value.items()}
     return value
 
 
 def wants_list(annotation: Any) -> bool:
-    """Whether a setting is kept as a list; a list is a tuple for all others, since components are frozen."""
-    return any(typing.get_origin(one) is list for one in (annotation, *typing.get_args(annotation)))
+    """Return whether a setting is kept as a list; a list is a tuple for all others, since components are frozen."""
+    return any(typing.get_origin(kind) is list for kind in (annotation, *typing.get_args(annotation)))
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -117,20 +110,32 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     Raises:
         SettingError: from the function that is made, where an argument is unknown, missing or not allowed.
+
+    Example:
+        >>> @checked
+        ... def train(rounds: Count) -> int:
+        ...     return rounds
+        >>> train(3)
+        3
+        >>> train(0)
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.SettingError: rounds must be a whole number of at least 1, got 0
     """
     signature = inspect.signature(function)
     checks: dict[str, _Check] = {}  # made at the first call: imports of types may be circular before
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # defaults are not bound, so they are not checked
         bound = _bound(function, signature, args, kwargs)
-        for name, given in bound.arguments.items():
+        for name, value in bound.arguments.items():
             parameter = signature.parameters[name]
             if name == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
                 continue
             if name not in checks:
                 checks[name] = _Check(_resolved(parameter.annotation, function), parameter.default)
-            bound.arguments[name] = checks[name].value(name, given)
+            bound.arguments[name] = checks[name].value(name, value)
         return function(*bound.args, **bound.kwargs)
 
     return call
@@ -156,13 +161,13 @@ def _bound(
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
-        known = [name for name in signature.parameters if name != "self"]
-        own = function.__qualname__.removesuffix(".__init__")
-        strange = next((name for name in kwargs if name not in known), None)
-        open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        names = [name for name in signature.parameters if name != "self"]
+        called = function.__qualname__.removesuffix(".__init__")
+        strange = next((name for name in kwargs if name not in names), None)
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
         if strange is not None and not open_ended:
-            raise unknown(f"argument of {own} called", strange, known) from None
-        raise SettingError(f"{own} cannot be called so: {error}") from None
+            raise unknown(f"argument of {called} called", strange, names) from None
+        raise SettingError(f"{called} was called with arguments that do not fit: {error}") from None
 
 
 class _Check:
@@ -182,46 +187,51 @@ class _Check:
         if given is self.default:
             return given
         given = given.item() if isinstance(given, np.bool_ | np.integer | np.floating) else given
-        looked_at = tuple(given) if isinstance(given, range) else given
+        # so that the numbers of a range are checked like those of a list
+        entries = tuple(given) if isinstance(given, range) else given
         try:
-            if isinstance(looked_at, int | float | tuple) or (
-                isinstance(looked_at, list) and self.annotation is not Any
-            ):
-                settled(looked_at)
-            self.adapter.validate_python(looked_at)
+            if isinstance(entries, int | float | tuple) or (isinstance(entries, list) and self.annotation is not Any):
+                settled(entries)
+            self.adapter.validate_python(entries)
         except ValidationError as error:
-            first = next((one for one in error.errors() if one["type"] == "value_error"), None)
-            why = f"must be {described(self.annotation)}" if first is None else str(first["ctx"]["error"])
-            got = "" if ", got " in why else f", got {shown(given)}"
-            raise SettingError(f"{name} {why}{got}{self._advice(name, given)}") from None
+            first = next((problem for problem in error.errors() if problem["type"] == "value_error"), None)
+            reason = f"must be {type_in_words(self.annotation)}" if first is None else str(first["ctx"]["error"])
+            got = "" if ", got " in reason else f", got {shown(given)}"
+            raise SettingError(f"{name} {reason}{got}{self._advice(name, given)}") from None
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise SettingError(f"{name} {error}" if "must be" in str(error) else f"{name}: {error}") from None
         return given
 
-    def _advice(self, name: str, given: Any) -> str:
-        """What was probably meant."""
-        if not isinstance(given, str):
+    def _advice(self, name: str, argument: Any) -> str:
+        """Return a hint at what was probably meant, or nothing."""
+        if not isinstance(argument, str):
             return ""
         kinds = [self.annotation, *typing.get_args(self.annotation)]
         if any(typing.get_origin(kind) is collections.abc.Sequence for kind in kinds):
-            return f": write {name}=[{shown(given)}]"
-        near = difflib.get_close_matches(given[:100], [one for one in kinds if isinstance(one, str)], n=1, cutoff=0.5)
+            return f": write {name}=[{shown(argument)}]"
+        near = difflib.get_close_matches(
+            argument[:100], [kind for kind in kinds if isinstance(kind, str)], n=1, cutoff=0.5
+        )
         return f": did you mean {near[0]!r}?" if near else ""
 
 
 def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     """An annotation as a type; `Any` where it is only known to type checkers."""
     if not isinstance(annotation, str):
+        # without `from __future__ import annotations` it is the type itself
         return Any if annotation is inspect.Parameter.empty else annotation
     try:
-        made = inspect.unwrap(function)
-        return eval(annotation, vars(sys.modules[made.__module__]) if isinstance(made, type) else made.__globals__)
+        unwrapped = inspect.unwrap(function)
+        return eval(
+            annotation,
+            vars(sys.modules[unwrapped.__module__]) if isinstance(unwrapped, type) else unwrapped.__globals__,
+        )
     except (NameError, AttributeError, KeyError):
         return Any
 
 
 def _other(value: Any) -> Any:
-    """Refuse what is looked at more closely: the entries of containers of one's own are not."""
+    """Refuse built-in containers, whose entries are checked elsewhere; those of other containers are not."""
     if isinstance(value, str | bytes | bytearray | list | tuple | dict):
         raise PydanticCustomError("entries", "has other entries")
     return value
@@ -232,7 +242,7 @@ def _instance(kind: type) -> Any:
 
     def be(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise PydanticCustomError("instance", "is no instance")
+            raise PydanticCustomError("instance", "is not an instance")
         return value
 
     return Annotated[Any, AfterValidator(be)]
@@ -242,24 +252,14 @@ _OTHER_SEQUENCE: Any = Annotated[_instance(collections.abc.Sequence), AfterValid
 _OTHER_MAPPING: Any = Annotated[_instance(collections.abc.Mapping), AfterValidator(_other)]
 
 
-def _behind(annotation: Any) -> Any:
-    """What an alias of a type stands for (PEP 695), as `numpy.typing.NDArray` is one since NumPy 2.5."""
-    inner = typing.get_args(annotation)
-    alias = typing.get_origin(annotation) or annotation
-    value = None if isinstance(alias, type) else getattr(alias, "__value__", None)
-    if value is None:
-        return annotation
-    return _behind(value[inner] if inner else value)
-
-
 def strict(annotation: Any) -> Any:
     """A type for pydantic whose classes are checked with `isinstance` and whose protocols are not checked."""
-    annotation = _behind(annotation)
+    annotation = behind_alias(annotation)
     if annotation is Any:
         return Any
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(strict(one) for one in inner)]  # noqa: UP007 - made of types known at run time only
+        return typing.Union[tuple(strict(kind) for kind in inner)]  # noqa: UP007 - made of types known at run time only
     if origin is Annotated:
         return Annotated[(strict(inner[0]), *inner[1:])]
     if origin is typing.Literal:
@@ -267,13 +267,13 @@ def strict(annotation: Any) -> Any:
     if origin is collections.abc.Callable or annotation is collections.abc.Callable:
         return Callable
     if origin is collections.abc.Sequence:
-        one = strict(inner[0])
-        return tuple[one, ...] | list[one] | _OTHER_SEQUENCE  # type: ignore[valid-type]
+        entry = strict(inner[0])
+        return tuple[entry, ...] | list[entry] | _OTHER_SEQUENCE  # type: ignore[valid-type]
     if origin is collections.abc.Mapping:
         key, value = map(strict, inner)
         return dict[key, value] | _OTHER_MAPPING  # type: ignore[valid-type]
     if origin in _CONTAINERS:
-        return origin[tuple(one if one is Ellipsis else strict(one) for one in inner)]
+        return origin[tuple(kind if kind is Ellipsis else strict(kind) for kind in inner)]
     if isinstance(origin, type):  # arrays, whose numbers are not looked at here
         return _instance(origin)
     if annotation in _PLAIN or annotation is None or not isinstance(annotation, type):
@@ -285,34 +285,9 @@ def strict(annotation: Any) -> Any:
 
 
 def _can_be_asked(protocol: type) -> bool:
-    """Whether `isinstance` works with a protocol."""
+    """Return whether `isinstance` works with a protocol."""
     try:
         isinstance(None, protocol)
     except TypeError:
         return False
     return Protocol in protocol.__bases__
-
-
-def described(annotation: Any) -> str:
-    """A type in words, with its range."""
-    annotation = _behind(annotation)
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        words = [described(one) for one in inner if one not in (None, type(None))]
-        return " or ".join(dict.fromkeys(words))
-    if origin is Annotated:
-        rules = [rule for one in inner[1:] if isinstance(one, FieldInfo) for rule in one.metadata]
-        said = [words(rule) for rule in rules for kind, words in _LIMITS.items() if isinstance(rule, kind)]
-        return " ".join([described(inner[0]), " and ".join(said)]).strip()
-    if origin is typing.Literal:
-        return " or ".join(repr(one) for one in inner)
-    if origin in (tuple, list, collections.abc.Sequence):
-        return "a list" if not inner or inner[0] is Any else f"a list whose entries are each {described(inner[0])}"
-    if origin in (dict, collections.abc.Mapping):
-        return "a table"
-    if origin is collections.abc.Callable:
-        return "a function"
-    if isinstance(origin, type):
-        return f"a {origin.__name__}"
-    words_of = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", Path: "a path"}
-    return words_of.get(annotation) or f"a {getattr(annotation, '__name__', annotation)}"

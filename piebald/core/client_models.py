@@ -24,7 +24,7 @@ class OwnModel:
 
     Attributes:
         model: the module.
-        layout: where each of its tensors lies in a vector [p'] of its own, and which s' numbers are shared.
+        layout: where each of its tensors lies in the model's vector [p'], and which s' numbers are shared.
         initial: [p'], the parameters that it starts from.
         outputs: shape of the scores that it returns for one input.
         held: [s'] int64, where its shared numbers lie among the s shared numbers of the run's model, increasing; None
@@ -40,7 +40,7 @@ class OwnModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnModels:
-    """Which clients have which model.
+    """The assignment of models to clients.
 
     Attributes:
         models: the models that are not the run's.
@@ -60,7 +60,7 @@ class OwnModels:
 
     @property
     def by_task(self) -> bool:
-        """Whether a client's tasks may be about other models than its own."""
+        """True if a client's tasks may be about other models than its own."""
         return bool(self.drawn) or self.asked
 
     def number(self, client: int) -> int | None:
@@ -74,29 +74,32 @@ class OwnModels:
         return self.drawn[int(generator("width", self.seed, client, version).integers(len(self.drawn)))]
 
     def plain(self) -> dict[str, Any]:
-        """Who has which tensors, as plain values for the run folder."""
-        layouts = [[[slot.name, list(slot.shape)] for slot in one.layout.slots] for one in self.models]
-        more = {"drawn": list(self.drawn)} if self.drawn else {}
-        return {"numbers": list(self.numbers), "layouts": layouts, **more}
+        """Return the tensors of each client's model, as plain values for the run folder."""
+        layouts = [[[slot.name, list(slot.shape)] for slot in model.layout.slots] for model in self.models]
+        draws = {"drawn": list(self.drawn)} if self.drawn else {}
+        return {"numbers": list(self.numbers), "layouts": layouts, **draws}
 
 
 def nested_positions(whole: Layout, part: Layout) -> Tensor:
-    """Where the numbers [p'] of a narrower model lie in the vector [p] of the whole one, increasing within each tensor.
+    """Return the positions of a narrower model's numbers [p'] in the whole model's vector [p].
+
+    They increase within each tensor.
 
     Each tensor of the narrower model is the corner of the tensor of the same name: its first rows, columns, and so on.
 
     Raises:
         SettingError: a tensor has no such counterpart.
     """
-    there, found = {slot.name: slot for slot in whole.slots}, []
+    slots, positions = {slot.name: slot for slot in whole.slots}, []
     for slot in part.slots:
-        one = there.get(slot.name)
-        fits = one is not None and len(one.shape) == len(slot.shape)
-        if one is None or not fits or any(a > b for a, b in zip(slot.shape, one.shape, strict=True)):
-            raise SettingError(f"{slot.name} {list(slot.shape)} is no part of the whole model")
-        places = torch.arange(one.start, one.stop).view(one.shape)
-        found.append(places[tuple(slice(size) for size in slot.shape)].flatten())
-    return torch.cat(found)
+        counterpart = slots.get(slot.name)
+        fits = counterpart is not None and len(counterpart.shape) == len(slot.shape)
+        if counterpart is None or not fits or any(a > b for a, b in zip(slot.shape, counterpart.shape, strict=True)):
+            raise SettingError(f"{slot.name} {list(slot.shape)} does not fit into the whole model")
+        # the corner of a tensor of positions is where the corner of the tensor lies
+        places = torch.arange(counterpart.start, counterpart.stop).view(counterpart.shape)
+        positions.append(places[tuple(slice(size) for size in slot.shape)].flatten())
+    return torch.cat(positions)
 
 
 def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
@@ -109,10 +112,14 @@ def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
     Raises:
         SettingError: shared tensors differ.
     """
-    first, *others = [{slot.name: slot.shape for slot in one.slots if slot.stop <= one.shared} for one in layouts]
-    for tensors in others:
+    first, *rest = [
+        {slot.name: slot.shape for slot in layout.slots if slot.stop <= layout.shared} for layout in layouts
+    ]
+    for tensors in rest:
         if list(tensors.items()) != list(first.items()):
-            name = next((one for one in [*first, *tensors] if first.get(one) != tensors.get(one)), next(iter(first)))
+            name = next(
+                (tensor for tensor in [*first, *tensors] if first.get(tensor) != tensors.get(tensor)), next(iter(first))
+            )
             raise SettingError(
                 f"{recipe} averages what clients share, but {name} is not alike in the models of all clients: keep "
                 "such layers private, choose fedproto, fedmd or local, or give heterofl one model"
@@ -128,4 +135,4 @@ def own_pattern(patterns: Sequence[str], name: str) -> str:
     for pattern in patterns:
         if pattern == name or fnmatchcase(name, pattern):
             return pattern
-    raise SettingError(f"model has none for client {name!r}: name it, or give '*' for all others")
+    raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")

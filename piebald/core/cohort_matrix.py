@@ -40,19 +40,19 @@ def by_column(matrix: Tensor, rule: Callable[[Tensor], Tensor], copies: int = 1)
 
 
 def too_many_pairs(name: str, count: int, copies: int) -> str | None:
-    """Why a component cannot compare all pairs of so many clients on this machine, or None.
+    """Return why a component cannot compare all pairs of `count` clients on this machine, or None.
 
     Args:
         name: of the component.
         count: clients of a step.
         copies: float64 numbers that it holds for each pair at once.
     """
-    wanted, there = 8 * copies * count**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if wanted <= there:
+    needed, memory = 8 * copies * count**2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed <= memory:
         return None
     return (
-        f"{name} compares all pairs of the {count:,} clients of a step, which takes {wanted / 1e9:,.0f} GB, and this "
-        f"machine has {there / 1e9:,.0f} GB: ask fewer clients at a step, like cohort = 1000"
+        f"{name} compares all pairs of the {count:,} clients of a step, which takes {needed / 1e9:,.0f} GB, and this "
+        f"machine has {memory / 1e9:,.0f} GB: ask fewer clients at a step, like cohort = 1000"
     )
 
 
@@ -63,6 +63,12 @@ def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
         matrix: [n, s].
         weights: how much each row counts [n], None for all alike.  The weighted median has at most half of the weight
             on either side; where exactly half lies below, it is the mean of the two values next to that place.
+
+    Example:
+        >>> median(torch.tensor([[1.0], [2.0], [30.0]])).tolist()
+        [2.0]
+        >>> median(torch.tensor([[1.0], [2.0], [30.0]]), weights=torch.tensor([1.0, 1.0, 4.0])).tolist()
+        [30.0]
     """
     rows = len(matrix)
     if weights is None:
@@ -73,6 +79,7 @@ def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
     def middle(block: Tensor) -> Tensor:
         values, places = block.sort(dim=0, stable=True)
         below = shares[places].cumsum(0)
+        # half of the weight to within rounding: shares of 1/n do not sum to exactly 1/2
         near = [(below < bound).sum(0).clamp(max=rows - 1)[None] for bound in (0.5 - 1e-9, 0.5 + 1e-9)]
         return torch.cat([values.gather(0, place) for place in near]).mean(0)
 
@@ -81,11 +88,11 @@ def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
 
 def gram(matrix: Tensor, about: Tensor | None = None) -> Tensor:
     """Inner products of all rows [n, n] in float64, of their differences from `about` [s] if given."""
-    found = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
+    products = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
     for span, block in blocks(matrix, copies=2):
         wide = block.double() if about is None else block.double() - about[span].double()
-        found += wide @ wide.T
-    return (found + found.T) / 2  # a product of a matrix with itself is not symmetric to the last bit
+        products += wide @ wide.T
+    return (products + products.T) / 2  # a product of a matrix with itself is not symmetric to the last bit
 
 
 def squared_distances(matrix: Tensor) -> Tensor:
@@ -93,26 +100,28 @@ def squared_distances(matrix: Tensor) -> Tensor:
 
     By matrix products about the first row, not about the origin: the small differences of large vectors survive.
     """
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 ab, which rounding may make slightly negative
     inner = gram(matrix, matrix[0])
     squares = inner.diagonal()
-    found = (squares[:, None] + squares[None, :] - 2 * inner).clamp(min=0)
-    return found.fill_diagonal_(0)
+    distances = (squares[:, None] + squares[None, :] - 2 * inner).clamp(min=0)
+    return distances.fill_diagonal_(0)
 
 
 def norms(matrix: Tensor, about: Tensor | None = None) -> Tensor:
     """Euclidean length of each row [n] in float64, of its difference from `about` [s] if given."""
-    found = torch.zeros(len(matrix), dtype=torch.float64, device=matrix.device)
+    squares = torch.zeros(len(matrix), dtype=torch.float64, device=matrix.device)
     for span, block in blocks(matrix, copies=2):
         wide = block.double() if about is None else block.double() - about[span].double()
-        found += wide.square().sum(1)
-    return found.sqrt()
+        squares += wide.square().sum(1)
+    return squares.sqrt()
 
 
 def mean(matrix: Tensor, shares: Tensor) -> Tensor:
     """Weighted mean [s] with shares [n] that sum to one; rows that count nothing are left out, whatever is in them."""
+    # 0 times infinity is NaN, so a row that counts nothing must not enter the product
     rows = torch.nonzero(shares).flatten()
-    kept = matrix if len(rows) == len(matrix) else matrix[rows]
-    return shares[rows].to(matrix.dtype) @ kept
+    counted = matrix if len(rows) == len(matrix) else matrix[rows]
+    return shares[rows].to(matrix.dtype) @ counted
 
 
 def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
@@ -122,15 +131,15 @@ def weighted_sum(matrix: Tensor, weights: Sequence[float]) -> Tensor:
     of the rows, and how they were divided among processes and machines, practically never shows.
     """
     matrix = matrix.to(float64_device(matrix.device))
-    own = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
-    found = torch.empty(matrix.shape[1], dtype=torch.float64, device=matrix.device)
+    factors = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
+    total = torch.empty(matrix.shape[1], dtype=torch.float64, device=matrix.device)
     for span, block in _summed_blocks(matrix):  # also for one row: both types at once take two more
         wide = block.double()
         if len(matrix) == 1:
-            torch.mul(wide[0], own, out=found[span])
+            torch.mul(wide[0], factors, out=total[span])
         else:
-            torch.mv(wide.T, own, out=found[span])
-    return found
+            torch.mv(wide.T, factors, out=total[span])
+    return total
 
 
 def _summed_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -142,13 +151,13 @@ def divided(total: Tensor, whole: float) -> Tensor:
 
     By blocks, since torch computes a result of another type than its arguments' in a temporary of theirs.
     """
-    found = total.new_empty(total.shape, dtype=torch.float32)
+    quotient = total.new_empty(total.shape, dtype=torch.float32)
     if total.device.type != "cpu":
-        return torch.div(total, whole, out=found)
-    flat = found.view(1, -1)
+        return torch.div(total, whole, out=quotient)
+    flat = quotient.view(1, -1)
     for span, block in blocks(total.reshape(1, -1), budget=_CACHED):
         flat[0, span] = block[0] / whole
-    return found
+    return quotient
 
 
 def weighted_mean(vectors: Sequence[Mapping[str, Tensor]], name: str, weights: Sequence[float], whole: float) -> Tensor:
@@ -163,17 +172,17 @@ def weighted_mean(vectors: Sequence[Mapping[str, Tensor]], name: str, weights: S
         whole: what their sum is divided by.
     """
     size, count = numel_of(vectors[0], name), len(vectors)
-    own = torch.tensor(weights, dtype=torch.float64, device=part_of(vectors[0], name, slice(0, 0)).device)
+    factors = torch.tensor(weights, dtype=torch.float64, device=part_of(vectors[0], name, slice(0, 0)).device)
     width = max(1, _CACHED // count)
-    taken = width * max(1, BUDGET // 32 // (width * count))  # columns that are read at a time
-    found, room = own.new_empty(size, dtype=torch.float32), own.new_empty(min(width, size))
-    for first in range(0, size, taken):
-        matrix = torch.stack([part_of(one, name, slice(first, first + taken)) for one in vectors])
+    columns = width * max(1, BUDGET // 32 // (width * count))  # columns that are read at a time
+    average, room = factors.new_empty(size, dtype=torch.float32), factors.new_empty(min(width, size))
+    for first in range(0, size, columns):
+        matrix = torch.stack([part_of(tensors, name, slice(first, first + columns)) for tensors in vectors])
         for start in range(0, matrix.shape[1], width):
             block = matrix[:, start : start + width].double()
-            total = block[0] * own if count == 1 else torch.mv(block.T, own, out=room[: block.shape[1]])
-            torch.div(total, whole, out=found[first + start : first + start + block.shape[1]])
-    return found
+            total = block[0] * factors if count == 1 else torch.mv(block.T, factors, out=room[: block.shape[1]])
+            torch.div(total, whole, out=average[first + start : first + start + block.shape[1]])
+    return average
 
 
 def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> None:
@@ -186,15 +195,16 @@ def add_weighted(total: Tensor, matrix: Tensor, weights: Sequence[float]) -> Non
     if matrix.device.type != "cpu" and len(matrix) == 1:
         total.add_(matrix[0], alpha=weights[0])  # one launch, which converts as it adds
         return
-    own = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
+    factors = moved(torch.tensor(weights, dtype=torch.float64), matrix.device)
     for span, block in _summed_blocks(matrix):
         wide = block.double()
-        total[span].add_(wide[0] * own if len(matrix) == 1 else torch.mv(wide.T, own))
+        total[span].add_(wide[0] * factors if len(matrix) == 1 else torch.mv(wide.T, factors))
 
 
 def coordinates(matrix: Tensor) -> Tensor:
     """Points [n, n] in float64 with the distances that the rows [n, s] have (classical scaling, exact)."""
     inner = gram(matrix, matrix.mean(0))
+    # rounding leaves eigenvalues just below 0, which have no root
     values, vectors = torch.linalg.eigh(inner)
     points: Tensor = vectors * values.clamp(min=0).sqrt()
     return points

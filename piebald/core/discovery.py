@@ -52,13 +52,13 @@ def public_classes(package: str) -> dict[str, Any]:
 
     A module that is no package is only imported.
     """
-    found: dict[str, Any] = {}
+    classes: dict[str, Any] = {}
     for name in sorted(modules(package)):
         module = imported(f"{package}.{name}")
         for public, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__ and not public.startswith("_"):
-                found[public] = value
-    return dict(sorted(found.items()))
+                classes[public] = value
+    return dict(sorted(classes.items()))
 
 
 def lazy_classes(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

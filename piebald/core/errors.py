@@ -17,22 +17,44 @@ from collections.abc import Iterable
 
 
 class PiebaldError(Exception):
-    """Base class of all errors; `exit_code` is the exit code of the command line."""
+    r"""Base class of all errors; `exit_code` is the exit code of the command line.
+
+    Example:
+        >>> str(PiebaldError("a message\nof two lines"))  # it may quote a file
+        'a message of two lines'
+    """
 
     exit_code = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_line(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(_line(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class SettingError(PiebaldError, ValueError):
-    """A setting, a combination of components, an input file or an argument that cannot work."""
+    """A setting, a combination of components, an input file or an argument that cannot work.
+
+    Example:
+        >>> from piebald import recipes
+        >>> recipes.fedavg(lr=-1.0)
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.SettingError: training 'sgd': lr must be above 0, got -1.0
+    """
 
     exit_code = 2
 
 
 class ParameterError(SettingError):
-    """A model or a vector that does not fit the layout it is used with."""
+    """A model or a vector that does not fit the layout it is used with.
+
+    Example:
+        >>> import torch
+        >>> from piebald.core.parameters import Layout
+        >>> Layout.of(torch.nn.Linear(2, 1)).check(torch.zeros(4))
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.ParameterError: a model vector must have 3 numbers on its last axis, got shape [4]
+    """
 
 
 class UnknownClient(SettingError, IndexError):
@@ -40,7 +62,15 @@ class UnknownClient(SettingError, IndexError):
 
 
 class RunFolderError(PiebaldError):
-    """A run folder that cannot be read, written or trusted."""
+    """A run folder that cannot be read, written or trusted.
+
+    Example:
+        >>> from piebald.storage.store import RunStore
+        >>> RunStore.open("no_such_folder")
+        Traceback (most recent call last):
+            ...
+        piebald.core.errors.RunFolderError: there is no run folder at no_such_folder: check the path
+    """
 
     exit_code = 2
 
@@ -50,7 +80,12 @@ class Declined(PiebaldError):
 
 
 class RuntimeFault(PiebaldError):
-    """A failure during a run; completed server steps are safe and `piebald resume` continues the run."""
+    """A failure during a run; completed server steps are safe and `piebald resume` continues the run.
+
+    Example:
+        >>> RuntimeFault.exit_code, SettingError.exit_code
+        (1, 2)
+    """
 
 
 class DeviceLost(RuntimeFault):
@@ -64,7 +99,12 @@ def _line(text: str) -> str:
 
 
 def shown(value: object, longest: int = 80) -> str:
-    """A value as an error message shows it: on one line, cut where it is long, never failing."""
+    """A value as an error message shows it: on one line, cut where it is long, never failing.
+
+    Example:
+        >>> shown(list(range(1000)), longest=20)
+        '[0, 1, 2, 3, 4, 5, 6...'
+    """
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a number of 5,000 digits has no repr, and an object may have a broken one
@@ -79,6 +119,10 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
         what: what was named, e.g. ``"recipe"``.
         name: the unknown name.
         allowed: the known names.
+
+    Example:
+        >>> unknown("recipe", "fedavgg", ["fedavg", "fedprox"])
+        SettingError("there is no recipe 'fedavgg': did you mean 'fedavg'?")
     """
     names = sorted(allowed)
     written = name if isinstance(name, str) else shown(name)

@@ -20,6 +20,15 @@ class KeptForm(Generic[Kept]):
     Args:
         first: number of the first form.
         steps: each brings what is kept, in place, from a form to the next.
+
+    Example:
+        >>> form = KeptForm[dict[str, int]](first=1, steps=(lambda kept: kept.update(port=8002),))
+        >>> form.number, form.reads(1), form.reads(3)
+        (2, True, False)
+        >>> kept = {"sites": 3}
+        >>> form.upgrade(kept, 1)
+        >>> kept
+        {'sites': 3, 'port': 8002}
     """
 
     def __init__(self, first: int, steps: tuple[Callable[[Kept], None], ...] = ()) -> None:
@@ -31,7 +40,7 @@ class KeptForm(Generic[Kept]):
         return self._first + len(self._steps)
 
     def reads(self, found: object) -> bool:
-        """Whether a number that was found is that of this form or of an earlier one."""
+        """Return whether a number that was found is that of this form or of an earlier one."""
         return isinstance(found, int) and not isinstance(found, bool) and self._first <= found <= self.number
 
     def upgrade(self, kept: Kept, found: int) -> None:

@@ -28,7 +28,7 @@ class InputHooks:
         self._layers = {}
         for name in names:
             if name not in layers or not name:
-                raise unknown("layer of this model called", name, (one for one in layers if one))
+                raise unknown("layer of this model called", name, (layer for layer in layers if layer))
             self._layers[name] = layers[name]
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 

@@ -115,7 +115,12 @@ def _on_device(weights: Sequence[float], outputs: Tensor) -> Tensor:
 
 @on_logits
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error, the mean over an example's outputs."""
+    """Squared error, the mean over an example's outputs.
+
+    Example:
+        >>> squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
+        tensor([0., 4.])
+    """
     return by_example((outputs.reshape(targets.shape) - targets).square())
 
 
@@ -193,9 +198,12 @@ def survival_loss(outputs: Tensor, targets: Any) -> Tensor:
     a client's rows.
     """
     time, event = survival_pair(targets)
+    # under autocast outputs are of 16 bits, in which sums over risk sets would overflow
     hazard = outputs.reshape(len(time)).to(torch.promote_types(outputs.dtype, torch.float32))
+    # a batch without events has the loss 0 and still a gradient, so that every engine can take its step
     total = hazard.sum() * 0.0
     for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
+        # all pairs of a batch at once would take its square in memory
         at_risk = time.unsqueeze(0) >= time[block].unsqueeze(1)
         rest = torch.where(at_risk, hazard.unsqueeze(0), -torch.inf).logsumexp(1)
         total = total + (event[block] * (rest - hazard[block])).sum()
@@ -211,10 +219,10 @@ def model_loss(outputs: Any, targets: Any) -> Tensor:
     Raises:
         SettingError: it returns none.
     """
-    found = outputs.get("loss") if isinstance(outputs, Mapping) else None
-    if not isinstance(found, Tensor):
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    if not isinstance(loss, Tensor):
         raise SettingError(
             "loss 'model' takes the loss that the model returns, and it returns none: put 'labels' among its inputs, "
             "or name another loss"
         )
-    return found
+    return loss

@@ -49,8 +49,8 @@ def cache_folder() -> Path | None:
     Returns:
         The folder, which need not exist; None where the user has no home.
     """
-    if given := os.environ.get("PIEBALD_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("PIEBALD_CACHE"):
+        return Path(folder)
     home = Path("~").expanduser()
     if not home.is_absolute():
         return None
@@ -96,9 +96,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Named tensors on the host, which waits once for those of a GPU: it writes all of them into pinned memory."""
-    there = [tensor for tensor in tensors.values() if tensor.device.type in PINNED and tensor.numel()]
+    on_device = [tensor for tensor in tensors.values() if tensor.device.type in PINNED and tensor.numel()]
     copies = {name: tensor.to("cpu", non_blocking=tensor.device.type in PINNED) for name, tensor in tensors.items()}
-    for last in there[-1:]:
+    for last in on_device[-1:]:
         last.flatten()[:1].tolist()  # the copies were asked for before
     return copies
 
@@ -112,18 +112,18 @@ def raise_if_lost(error: BaseException, device: torch.device | None = None) -> N
     """
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
         return
-    said = " ".join(str(error).split("\n")[0].split())
-    if any(words in said for words in _FATAL) or (device is not None and not _computes(device)):
-        where = "the GPU" if device is None else f"device {str(device)!r}"
+    message = " ".join(str(error).split("\n")[0].split())
+    if any(words in message for words in _FATAL) or (device is not None and not _computes(device)):
+        device_name = "the GPU" if device is None else f"device {str(device)!r}"
         raise DeviceLost(
-            f"{where} has failed and computes nothing more for this process ({said[:200]}): completed steps are safe, "
-            "continue with `piebald resume` in a new process; a label or a token beyond the model's classes does this "
-            "too, and CUDA_LAUNCH_BLOCKING=1 tells where"
+            f"{device_name} has failed and computes nothing more for this process ({message[:200]}): completed steps "
+            "are safe, continue with `piebald resume` in a new process; a label or a token beyond the model's classes "
+            "does this too, and CUDA_LAUNCH_BLOCKING=1 tells where"
         ) from error
 
 
 def _computes(device: torch.device) -> bool:
-    """Whether a device still computes."""
+    """Return whether a device still computes."""
     if device.type == "cpu":
         return True
     try:
@@ -145,12 +145,12 @@ def naming_lost(device: torch.device | None = None) -> Iterator[None]:
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where numbers of a device are computed in float64: there, or on the host for Apple's GPUs, which have none."""
+    """Return the device for float64 numbers: the same one, or the host for Apple's GPUs, which have no float64."""
     return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def set_up_gpu(tf32: bool, repeats: bool) -> None:
-    """How NVIDIA's GPUs compute in this process from now on, and in those that it forks.
+    """Set how NVIDIA's GPUs compute in this process from now on, and in those that it forks.
 
     Args:
         tf32: whether they round the inputs of products and convolutions to 10 bits.
@@ -160,8 +160,8 @@ def set_up_gpu(tf32: bool, repeats: bool) -> None:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     precision = "tf32" if tf32 else "ieee"
     backends: Any = torch.backends
-    for one in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        one.fp32_precision = precision
+    for backend in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        backend.fp32_precision = precision
 
 
 @contextmanager
@@ -221,11 +221,13 @@ def _processor() -> str:
 
 
 def differences(recorded: dict[str, object]) -> list[str]:
-    """What of `machine` and torch's version is not as a run's folder records it, as "torch 2.1, now 2.2"."""
+    """Return what differs from a run folder's record of `machine` and torch's version, as "torch 2.1, now 2.2"."""
     now: dict[str, object] = {"torch": torch.__version__, **machine()}
     del now["threads"]  # simulated clients are computed with one
-    then = {"torch": recorded.get("torch"), **_table(recorded.get("machine"))}
-    return [f"{name} {then[name]}, now {value}" for name, value in now.items() if then.get(name) not in (None, value)]
+    before = {"torch": recorded.get("torch"), **_table(recorded.get("machine"))}
+    return [
+        f"{name} {before[name]}, now {value}" for name, value in now.items() if before.get(name) not in (None, value)
+    ]
 
 
 def _table(value: object) -> dict[str, object]:

@@ -20,7 +20,12 @@ _BLOCK = 1024  # examples that are compared with all others at a time
 
 @on_logits
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 if the largest logit is that of the target, else 0; one value per example, targets of -100 left out."""
+    """1 if the largest logit is that of the target, else 0; one value per example, targets of -100 left out.
+
+    Example:
+        >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
+        tensor([1., 0.])
+    """
     return by_example((outputs.argmax(1) == targets).float(), targets != IGNORED)
 
 
@@ -69,6 +74,12 @@ class Auc(_Accumulated):
     For classes it is the mean of one class against the rest over all classes that occur, which for two classes is the
     usual definition; for independent labels [batch, labels] or one logit [batch] it is the mean over labels.  It is
     undefined if only one class occurs, and NaN then.  Computed from ranks (Mann, Whitney 1947).
+
+    Example:
+        >>> auc = Auc()
+        >>> auc.update(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+        >>> round(float(auc.compute()), 2)
+        0.75
     """
 
     def compute(self) -> Tensor:
@@ -82,13 +93,15 @@ class Auc(_Accumulated):
         else:
             scores = outputs.double().softmax(1)
             positive = targets.long().unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)
-        areas = torch.stack([_area(scores[:, one], positive[:, one]) for one in range(scores.shape[1])])
+        # labels of which one class occurs only are NaN and left out of the mean
+        areas = torch.stack([_area(scores[:, label], positive[:, label]) for label in range(scores.shape[1])])
         return areas.nanmean()
 
 
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
     """The area for one label: scores [batch], mask of positive examples [batch]."""
     _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
+    # float64: sums of ranks exceed the 24 bits of float32 at some thousands of examples
     last = count.cumsum(0).double()
     rank = (last - (count - 1) / 2)[place]  # ties share the mean of their ranks
     many = positive.sum().double()
@@ -144,11 +157,11 @@ class Concordance(_Accumulated):
         outputs, targets = self._all()
         time, event = survival_pair(targets)
         hazard = outputs.reshape(len(time))
-        right = known = torch.zeros((), dtype=torch.int64)  # `right` in halves
+        right = comparable = torch.zeros((), dtype=torch.int64)  # `right` in halves
         for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
-            own, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)
-            pairs = (own < time) | ((own == time) & (event == 0))
+            end, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)
+            pairs = (end < time) | ((end == time) & (event == 0))
             pairs &= event[block].unsqueeze(1) == 1
-            known = known + pairs.sum()
+            comparable = comparable + pairs.sum()
             right = right + 2 * (pairs & (sooner > hazard)).sum() + (pairs & (sooner == hazard)).sum()
-        return (right.double() / (2 * known)).float()
+        return (right.double() / (2 * comparable)).float()

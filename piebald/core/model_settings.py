@@ -31,8 +31,8 @@ def checked_network(made: type[M]) -> type[M]:
         try:
             start(self, *args, **settings)
         except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-            why = str(error).partition("\n")[0]
-            raise SettingError(f"{made.__name__} cannot be made with {shown((*args, settings))}: {why}") from None
+            reason = str(error).partition("\n")[0]
+            raise SettingError(f"{made.__name__} cannot be made with {shown((*args, settings))}: {reason}") from None
 
     made.__init__ = init  # type: ignore[method-assign,assignment]
     return made
@@ -60,7 +60,7 @@ def bounded_build(what: str, most: int, tensors: int) -> Iterator[list[int]]:
             return
         counts[0], counts[1] = counts[0] + (0 if parameter is None else parameter.numel()), counts[1] + 1
         if counts[0] > most:
-            raise SettingError(f"{what} with these settings has more than {most:,} parameters allowed")
+            raise SettingError(f"{what} with these settings has more than the {most:,} parameters allowed")
         if counts[1] > tensors:
             raise SettingError(f"{what} with these settings has more than {tensors:,} tensors of parameters")
 

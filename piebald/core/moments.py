@@ -1,4 +1,4 @@
-"""Counts, means and squared deviations of columns of numbers, which can be merged over clients without loss."""
+"""Columns of numbers: counts, means and squared deviations that merge without loss, and the order of float64."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ class Moments:
         infinite: numbers that are infinite in each column [d]; they count in nothing else.
         mean: mean of each column's finite numbers [d], 0 where there are none.
         scatter: sum of their squared deviations from that mean [d].
+
+    Example:
+        >>> first = Moments.of(np.array([[1.0], [2.0]]))
+        >>> whole = first.merge(Moments.of(np.array([[3.0], [np.nan]])))
+        >>> whole.rows, whole.missing.tolist(), whole.mean.tolist(), whole.variance.tolist()
+        (4, [1], [2.0], [1.0])
     """
 
     rows: int
@@ -58,6 +64,7 @@ class Moments:
             mean = origin[:, 0] + np.where(finite, table - origin, 0.0).sum(1) / counts
             apart = np.where(finite, table - mean[:, None], 0.0)
             off = apart.sum(1)
+            # the mean of the deviations, 0 but for rounding, corrects both moments
             scatter = np.maximum(np.square(apart).sum(1) - np.square(off) / counts, 0.0)
             mean = mean + off / counts
         if not (sound := np.isfinite(mean) & np.isfinite(scatter)).all():
@@ -75,7 +82,9 @@ class Moments:
             SettingError: they have another number of columns.
         """
         if len(self.mean) != len(other.mean):
-            raise SettingError(f"moments must be of as many columns, got {len(self.mean)} and {len(other.mean)}")
+            raise SettingError(
+                f"moments must have the same number of columns, got {len(self.mean)} and {len(other.mean)}"
+            )
         present = self.present + other.present
         share = other.present / np.maximum(present, 1)
         apart = other.mean - self.mean
@@ -111,9 +120,36 @@ def merged(statistics: Iterable[T]) -> T:
     Raises:
         SettingError: there are none, or they do not fit together.
     """
-    found = list(statistics)
-    if not found:
-        raise SettingError("there must be statistics of at least one client, got none")
-    while len(found) > 1:
-        found = [found[i].merge(found[i + 1]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
-    return found[0]
+    parts = list(statistics)
+    if not parts:
+        raise SettingError("statistics need at least one client, got none")
+    # in pairs, so that rounding errors grow with the logarithm of the number of parts
+    while len(parts) > 1:
+        parts = [parts[i].merge(parts[i + 1]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+_SIGN = np.int64(-(2**63))
+
+
+def counts_at_most(columns: Sequence[Floats], thresholds: Floats) -> Ints:
+    """Return how many numbers of each sorted column are at most these thresholds [d, t]."""
+    if not len(columns):
+        return np.zeros(thresholds.shape, dtype=np.int64)
+    counts = [np.searchsorted(column, limits, side="right") for column, limits in zip(columns, thresholds, strict=True)]
+    return np.stack(counts).astype(np.int64)
+
+
+def keys_of(numbers: Floats) -> Ints:
+    """The places of float64 numbers in their order; those of -0.0 and 0.0 are next to each other."""
+    # the bits of positive floats are ordered like whole numbers, those of negative ones in reverse
+    bits = np.ascontiguousarray(numbers, dtype=np.float64).view(np.int64)
+    return np.where(bits < 0, _SIGN - bits - 1, bits)
+
+
+def number_of(keys: NDArray[np.int64]) -> Floats:
+    """The float64 numbers at some places of their order."""
+    return np.ascontiguousarray(np.where(keys < 0, _SIGN - keys - 1, keys)).view(np.float64)
+
+
+LOWEST, HIGHEST = keys_of(np.array([-np.inf, np.inf])).tolist()

@@ -1,14 +1,15 @@
-"""Narrower versions of a network: the first channels of every hidden layer (Diao et al. 2021, HeteroFL)."""
+"""Smaller versions of a network: the first channels of each hidden layer (HeteroFL), or adapters of a lower rank."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import copied, head
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -51,7 +52,12 @@ _SCALED: dict[type[nn.Module], type[_Scaled]] = {
 
 
 def width(channels: int, ratio: float) -> int:
-    """How many of a layer's channels a network of this ratio has: rounded up, as in the paper's program."""
+    """Return the number of a layer's channels in a network of this ratio: rounded up, as in the paper's program.
+
+    Example:
+        >>> width(10, 0.7), width(9, 0.5)
+        (7, 5)
+    """
     return math.ceil(round(channels * ratio, 6))  # 10 * 0.7 is 7.000000000000001
 
 
@@ -71,28 +77,29 @@ def narrowed(model: nn.Module, ratio: float, shape: object, scaler: bool) -> nn.
         SettingError: the network has other layers, or the narrower one would not be a part of it.
     """
     last = head(model)
-    if last is None or not isinstance(shape, tuple) or not all(isinstance(one, int) for one in shape):
+    if last is None or not isinstance(shape, tuple) or not all(isinstance(side, int) for side in shape):
         raise SettingError(_refusal(model, "ends in no linear layer after others, or has several inputs"))
     _check_layers(model)
-    made = copied(model).eval()
+    narrow = copied(model).eval()
+    # one input shows by its way through the layers how many inputs each of them has left
     x = torch.randn((1, *shape), generator=torch.Generator().manual_seed(0))
-    hooks, seen = [], set[str]()
+    hooks, visited = [], set[str]()
 
     def cut(name: str) -> None:
-        layer = made.get_submodule(name)
+        layer = narrow.get_submodule(name)
 
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            _cut_layer(layer, inputs[0], 1.0 if name == last else ratio, again=name in seen)
-            seen.add(name)
+            _cut_layer(layer, inputs[0], 1.0 if name == last else ratio, again=name in visited)
+            visited.add(name)
 
         hooks.append(layer.register_forward_pre_hook(before))
 
-    for name, layer in made.named_modules():
+    for name, layer in narrow.named_modules():
         if isinstance(layer, (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS)):
             cut(name)
     try:
         with torch.no_grad():
-            outputs, expected = made(x), _part_of(model, made)(x)
+            outputs, expected = narrow(x), _part_of(model, narrow)(x)
     except SettingError:
         raise
     except Exception as error:  # whatever the user's own forward may raise at sizes that it does not expect
@@ -100,14 +107,15 @@ def narrowed(model: nn.Module, ratio: float, shape: object, scaler: bool) -> nn.
     finally:
         for hook in hooks:
             hook.remove()
+    # a forward of the user's own may divide by a width, say, and then the narrow network is no part of the wide one
     alike = isinstance(outputs, Tensor) and outputs.shape == expected.shape
     if not alike or not torch.allclose(outputs, expected, rtol=_CLOSE, atol=_CLOSE):
         raise SettingError(_refusal(model, "computes something else with fewer channels than with the others at zero"))
-    for name, layer in made.named_modules() if scaler else ():
+    for name, layer in narrow.named_modules() if scaler else ():
         if name != last and type(layer) in _SCALED:
             layer.__class__ = _SCALED[type(layer)]
             layer.ratio = ratio
-    return made.train(model.training)
+    return narrow.train(model.training)
 
 
 def _part_of(model: nn.Module, narrow: nn.Module) -> nn.Module:
@@ -118,30 +126,31 @@ def _part_of(model: nn.Module, narrow: nn.Module) -> nn.Module:
         for name, tensor in [*whole.named_parameters(), *whole.named_buffers()]:
             if tensor.dim():
                 corner = tuple(slice(size) for size in small[name].shape)
-                kept = torch.zeros_like(tensor)
-                kept[corner] = tensor[corner]
-                tensor.copy_(kept)
+                masked = torch.zeros_like(tensor)
+                masked[corner] = tensor[corner]
+                tensor.copy_(masked)
     return whole
 
 
 def _check_layers(model: nn.Module) -> None:
     """Refuse layers whose channels cannot be left out one by one."""
-    known = (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS)
+    layers = (nn.Linear, *_CONVOLUTIONS, *_BATCH_NORMS)
     for name, layer in model.named_modules():
-        own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        if own and type(layer) not in known:
+        tensors_of_layer = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        if tensors_of_layer and type(layer) not in layers:
             raise SettingError(_refusal(model, f"has a {type(layer).__name__} ({name or 'itself'})"))
         if isinstance(layer, _CONVOLUTIONS) and layer.groups != 1:
             raise SettingError(_refusal(model, f"has a convolution in groups ({name})"))
+    # a tied tensor would have to be cut in two ways
     tensors = [id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False)]
     if len(set(tensors)) < len(tensors):
         raise SettingError(_refusal(model, "has tied parameters"))
 
 
-def _refusal(model: nn.Module, why: str) -> str:
+def _refusal(model: nn.Module, reason: str) -> str:
     return (
         f"a model of several widths is made of linear layers, convolutions and batch norms, whose channels can be left "
-        f"out, and ends in a linear layer, but {type(model).__name__} {why}: choose another model, or widths = [1.0]"
+        f"out, and ends in a linear layer, but {type(model).__name__} {reason}: choose another model, or widths = [1.0]"
     )
 
 
@@ -165,3 +174,68 @@ def _cut_layer(layer: nn.Module, x: Tensor, ratio: float, again: bool) -> None:
     for name, buffer in [*layer.named_buffers(recurse=False)]:
         if buffer.dim():
             setattr(layer, name, buffer[: sizes[0]].clone())
+
+
+_INNER, _OUTER = "lora_A", "lora_B"  # as peft calls them
+
+
+class AdapterPair(NamedTuple):
+    """The names of an adapter's two tensors: W x + B A x.
+
+    Attributes:
+        inner: of A [rank, inputs].
+        outer: of B [outputs, rank].
+    """
+
+    inner: str
+    outer: str
+
+
+def adapter_pairs(names: Iterable[str]) -> list[AdapterPair]:
+    """The adapters among tensors of these names, which are called lora_A and lora_B as in peft."""
+    ordered = [*names]
+    known_names, pairs = set(ordered), []
+    for name in ordered:
+        words = name.split(".")
+        if _INNER in words:
+            outer = ".".join(_OUTER if word == _INNER else word for word in words)
+            if outer in known_names:
+                pairs.append(AdapterPair(name, outer))
+    return pairs
+
+
+def with_rank(model: nn.Module, rank: int) -> nn.Module:
+    """A copy of a model whose adapters have the first `rank` rows of A and columns of B only; the rest is the same.
+
+    Their output is multiplied by the same factor as before, so it is what the model's own is with zeros elsewhere.
+
+    Raises:
+        SettingError: the model has no adapters, or none of so high a rank.
+    """
+    pairs = adapter_pairs(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if not pairs:
+        raise SettingError(
+            f"ranks need low-rank adapters, and {type(model).__name__} has none: load it with adapter = 'lora', or "
+            "name the matrices of your own lora_A and lora_B"
+        )
+    smaller = copied(model)
+    for pair in pairs:
+        inner, outer = smaller.get_parameter(pair.inner), smaller.get_parameter(pair.outer)
+        if inner.dim() != 2 or outer.dim() != 2 or inner.shape[0] != outer.shape[1]:
+            raise SettingError(
+                f"adapters are matrices A [rank, inputs] and B [outputs, rank], got {pair.inner} {list(inner.shape)} "
+                f"and {pair.outer} {list(outer.shape)}"
+            )
+        if rank > len(inner):
+            raise SettingError(f"ranks must be at most {len(inner)}, that of the model's adapters, got {shown(rank)}")
+        _replace(smaller, pair.inner, nn.Parameter(inner.detach()[:rank].clone()))
+        _replace(smaller, pair.outer, nn.Parameter(outer.detach()[:, :rank].clone()))
+    return smaller
+
+
+def _replace(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    layer = model.get_submodule(path)
+    setattr(layer, leaf, parameter)
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = parameter.shape

@@ -39,6 +39,11 @@ class NoiseSource:
 
     Args:
         key: 32 bytes; whoever knows them can subtract the noise.
+
+    Example:
+        >>> one, again = NoiseSource.repeatable(7), NoiseSource.repeatable(7)
+        >>> bool((one.gaussian(3) == again.gaussian(3)).all())
+        True
     """
 
     def __init__(self, key: bytes) -> None:
@@ -57,22 +62,23 @@ class NoiseSource:
         return cls(hashlib.blake2b(key.to_bytes(KEY, "little"), digest_size=KEY, person=b"piebald noise").digest())
 
     def uniform(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """So many independent multiples [count] of 2^-53 in [0, 1)."""
+        """Return independent uniform multiples [count] of 2^-53 in [0, 1)."""
+        # the upper 53 of 64 bits fill the mantissa of a float64 exactly
         bits = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8") >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
     def gaussian(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """So many independent standard Gaussians [count], in float64 and not rounded."""
+        """Return independent standard Gaussians [count], in float64 and not rounded."""
         pairs = (count + 1) // 2
-        found = np.empty(2 * pairs)
+        numbers = np.empty(2 * pairs)
         for start in range(0, pairs, _PIECE):
             size = min(_PIECE, pairs - start)
             uniform = self.uniform(2 * size)
             radius = np.sqrt(-2.0 * np.log(uniform[:size] + 2.0**-53))  # of (0, 1]
             angle = uniform[size:] * (2.0 * math.pi)
-            found[2 * start : 2 * start + size] = radius * np.cos(angle)
-            found[2 * start + size : 2 * (start + size)] = radius * np.sin(angle)
-        return found[:count]
+            numbers[2 * start : 2 * start + size] = radius * np.cos(angle)
+            numbers[2 * start + size : 2 * (start + size)] = radius * np.sin(angle)
+        return numbers[:count]
 
     def add_to(self, vector: Tensor, deviation: float) -> Tensor:
         """A vector with noise of this standard deviation added to each number, rounded to the grid.
@@ -92,6 +98,7 @@ def hidden(vector: Tensor, gaussian: Tensor, deviation: float) -> Tensor:
         gaussian: standard Gaussians of the same shape, float64; they may be overwritten.
         deviation: above 0.
     """
+    # a power of two, so that dividing by the grid and multiplying with it round nothing
     grid = grid_of(deviation)
     wide = float64_device(vector.device)
     noisy = moved(gaussian, wide).mul_(deviation).add_(vector.to(wide))

@@ -64,7 +64,7 @@ class Objective:
 
     @property
     def classifies(self) -> bool:
-        """Whether each row has one class, as far as that is known: a loss of the user's own may take others."""
+        """True if each row has one class, as far as that is known: a loss of the user's own may take others."""
         return self.name in ("classification", "model") or self.name not in OBJECTIVES
 
     @property
@@ -124,6 +124,13 @@ def objective_for(
         loss: None, the name of an objective, a table of its name and the settings of its loss, like {"name":
             "classification", "label_smoothing": 0.1}, or a callable (outputs, targets) -> [batch] or a mean.
         metrics: names from `METRICS`, or metrics by name, instead of the objective's own.
+
+    Example:
+        >>> objective = objective_for(torch.tensor([0, 2, 1]))
+        >>> objective.name, objective.metric
+        ('classification', 'accuracy')
+        >>> objective_for(torch.tensor([0.5, 1.5]), "l1", ["squared_error"]).metric
+        'squared_error'
     """
     if isinstance(loss, Mapping):
         objective = _with_settings(dict(loss))
@@ -145,7 +152,7 @@ def objective_for(
 
 
 def unfit_classes(loss: Any, classes: Sequence[str] | None) -> str | None:
-    """Why a loss of an experiment file does not fit targets that are classes, or None."""
+    """Return why a loss of an experiment file does not fit targets that are classes, or None."""
     name = loss.get("name") if isinstance(loss, Mapping) else loss
     if classes is None or name not in _OF_NUMBERS:
         return None
@@ -167,11 +174,12 @@ def _with_settings(table: dict[str, Any]) -> Objective:
     if not isinstance(name, str):
         raise SettingError(f"loss must be a table with a name, like {{ name = 'classification' }}, got {shown(table)}")
     objective = _named_objective(name)
+    # `on_logits` wraps losses, and only the wrapped function names its settings
     parameters = inspect.signature(inspect.unwrap(objective.loss)).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for setting, value in table.items():
-        if setting not in known:
-            raise unknown(f"setting of loss {name!r} called", setting, known)
+        if setting not in names:
+            raise unknown(f"setting of loss {name!r} called", setting, names)
         allowed, fits = _SETTINGS[setting]
         if not fits(value):
             raise SettingError(f"{setting} of loss {name!r} must be {allowed}, got {shown(value)}")
@@ -183,7 +191,9 @@ def _is_number(value: object) -> bool:
 
 
 def _are_weights(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(_is_number(one) and one >= 0 for one in value)
+    return (
+        isinstance(value, list | tuple) and bool(value) and all(_is_number(weight) and weight >= 0 for weight in value)
+    )
 
 
 _WEIGHTS = "a list of numbers of at least 0"
@@ -232,7 +242,7 @@ def _check_survival(targets: Tree) -> None:
 
 
 def _accumulates(metric: object) -> bool:
-    """Whether a metric accumulates examples and is computed at the end, as torchmetrics objects are."""
+    """Return whether a metric accumulates examples and is computed at the end, as torchmetrics objects are."""
     return all(hasattr(metric, name) for name in ("update", "compute", "reset"))
 
 
@@ -249,7 +259,8 @@ def named_metrics(metrics: Mapping[str, Any] | Sequence[str], objective: str) ->
 
 
 def _higher_is_better(metrics: Mapping[str, Any]) -> bool:
-    """Whether higher values of the first metric are better: not for losses and errors, else as the metric declares."""
+    """Return whether higher values of the first metric are better: not for losses and errors, else as it declares."""
     first = next(iter(metrics.values()), None)
+    # a loss as a metric falls where the model gets better, whatever it is called
     falls = (None, *(objective.loss for objective in OBJECTIVES.values()))
     return not any(first is metric for metric in falls) and getattr(first, "higher_is_better", True) is not False

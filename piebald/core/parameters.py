@@ -34,6 +34,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from piebald.core.arguments import checked_class
 from piebald.core.errors import ParameterError, unknown
 from piebald.core.reading.tensors import opened_tensors
+from piebald.core.stored_vectors import raw
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -74,6 +75,14 @@ class Layout:
         slots: positions of the tensors, in order of the vector.
         shared: number of numbers, from the front, that may leave the client.
         size: number of all numbers.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        >>> layout = Layout.of(model, private=matching(model, ["classifier"]))
+        >>> [slot.name for slot in layout.slots], layout.shared, layout.size
+        (['0.weight', '0.bias', '1.weight', '1.bias'], 8, 11)
+        >>> layout.flatten(model).shape
+        torch.Size([11])
     """
 
     slots: tuple[Slot, ...]
@@ -143,8 +152,8 @@ class Layout:
     @cached_property
     def variances(self) -> tuple[slice, ...]:
         """The shared slices that hold running variances of batch norm, which are never negative."""
-        found = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]
-        return tuple(slice(slot.start, slot.stop) for slot in found if slot.stop <= self.shared)
+        slots = [slot for slot in self.slots if slot.buffer and slot.name.rpartition(".")[2] == "running_var"]
+        return tuple(slice(slot.start, slot.stop) for slot in slots if slot.stop <= self.shared)
 
     def views(self, vectors: Tensor) -> dict[str, Tensor]:
         """The module's tensors [..., *shape] as views of vectors [..., size]; writing to one writes to the other."""
@@ -156,6 +165,7 @@ class Layout:
         """The module's numbers as one new vector [size] on the CPU."""
         tensors = dict(_trainable(module))
         vector = torch.empty(self.size)
+        # by name and not by order: a module that was built again may list its tensors otherwise
         for slot, view in zip(self.slots, self.views(vector).values(), strict=True):
             if slot.name not in tensors:
                 raise ParameterError(
@@ -208,8 +218,10 @@ class Layout:
             with opened_tensors(path) as file:
                 stored = set(file.keys())
                 views = self.views(vector)
-                if odd := stored ^ set(views):
-                    raise ParameterError(f"{path} does not fit this model: {sorted(odd)[0]!r} is on one side only")
+                if unmatched := stored ^ set(views):
+                    raise ParameterError(
+                        f"{path} does not fit this model: {sorted(unmatched)[0]!r} is on one side only"
+                    )
                 for name, view in views.items():
                     tensor = file.get_tensor(name)
                     if tensor.shape != view.shape or tensor.dtype != torch.float32:
@@ -228,20 +240,24 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
 
     A pattern is a role, the name of a submodule ("features.0"), or a shell pattern over tensor names ("*.bias").
     Roles are "classifier" (the last linear layer, in the order of `named_modules`), "batch_norm" (parameters and
-    statistics of every batch-norm layer), "norm" (those of every norm layer, also layers of one's own whose class is
+    statistics of every batch-norm layer), "norm" (those of every norm layer, also of a class of the user's
     called ...Norm), "conditioning" (every layer with that name) and "adapter" (low-rank adapters, as peft calls them).
 
     Raises:
         SettingError: a pattern matches no tensor of this module, so that a setting never silently has no effect.
+
+    Example:
+        >>> sorted(matching(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), ["*.bias", "classifier"]))
+        ['0.bias', '1.bias', '1.weight']
     """
-    here = {id(tensor): name for name, (tensor, _) in _trainable(module)}
-    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    name_of = {id(tensor): name for name, (tensor, _) in _trainable(module)}
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     # tied tensors: any of their names matches
-    names = [(name, here[id(tensor)]) for name, tensor in every if id(tensor) in here]
-    found: set[str] = set()
+    names = [(name, name_of[id(tensor)]) for name, tensor in tensors if id(tensor) in name_of]
+    matched: set[str] = set()
     for pattern in patterns:
-        hit = {slot for name, slot in names if _matches(module, pattern, name)}
-        if not hit:
+        hits = {slot for name, slot in names if _matches(module, pattern, name)}
+        if not hits:
             layers = [
                 name for name, layer in module.named_modules() if name and next(layer.parameters(), None) is not None
             ]
@@ -251,8 +267,8 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
                 )
             roles = {role for role in ROLES if _layers(module, role)}
             raise unknown("layer or role of this model called", pattern, roles.union(layers))
-        found |= hit
-    return frozenset(found)
+        matched |= hits
+    return frozenset(matched)
 
 
 def head(module: nn.Module) -> str | None:
@@ -283,7 +299,7 @@ def _layers(module: nn.Module, role: str) -> set[str]:
 
 
 def _is_norm(layer: nn.Module) -> bool:
-    """Whether a layer is a norm: torch's own, or one such as `LlamaRMSNorm`, which derive from nothing else."""
+    """Return whether a layer is a norm: torch's own, or one such as `LlamaRMSNorm`, which derive from nothing else."""
     return isinstance(layer, _NORMS) or (type(layer).__name__.endswith("Norm") and not any(layer.children()))
 
 
@@ -315,25 +331,27 @@ def copied(module: M, device: torch.device | None = None) -> M:
         module: any module; nothing may change its frozen parameters while there are copies.
         device: where the copy is to be; frozen parameters lie there once for all copies of this module.
     """
+    # `copy.deepcopy` takes what its memo holds already in place of a copy
     memo = {
         id(parameter): _shared(parameter, device)
         for parameter in module.parameters()
         if not parameter.requires_grad and type(parameter) is nn.Parameter
     }
-    made = copy.deepcopy(module, memo)
-    return made if device is None else made.to(device)
+    duplicate = copy.deepcopy(module, memo)
+    return duplicate if device is None else duplicate.to(device)
 
 
 def _shared(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
     """A frozen parameter over the same numbers, or over those that another copy has on this device already."""
     if device is None or parameter.device == device:
         return nn.Parameter(parameter.data, requires_grad=False)
-    there = _MOVED.setdefault(parameter, {})
-    before = there[device]() if device in there else None
-    made = nn.Parameter(parameter.data.to(device) if before is None else before.data, requires_grad=False)
+    # weak on both sides: neither the module nor its copies are kept alive by this
+    copies = _MOVED.setdefault(parameter, {})
+    before = copies[device]() if device in copies else None
+    shared = nn.Parameter(parameter.data.to(device) if before is None else before.data, requires_grad=False)
     if before is None:
-        there[device] = weakref.ref(made)
-    return made
+        copies[device] = weakref.ref(shared)
+    return shared
 
 
 def frozen_digest(module: nn.Module) -> str:
@@ -341,14 +359,13 @@ def frozen_digest(module: nn.Module) -> str:
 
     They are in no model vector, so two machines that train together must have the same.
     """
-    digest, found = hashlib.sha256(), False
+    digest, has_frozen = hashlib.sha256(), False
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
-            found = True
+            has_frozen = True
             digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
-            raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(raw.numpy().data)
-    return digest.hexdigest() if found else ""
+            digest.update(raw(parameter))
+    return digest.hexdigest() if has_frozen else ""
 
 
 def pad(vector: Tensor, size: int) -> Tensor:

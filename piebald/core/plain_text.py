@@ -25,7 +25,7 @@ def any_letters() -> Iterator[None]:
 
 
 def printable(text: object, longest: int | None = None) -> str:
-    """One line of visible text, from text that others wrote.
+    r"""One line of visible text, from text that others wrote.
 
     Escape sequences and characters that are not visible are left out: control characters (C0 and C1), overrides of the
     writing direction, characters of no width, lone surrogates.  All white space becomes single spaces.  What is left
@@ -34,6 +34,10 @@ def printable(text: object, longest: int | None = None) -> str:
     Args:
         text: what others wrote.
         longest: characters to keep, None for all.
+
+    Example:
+        >>> printable("red \x1b[31mtext\x1b[0m\nand a second line")
+        'red text and a second line'
     """
     visible = "".join(
         " " if letter.isspace() else letter

@@ -22,6 +22,7 @@ def write_private(path: Path, text: str | bytes, lasting: bool = True) -> None:
     """
     data = text.encode() if isinstance(text, str) else text
     temporary = _part(path)
+    # with its mode from the beginning: a file that is narrowed later could be opened in between
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -65,6 +66,7 @@ def held_alone(path: Path) -> Iterator[None]:
     import fcntl  # which Windows does not have
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # a file of its own: `path` is replaced, and a lock on it would be one on the old file
     guard = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
@@ -74,7 +76,8 @@ def held_alone(path: Path) -> Iterator[None]:
 
 
 def _part(path: Path) -> Path:
-    """Where a file is written first: other processes and threads may write the same one at the same time."""
+    """Return the path to which a file is written first; other processes and threads may write the same file."""
+    # the process in the name, so that `clear_parts` knows whether its writer still lives
     temporary = path.with_name(f"{path.name}.{threading.get_ident()}.{os.getpid()}.part")
     temporary.unlink(missing_ok=True)  # a link with this name would be written through
     return temporary
@@ -96,13 +99,13 @@ def clear_parts(folder: Path) -> None:
     if os.name == "nt":  # where nobody can ask whether a process lives
         return
     for path in folder.rglob("*.part"):
-        if (found := _PART.fullmatch(path.name)) and not _lives(int(found[1])):
+        if (match := _PART.fullmatch(path.name)) and not _lives(int(match[1])):
             with suppress(OSError):
                 path.unlink()
 
 
 def _lives(process: int) -> bool:
-    """Whether there is a process of this number other than this one, which writes nothing yet."""
+    """Return whether there is a process of this number other than this one, which writes nothing yet."""
     if process == os.getpid():
         return False
     try:

@@ -21,10 +21,10 @@ Form: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...] | Mapping[str, t
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The tree of what a function makes of each tensor (or array), together with those at the same place in others."""
+    """The tree of a function's results for each tensor (or array), together with those at the same place in others."""
     if isinstance(tree, Mapping):
-        made = {name: mapped(function, leaf, *(other[name] for other in others)) for name, leaf in tree.items()}
-        return made if type(tree) is dict else type(tree)(**made)  # a Hugging Face output is a mapping of its own
+        results = {name: mapped(function, leaf, *(sibling[name] for sibling in others)) for name, leaf in tree.items()}
+        return results if type(tree) is dict else type(tree)(**results)  # a Hugging Face output is a mapping of its own
     if isinstance(tree, tuple):
         parts = [mapped(function, *group) for group in zip(tree, *others, strict=True)]
         return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
@@ -49,12 +49,21 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def count(tree: Any) -> int:
-    """How many rows a tree has."""
+    """Return the number of rows of a tree.
+
+    >>> count({"image": torch.zeros(3, 2), "length": torch.ones(3)})
+    3
+    """
     return len(leaves(tree)[0])
 
 
 def take(tree: Any, index: Any) -> Any:
-    """Rows at some positions: a slice, an array, or a tensor of any shape on the tree's own device."""
+    """Rows at some positions: a slice, an array, or a tensor of any shape on the tree's own device.
+
+    Example:
+        >>> take((torch.tensor([10, 20, 30]), torch.tensor([1, 2, 3])), slice(0, 2))
+        (tensor([10, 20]), tensor([1, 2]))
+    """
     if isinstance(index, Tensor) and index.dim() == 1 and index.dtype == torch.int64:  # much quicker than indexing
         return mapped(lambda leaf: leaf.index_select(0, index) if isinstance(leaf, Tensor) else leaf[index], tree)
     return mapped(lambda leaf: leaf[index], tree)
@@ -76,7 +85,13 @@ def flattened(tree: Any) -> Any:
 
 
 def split(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """Rows divided into trees of so many rows."""
+    """Rows divided into trees of these numbers of rows.
+
+    Example:
+        >>> split(torch.arange(5), [2, 3])
+        [tensor([0, 1]), tensor([2, 3, 4])]
+    """
+    # slices are views, so nothing is copied
     ends = itertools.accumulate(sizes)
     return [take(tree, slice(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
 
@@ -97,27 +112,27 @@ def formed(value: Any) -> Form:
     """A form that was written as JSON, where every tuple is a list."""
     if isinstance(value, Mapping):
         return {str(name): tuple(shape) for name, shape in value.items()}
-    return tuple(tuple(one) if isinstance(one, list | tuple) else one for one in value)
+    return tuple(tuple(side) if isinstance(side, list | tuple) else side for side in value)
 
 
 def plain(value: Form) -> Any:
     """A form as plain values, with lists in place of tuples."""
     if isinstance(value, Mapping):
         return {name: list(shape) for name, shape in value.items()}
-    return [list(one) if isinstance(one, tuple) else one for one in value]
+    return [list(side) if isinstance(side, tuple) else side for side in value]
 
 
 def shapes(value: Form) -> list[tuple[int, ...]]:
     """The shapes of a form, one for each tensor."""
     if isinstance(value, Mapping):
         return list(value.values())
-    nested = [one for one in value if isinstance(one, tuple)]
-    return nested or [tuple(one for one in value if isinstance(one, int))]
+    nested = [side for side in value if isinstance(side, tuple)]
+    return nested or [tuple(side for side in value if isinstance(side, int))]
 
 
 def is_single(value: Form) -> bool:
-    """Whether a form is that of one tensor."""
-    return isinstance(value, tuple) and not any(isinstance(one, tuple) for one in value)
+    """Return whether a form is that of one tensor."""
+    return isinstance(value, tuple) and not any(isinstance(side, tuple) for side in value)
 
 
 def kinds(tree: Any) -> list[tuple[str, tuple[int, ...], Any]]:
@@ -126,7 +141,12 @@ def kinds(tree: Any) -> list[tuple[str, tuple[int, ...], Any]]:
 
 
 def described(tree: Any) -> str:
-    """Types and shapes in words: "float32 [8, 3]", or "input_ids int64 [8, 12] and attention_mask int64 [8, 12]"."""
+    """Types and shapes in words: "float32 [8, 3]", or "input_ids int64 [8, 12] and attention_mask int64 [8, 12]".
+
+    Example:
+        >>> described({"input_ids": torch.zeros(8, 12, dtype=torch.int64), "length": torch.zeros(8)})
+        'input_ids int64 [8, 12] and length float32 [8]'
+    """
     parts = [f"{name} {_kind(leaf)} {list(leaf.shape)}".strip() for name, leaf in named_leaves(tree)]
     return " and ".join(parts)
 
@@ -157,14 +177,14 @@ def single(tree: Tree, who: str) -> Tensor:
 
 
 def arguments(x: Tree) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """How a model gets its inputs: a tensor as such, a tuple as arguments, a dict as arguments by name."""
+    """Return a model's arguments: a tensor is one, a tuple holds several, a dict holds them by name."""
     if isinstance(x, Mapping):
         return (), dict(x)
     return (tuple(x), {}) if isinstance(x, tuple) else ((x,), {})
 
 
 def run(module: nn.Module, x: Tree) -> Any:
-    """What a model returns for these inputs."""
+    """Run a model on some inputs."""
     positional, named = arguments(x)
     return module(*positional, **named)
 
@@ -178,27 +198,27 @@ def logits(outputs: Any) -> Tensor:
     """
     if isinstance(outputs, Tensor):
         return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    scores = outputs.get("logits") if isinstance(outputs, Mapping) else None
     if isinstance(outputs, tuple) and outputs:
-        found = outputs[0]
-    if not isinstance(found, Tensor):
+        scores = outputs[0]
+    if not isinstance(scores, Tensor):
         got = f"a {type(outputs).__name__}"
         if isinstance(outputs, Mapping):
             got += f" with {', '.join(map(str, outputs)) or 'nothing'}"
         raise SettingError(f"a model must return a tensor, or a tuple or dict with 'logits', got {got}: rename them")
-    return found
+    return scores
 
 
 def by_row(outputs: Any, rows: int) -> Any:
-    """What a model returned for some rows, with a value for each of them: one mean stands for every row, and what is no
-    tensor with these rows, such as a cache, is left out.
+    """Return a model's outputs with a value for each row: one mean stands for every row, and what is no tensor with
+    these rows, such as a cache, is left out.
     """
     if isinstance(outputs, Tensor):
         return _by_row(outputs, rows)
     if isinstance(outputs, tuple):
         return tuple(_by_row(leaf, rows) for leaf in outputs if _has_rows(leaf, rows))
-    kept = {name: _by_row(leaf, rows) for name, leaf in outputs.items() if _has_rows(leaf, rows)}
-    return kept if type(outputs) is dict else type(outputs)(**kept)
+    values = {name: _by_row(leaf, rows) for name, leaf in outputs.items() if _has_rows(leaf, rows)}
+    return values if type(outputs) is dict else type(outputs)(**values)
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:

@@ -21,7 +21,12 @@ _LARGEST = (1 << 64) - 1  # of a whole number among the words
 
 
 def key(*words: int | str) -> int:
-    """A 64-bit key from integers and strings; the same words give the same key on every machine and version."""
+    """A 64-bit key from integers and strings; the same words give the same key on every machine and version.
+
+    Example:
+        >>> key("train", 1, 7) == key("train", 1, 7), key("train", 1, 7) == key("train", 17)
+        (True, False)
+    """
     return _hashed(8, words)
 
 
@@ -37,6 +42,7 @@ def _hashed(size: int, words: Sequence[int | str]) -> int:
     for word in words:
         if isinstance(word, str):
             text = word.encode()
+            # a tag and a length for each word: without them ("ab", "c") and ("a", "bc") would give one key
             parts += (b"s", len(text).to_bytes(4, "little"), text)
         else:
             parts += (b"i", (int(word) & _LARGEST).to_bytes(8, "little"))  # keys are words too, and fill 64 bits
@@ -66,7 +72,7 @@ _reused = _Reused()
 
 
 def brief_generator(*words: int | str) -> np.random.Generator:
-    """What `generator(*words)` is, sooner, but only until this thread asks for another one here."""
+    """Return `generator(*words)`, sooner, but valid only until this thread asks for another one here."""
     return _reused.at(key(*words))
 
 
@@ -105,7 +111,13 @@ def torch_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
-    """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone."""
+    """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone.
+
+    Example:
+        >>> chosen = select(range(100), 5, 1, 0)
+        >>> len(chosen), chosen == sorted(chosen), chosen == select(range(100), 5, 1, 0)
+        (5, True, True)
+    """
     if count >= len(clients):
         return list(clients)
     chosen = brief_generator("select", *words).choice(len(clients), count, replace=False)

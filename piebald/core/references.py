@@ -1,4 +1,4 @@
-"""Who may name what: text like "module:name" is found with the rights of whoever wrote it, and otherwise by nobody.
+"""Names of code in settings: text like "module:name" is found with the rights of whoever wrote it, else by nobody.
 
 Text is data.  It becomes a `Reference` where it enters, by the resolver of its author, and only a `Reference` is ever
 looked up; what nobody has marked, names nothing.  There are two resolvers:
@@ -43,9 +43,9 @@ class Reference(str):
     resolver: Resolver
 
     def __new__(cls, text: str, resolver: Resolver) -> Self:
-        made = super().__new__(cls, text)
-        made.resolver = resolver
-        return made
+        reference = super().__new__(cls, text)
+        reference.resolver = resolver
+        return reference
 
     def __getnewargs__(self) -> tuple[str, Resolver]:  # type: ignore[override]
         return str(self), self.resolver
@@ -59,7 +59,7 @@ Text = Annotated[str, WrapValidator(lambda value, strictly: value if isinstance(
 
 
 def is_reference(name: object) -> bool:
-    """Whether a name has the form "module:name" or "file.py:name"."""
+    """Return whether a name has the form "module:name" or "file.py:name"."""
     return isinstance(name, str) and ":" in name
 
 
@@ -122,16 +122,17 @@ class Resolver(ABC):
         module, _, name = reference.rpartition(":")
         if not module or not _WORDS.fullmatch(name):
             raise SettingError(f"{what} must be a name or 'module:name', like 'mylab:Net', got {shown(reference)}")
-        found: Any = self.module(module)
+        target: Any = self.module(module)
         for word in name.split("."):
             try:
+                # also within a dotted name: `Net.__init__.__globals__` would reach everything
                 if word.startswith("_"):
                     raise KeyError(word)
-                found = self.attribute(found, word)
+                target = self.attribute(target, word)
             except KeyError:
-                public = sorted(one for one in dir(found) if not one.startswith("_") and one != word)
+                public = sorted(name for name in dir(target) if not name.startswith("_") and name != word)
                 raise unknown(f"{what} in {module} called", word, public) from None
-        return found
+        return target
 
     def mark(self, value: Any, depth: int = 0) -> Any:
         """Return plain values with all text of the form "module:name" as references, at every depth.
@@ -149,8 +150,8 @@ class Resolver(ABC):
             raise SettingError(f"lists and tables must be nested at most {DEEPEST} deep")
         if isinstance(value, Mapping):
             return {name: self.mark(inner, depth + 1) for name, inner in value.items()}
-        made = [self.mark(inner, depth + 1) for inner in value]
-        return tuple(made) if isinstance(value, tuple) else made
+        marked = [self.mark(inner, depth + 1) for inner in value]
+        return tuple(marked) if isinstance(value, tuple) else marked
 
 
 class Users(Resolver):
@@ -164,6 +165,7 @@ class Users(Resolver):
 
     def attribute(self, holder: Any, name: str) -> Any:
         """See `Resolver`."""
+        # `vars` would miss what a package imports only when it is asked for
         if isinstance(holder, ModuleType) and name in dir(holder):  # some import when asked
             return getattr(holder, name)
         return vars(holder)[name]
@@ -185,17 +187,17 @@ class Outside(Resolver):
     """
 
     def __init__(self, modules: Collection[str], advice: str, folder: Path | None = None) -> None:
-        names = [str(one).removesuffix(".py") for one in modules]
+        names = [str(module).removesuffix(".py") for module in modules]
         if isinstance(modules, str) or not all(_WORDS.fullmatch(word) for name in names for word in name.split("/")):
             raise SettingError(f"plugins must be a list of modules, like ['mylab'], got {modules!r}")
         self.modules = (*names, *(name.rpartition("/")[2] for name in names if "/" in name))
         self.advice, self.folder = advice, folder
 
     def lists(self, module: object) -> bool:
-        """Whether a module is one of those that are listed, or inside of one, and neither Piebald's nor Python's."""
+        """Return whether a module is listed, or inside of one that is, and neither Piebald's nor Python's."""
         if not isinstance(module, str) or _top(module) == "piebald" or _top(module) in sys.stdlib_module_names:
             return False
-        return any(module == one or module.startswith(f"{one}.") for one in self.modules)
+        return any(module == listed or module.startswith(f"{listed}.") for listed in self.modules)
 
     def module(self, name: str) -> ModuleType:
         """See `Resolver`."""
@@ -221,14 +223,14 @@ class Outside(Resolver):
         """See `Resolver`."""
         if not isinstance(holder, ModuleType | type):
             raise KeyError(name)
-        found = vars(holder)[name]
+        value = vars(holder)[name]
         # whatever can be called says where it was defined: a class and a function themselves, an instance by its class
-        if isinstance(found, ModuleType) or (callable(found) and not self.lists(getattr(found, "__module__", None))):
+        if isinstance(value, ModuleType) or (callable(value) and not self.lists(getattr(value, "__module__", None))):
             raise SettingError(
                 f"{name!r} is not defined in {getattr(holder, '__name__', holder)}, which only uses it: name the "
                 "module that defines it, and list that one"
             )
-        return found
+        return value
 
 
 USERS = Users()
@@ -261,6 +263,7 @@ def _imported(module: str, folder: Path | None = None) -> ModuleType:
         return before
     try:
         spec = importlib.util.find_spec(_top(module))
+        # an attacker's folder may be Python's working directory, and so on its path
         if spec is not None and any(_lies_in(place, folder) for place in (spec.origin, *_places(spec))):
             raise ModuleNotFoundError(name=module)
         return importlib.import_module(module)
@@ -289,8 +292,8 @@ def _module_of_file(path: str, folder: Path | None = None) -> ModuleType:
         raise SettingError(
             f"a file of Python code is named from the folder that holds it, like my_data.py, got {path!r}"
         )
-    known = [place / path for place in _folders if (place / path).is_file()]
-    file = next((file for file in known if not _lies_in(file, folder)), None)
+    files = [place / path for place in _folders if (place / path).is_file()]
+    file = next((file for file in files if not _lies_in(file, folder)), None)
     if file is None:
         raise SettingError(f"there is no file {path}: start in the folder that holds it")
     before = sys.modules.get(name)
@@ -301,14 +304,15 @@ def _module_of_file(path: str, folder: Path | None = None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
+    loaded = importlib.util.module_from_spec(spec)
+    # before it runs, so that what is defined there can be looked up while it is being defined
+    sys.modules[name] = loaded
     try:
-        spec.loader.exec_module(made)
+        spec.loader.exec_module(loaded)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise failed(path, "cannot be imported", error) from error
-    return made
+    return loaded
 
 
 def failed(name: str, how: str, error: BaseException) -> SettingError:

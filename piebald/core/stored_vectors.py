@@ -21,7 +21,7 @@ LARGE = 1 << 17  # bytes: what takes less is kept in memory
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a vector lies: its type, its shape, and the offset of its first byte."""
+    """The place of a vector in a file: its type, its shape, and the offset of its first byte."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Place:
 
 
 class StoredVectors(Mapping[str, Tensor]):
-    """Vectors in a file.  Each access reads anew and makes a tensor of its own, which its user should not keep.
+    """Vectors in a file.  Each access reads anew and makes a new tensor, which its user should not keep.
 
     Args:
         file: a file, which ends with the last who has it.
@@ -66,7 +66,7 @@ class StoredVectors(Mapping[str, Tensor]):
         return len(self._places)
 
     def numel(self, name: str) -> int:
-        """How many numbers a vector has."""
+        """Return the number of numbers in a vector."""
         return math.prod(self._places[name].shape)
 
     def part(self, name: str, span: slice) -> Tensor:
@@ -77,13 +77,13 @@ class StoredVectors(Mapping[str, Tensor]):
         """
         place = self._places[name]
         start, stop, _ = span.indices(self.numel(name))
-        made = torch.empty(max(stop - start, 0), dtype=place.dtype)
-        self._file.read_into(raw(made), place.start + start * place.dtype.itemsize)
-        return made
+        numbers = torch.empty(max(stop - start, 0), dtype=place.dtype)
+        self._file.read_into(raw(numbers), place.start + start * place.dtype.itemsize)
+        return numbers
 
 
 def mapped(vector: Tensor, above: int, folder: Path) -> Tensor:
-    """A vector of more than so many bytes, moved to a nameless file in a folder and mapped from it; else as it is.
+    """A vector of more than `above` bytes, moved to a nameless file in a folder and mapped from it; else as it is.
 
     The numbers are the same.  The system reads a page of the file when it is needed and gives it up where memory is
     short, so such a vector costs room on the disk.  The file is gone when the last tensor of it is, however the process
@@ -111,7 +111,7 @@ def part_of(vectors: Mapping[str, Tensor], name: str, span: slice) -> Tensor:
 
 
 def numel_of(vectors: Mapping[str, Tensor], name: str) -> int:
-    """How many numbers a vector has, wherever it lies."""
+    """Return the number of numbers in a vector, wherever it lies."""
     return vectors.numel(name) if isinstance(vectors, StoredVectors) else vectors[name].numel()
 
 
@@ -132,6 +132,7 @@ class NamelessFile:
     """
 
     def __init__(self, folder: Path) -> None:
+        # a handle without Python's buffer, and without a file object that warns when nobody closes it
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             self._handle = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._handle)
@@ -142,6 +143,7 @@ class NamelessFile:
         Raises:
             OSError: the disk is full.
         """
+        # the system may write less than it is given, at most 2 GiB at a time on Linux
         rest = memoryview(data)
         while len(rest):
             rest = rest[os.write(self._handle, rest) :]
@@ -162,6 +164,6 @@ class NamelessFile:
             RuntimeFault: there are fewer.
         """
         while len(room):
-            if not (found := os.preadv(self._handle, [room], start)):
+            if not (count := os.preadv(self._handle, [room], start)):
                 raise RuntimeFault("a file of vectors is shorter than it was: run this again")
-            room, start = room[found:], start + found
+            room, start = room[count:], start + count

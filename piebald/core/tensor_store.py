@@ -1,12 +1,12 @@
-"""Tensors that belong to clients, kept between tasks: in RAM, and in a file beyond a budget."""
+"""Tensors that belong to clients: kept between tasks in RAM and in a file, and tables with rows of recent clients."""
 
 from __future__ import annotations
 
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import IO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,14 +78,14 @@ class TensorStore:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the tensors that `changed` returned, over all calls."""
-        for client, own in by_client(tensors, self.prefix).items():
-            self.set(client, own)
+        for client, tensors_of_client in by_client(tensors, self.prefix).items():
+            self.set(client, tensors_of_client)
         self._changed.clear()
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over tensors as `changed` names them; to the next checkpoint they are changes."""
-        for client, own in by_client(tensors, self.prefix).items():
-            self.set(client, own)
+        for client, tensors_of_client in by_client(tensors, self.prefix).items():
+            self.set(client, tensors_of_client)
 
     def close(self) -> None:
         """Drop all tensors and close the file."""
@@ -101,6 +101,7 @@ class TensorStore:
     def _keep(self, client: int, tensors: dict[str, Tensor]) -> None:
         self._near[client] = tensors
         self._bytes += _size(tensors)
+        # the newest stays in memory even where it alone is larger than the budget
         while self._bytes > self.budget and len(self._near) > 1:
             oldest = next(iter(self._near))
             self._spill(oldest)
@@ -112,8 +113,9 @@ class TensorStore:
             weakref.finalize(self, self._file.close)
         tensors = self._near.pop(client)
         self._bytes -= _size(tensors)
-        found = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
-        kinds = self._kinds.setdefault(found, found)
+        described = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        kinds = self._kinds.setdefault(described, described)
+        # holes of other sizes are not split: most clients have tensors of the same shapes
         holes = self._free.get(_length(kinds))
         place = holes.pop() if holes else self._file.seek(0, 2)
         self._file.seek(place)
@@ -126,22 +128,22 @@ class TensorStore:
         place, kinds = self._far.pop(client)
         self._release(place, kinds)
         self._file.seek(place)
-        found = {}
+        tensors = {}
         for name, shape, dtype in kinds:
             raw = bytearray(self._file.read(shape.numel() * dtype.itemsize))
-            found[name] = torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
-        return found
+            tensors[name] = torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+        return tensors
 
 
 def by_client(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, dict[str, Tensor]]:
     """The tensors named "PREFIX/CLIENT/NAME", by client."""
-    found: dict[int, dict[str, Tensor]] = {}
+    by_number: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition("/")
         if kind == prefix:
-            number, own = rest.split("/", 1)
-            found.setdefault(int(number), {})[own] = tensor
-    return found
+            number, tensor_name = rest.split("/", 1)
+            by_number.setdefault(int(number), {})[tensor_name] = tensor
+    return by_number
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
@@ -150,3 +152,71 @@ def _size(tensors: Mapping[str, Tensor]) -> int:
 
 def _length(kinds: Kinds) -> int:
     return sum(shape.numel() * dtype.itemsize for _, shape, dtype in kinds)
+
+
+NAMES, SEEN = "clients", "seen"  # in the component's state: whose rows these are, and the step they were last seen at
+
+
+class Places(NamedTuple):
+    """The places of rows in a new table.
+
+    Attributes:
+        kept: [k], the old rows that stay, in front.
+        rows: [n], the rows of the clients asked for.
+        size: the number of rows.
+    """
+
+    kept: Tensor
+    rows: Tensor
+    size: int
+
+
+def places_of(state: dict[str, Any], clients: Sequence[int], version: int, most: int) -> Places:
+    """Make room for some clients' rows and return where they are; writes the list of clients to the state.
+
+    A table with a row for every known client would grow with the federation, and one with their pairs with its square:
+    at 100,000 clients 40 GB in float32.  So the clients that were absent longest are forgotten.
+
+    Args:
+        state: the component's.
+        clients: of this step.
+        version: of this step.
+        most: clients that are remembered; a step's own are in any case.
+    """
+    empty = torch.zeros(0, dtype=torch.int64)
+    names, seen_at = state.get(NAMES, empty), state.get(SEEN, empty)
+    now = torch.tensor(list(dict.fromkeys(clients)), dtype=torch.int64)
+    present = torch.isin(names, now)
+    fresh = now[~torch.isin(now, names)]
+    spare = max(0, len(names) + len(fresh) - max(most, len(now)))
+    absent = torch.nonzero(~present).flatten()
+    gone = absent[seen_at[absent].argsort(stable=True)[:spare]]
+    stays = torch.ones(len(names), dtype=torch.bool)
+    stays[gone] = False
+    names = torch.cat([names[stays], fresh])
+    seen_now = torch.cat([seen_at[stays], torch.zeros_like(fresh)])
+    place = {int(name): row for row, name in enumerate(names.tolist())}
+    rows = torch.tensor([place[client] for client in clients], dtype=torch.int64)
+    seen_now[rows] = version
+    state[NAMES], state[SEEN] = names, seen_now
+    return Places(torch.nonzero(stays).flatten(), rows, len(names))
+
+
+def resized(table: Tensor | None, places: Places, columns: int) -> Tensor:
+    """A table [size, columns] whose rows lie at their new places; those of new clients are 0."""
+    if table is not None and len(table) == places.size == len(places.kept):
+        return table
+    resized_table = torch.zeros(places.size, columns)
+    if table is not None:
+        resized_table[: len(places.kept)] = table[places.kept]
+    return resized_table
+
+
+def resized_pairs(table: Tensor | None, places: Places) -> Tensor:
+    """A table [size, size] of pairs, likewise."""
+    if table is not None and len(table) == places.size == len(places.kept):
+        return table
+    pairs, old = torch.zeros(places.size, places.size), places.kept
+    if table is not None:
+        pairs[: len(old), : len(old)] = table[old[:, None], old]
+    return pairs

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
-from piebald.contracts.public_rows import public_rows_of
+from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
 from piebald.core.noise import NoiseSource

@@ -42,8 +42,7 @@ from piebald.methods.choice.final_models import Keep
 from piebald.methods.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
 from piebald.settings.plugins import read
-from piebald.settings.setting_errors import of_document
-from piebald.settings.setting_places import SettingPlaces
+from piebald.settings.setting_places import SettingPlaces, of_document
 from piebald.settings.toml_document import Document, Key, dumps
 
 if TYPE_CHECKING:

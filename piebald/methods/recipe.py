@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
 
-from piebald.contracts.component import Component, build, sentence
+from piebald.contracts.component import Component, build
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS, Text
+from piebald.core.wording import sentence
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
 from piebald.methods.clustering.base import Clustering, JoinsClusters

@@ -18,7 +18,7 @@ from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.client_names import client_names
 from piebald.report.learning_curves import Over, Point
 from piebald.report.notebook import html_table
-from piebald.storage.chosen_models import noted
+from piebald.storage.run_folder import recorded_choices
 from piebald.storage.schema import COLUMNS
 from piebald.storage.store import RunStore
 
@@ -266,7 +266,7 @@ class History:
         federation, whose sites tell nobody.
         """
         names = {row["client"]: row["name"] for row in self.clients}
-        found = noted(self.notes)
+        found = recorded_choices(self.notes)
         return [
             {"client": client, "name": names.get(client, str(client)), **choice} for client, choice in found.items()
         ]

@@ -21,7 +21,7 @@ from piebald.report.export import Exported, ExportFormat, export_model, model_ca
 from piebald.models import NearestNeighbours, StandardisedInputs
 from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.core.pytree import Tree
-from piebald.storage.chosen_models import read_model
+from piebald.storage.run_folder import read_chosen_model
 from piebald.storage.store import RunStore
 from piebald.report.tables import History
 from piebald.engines.engine_choice import make_engine
@@ -218,7 +218,7 @@ class Run(History):
             return self._shared_with(client, self.main if name == "global" else None)
         if name is None or self.path is None or not choice.is_new(name):
             return self._chosen.get(client)
-        return read_model(self.path, client)
+        return read_chosen_model(self.path, client)
 
     def _choice_of(self, client: int) -> Mapping[str, Any]:
         """The record of a client's choice, empty where it has made none."""

@@ -35,7 +35,7 @@ from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.public_rows import public_rows_of, rows_digest
+from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker

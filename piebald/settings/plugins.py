@@ -36,13 +36,13 @@ class Plugin(NamedTuple):
 
 
 def find(name: str, what: str) -> Any:
-    """What a reference names.
+    """Return what a reference names.
 
     Raises:
         SettingError: it is text that no resolver has marked, or see `Resolver.find`.
     """
     if not isinstance(name, Reference):
-        raise SettingError(f"{what} {shown(name)} is text: give the class or the function itself")
+        raise SettingError(f"{what} {shown(name)} is text: pass the class or the function itself")
     return name.resolved(what)
 
 
@@ -57,6 +57,7 @@ def reference(function: Any, what: str) -> Reference:
         SettingError: it cannot be found by a name, such as a lambda.
     """
     module, name = getattr(function, "__module__", None), str(getattr(function, "__qualname__", ""))
+    # a lambda, or a function inside of another, would be found on no other machine
     held = vars(sys.modules[module]).get(name) if module in sys.modules else None
     if held is not function:
         raise SettingError(
@@ -73,8 +74,8 @@ def function_name(what: str) -> WrapValidator:
         what: what the function is, for messages.
     """
 
-    def referenced(given: Any, _: Any) -> Reference:
-        named = reference(given, what) if callable(given) else given
+    def referenced(function: Any, _: Any) -> Reference:
+        named = reference(function, what) if callable(function) else function
         if not callable(find(named, what)):
             raise ValueError(f"must name a function, got {named!r}")
         return named
@@ -83,7 +84,7 @@ def function_name(what: str) -> WrapValidator:
 
 
 def call(name: str, what: str) -> Any:
-    """What the function that a reference names returns; its errors become one sentence.
+    """Call the function that a reference names; its errors become one sentence.
 
     Raises:
         SettingError: see `find`, or the function fails.
@@ -128,8 +129,8 @@ def objective_named(targets: Tree, loss: Any, metrics: Any) -> Objective:
     if isinstance(metrics, list | tuple) and any(isinstance(metric, Reference) for metric in metrics):
         name = objective_for(targets, loss).name
         metrics = {_short(metric): _metric(metric, name) for metric in metrics}
-    made = objective_for(targets, loss, metrics)
-    return replace(made, name=str(named)) if isinstance(named, Reference) else made
+    objective = objective_for(targets, loss, metrics)
+    return replace(objective, name=str(named)) if isinstance(named, Reference) else objective
 
 
 def _with_settings(named: Reference, settings: Mapping[str, Any]) -> Any:
@@ -137,10 +138,10 @@ def _with_settings(named: Reference, settings: Mapping[str, Any]) -> Any:
     loss = named.resolved("loss")
     if not settings or not callable(loss):
         return loss
-    known = [*inspect.signature(loss).parameters][2:]
+    names = [*inspect.signature(loss).parameters][2:]
     for setting in settings:
-        if setting not in known:
-            raise unknown(f"setting of loss {str(named)!r} called", setting, known)
+        if setting not in names:
+            raise unknown(f"setting of loss {str(named)!r} called", setting, names)
     check_some(loss, {name: value for name, value in settings.items() if isinstance(value, str | bool | int | float)})
     return partial(loss, **settings)
 
@@ -152,8 +153,8 @@ def _short(metric: str) -> str:
 def _metric(name: str, objective: str) -> Any:
     if not isinstance(name, Reference):
         return named_metrics([name], objective)[name]
-    found = name.resolved("metric")
-    return found() if isinstance(found, type) else found  # a class of torchmetrics
+    metric = name.resolved("metric")
+    return metric() if isinstance(metric, type) else metric  # a class of torchmetrics
 
 
 def needed_by(values: Iterable[Any], named: Any = None) -> tuple[Plugin, ...]:
@@ -173,11 +174,11 @@ def modules_of(value: Any) -> set[str]:
     if isinstance(value, Component):
         inner = {module for name in type(value).model_fields for module in modules_of(getattr(value, name))}
         named = {reference.rpartition(":")[0] for reference in value.references()}
-        return inner | _foreign(type(value).__module__) | {found for one in named for found in _foreign(one)}
+        return inner | _foreign(type(value).__module__) | {module for name in named for module in _foreign(name)}
     if isinstance(value, Mapping):
-        return {module for one in value.values() for module in modules_of(one)}
+        return {module for entry in value.values() for module in modules_of(entry)}
     if isinstance(value, list | tuple):
-        return {module for one in value for module in modules_of(one)}
+        return {module for entry in value for module in modules_of(entry)}
     if isinstance(value, partial):  # a loss with settings
         return modules_of(value.func)
     if callable(value) or isinstance(value, type):
@@ -194,9 +195,9 @@ def modules_named_in(value: Any) -> set[str]:
         plugins = value.get("plugins")
         listed = plugins if isinstance(plugins, list) else []
         inside = [modules_named_in(inner) for inner in value.values()]
-        return {found for module in (*of_kind, *listed) for found in _foreign(module)}.union(*inside)
+        return {name for module in (*of_kind, *listed) for name in _foreign(module)}.union(*inside)
     if isinstance(value, list | tuple):
-        return {module for one in value for module in modules_named_in(one)}
+        return {module for entry in value for module in modules_named_in(entry)}
     if not is_reference(value):
         return set()
     module = value.rpartition(":")[0]
@@ -216,19 +217,27 @@ def use_recorded(plugins: Iterable[Sequence[str]], whose: str, resolver: Resolve
         SettingError: a module is not allowed, does not exist, or fails.
     """
     notes = []
-    for given in plugins:
-        if not (isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(word, str) for word in given)):
-            raise SettingError(f"{whose} must say which plugins it needs as modules and versions, got {shown(given)}")
-        plugin = Plugin(*given)
+    for recorded in plugins:
+        if not (
+            isinstance(recorded, list | tuple)
+            and len(recorded) == 2
+            and all(isinstance(word, str) for word in recorded)
+        ):
+            raise SettingError(
+                f"{whose} must say which plugins it needs as modules and versions, got {shown(recorded)}"
+            )
+        plugin = Plugin(*recorded)
+        # a notebook may define a module's classes itself, which an import would replace
         if plugin.module not in sys.modules:
             try:
                 resolver.use([plugin.module])
             except SettingError as error:
-                what = f"{plugin.module} {plugin.version}".rstrip()
-                raise SettingError(f"{whose} needs the plugin {what}: {error}") from None
-        here = version(plugin.module)
-        if here != plugin.version:
-            notes.append(f"{whose} has {plugin.module} {plugin.version or 'of no version'}, here is {here or 'none'}")
+                package = f"{plugin.module} {plugin.version}".rstrip()
+                raise SettingError(f"{whose} needs the plugin {package}: {error}") from None
+        installed = version(plugin.module)
+        if installed != plugin.version:
+            recorded_version = plugin.version or "of no version"
+            notes.append(f"{whose} has {plugin.module} {recorded_version}, this machine has {installed or 'none'}")
     return notes
 
 

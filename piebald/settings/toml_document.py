@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import re
 import tomllib
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
+
+import tomli_w
 
 from piebald.core.arguments import DEEPEST, settled
 from piebald.core.errors import SettingError, shown
@@ -36,26 +36,29 @@ _PLACES = 100_000  # values whose lines are remembered
 
 
 class Document:
-    """A TOML file and the `--set` flags on top of it.
+    r"""A TOML file and the `--set` flags on top of it.
 
     Attributes:
         name: the name of the file in error messages.
         values: the content as plain values.
+
+    Example:
+        >>> document = Document('[recipe]\nname = "fedavg"\nlr = 0.1', "experiment.toml")
+        >>> document.values["recipe"]["lr"], document.origin(("recipe", "lr"))
+        (0.1, 'experiment.toml:3')
+        >>> document.set("recipe.lr=0.2")
+        >>> document.values["recipe"]["lr"], document.origin(("recipe", "lr"))
+        (0.2, '--set recipe.lr')
     """
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        check_length(text, name)
         try:
-            self.values: dict[str, Any] = tomllib.loads(text)
-            settled(self.values, dates=True)  # a setting that gets one says so itself, with its line
+            self.values = _parsed(text, name)
         except tomllib.TOMLDecodeError as error:
             raise SettingError(_syntax(error, text, name)) from None
-        except RecursionError:
-            raise SettingError(f"{name}: lists and tables must be nested at most {DEEPEST} deep") from None
-        except ValueError as error:  # a number of thousands of digits, or one that 64 bits cannot hold
-            raise SettingError(f"{name}: a value {_of_value(error)}") from None
         self._origins: dict[Key, str] = {}
+        # a value in several places, such as a table that is opened twice, has the place of the first
         for key, line in itertools.islice(lines(text), _PLACES):
             self._origins.setdefault(key, f"{name}:{line}")
 
@@ -106,7 +109,7 @@ class Document:
                 raise SettingError(f"{self.origin(key)}: {dotted(key)} {error}") from None
 
     def _forget(self, key: Key, origin: str) -> None:
-        self._origins = {known: place for known, place in self._origins.items() if known[: len(key)] != key}
+        self._origins = {other_key: place for other_key, place in self._origins.items() if other_key[: len(key)] != key}
         self._origins[key] = origin
 
     def _place(self, words: Sequence[str], origin: str) -> Key:
@@ -166,18 +169,35 @@ def check_length(text: str, name: str) -> None:
 
 def _syntax(error: tomllib.TOMLDecodeError, text: str, name: str) -> str:
     message = str(error)
-    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
-    if not found:
+    match = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
+    if not match:
         return f"{name}: {message}"
-    what, line, column = found.groups()
+    reason, line, column = match.groups()
     if line is None:  # at the end of the document
         line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-    return f"{name}:{line}:{column}: this is not TOML: {what[0].lower()}{what[1:]}"
+    return f"{name}:{line}:{column}: this is not TOML: {reason[0].lower()}{reason[1:]}"
 
 
-def _of_value(error: ValueError) -> str:
-    said = str(error)
-    return said if said.startswith("must be") else "must be a number of at most 64 bits, got one of thousands of digits"
+def _parsed(text: str, place: str) -> dict[str, Any]:
+    """Return the values of a TOML text.
+
+    Raises:
+        TOMLDecodeError: it is not TOML.
+        SettingError: it is too long or nested too deeply, or a number in it is too large.
+    """
+    check_length(text, place)
+    try:
+        values = tomllib.loads(text)
+        settled(values, dates=True)  # a setting that gets a date says so itself, with its line
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise SettingError(f"{place}: lists and tables must be nested at most {DEEPEST} deep") from None
+    except ValueError as error:
+        digits = "must be a number of at most 64 bits, got one of thousands of digits"  # where Python gives up
+        message = str(error) if str(error).startswith("must be") else digits
+        raise SettingError(f"{place}: a value {message}") from None
+    return values
 
 
 def _words(name: str) -> list[str]:
@@ -191,21 +211,14 @@ def _words(name: str) -> list[str]:
 
 def value_of(text: str, origin: str) -> Any:
     """A TOML value; any other word is text, so that names need no quotes."""
-    check_length(text, origin)
     try:
-        read = tomllib.loads(f"value = {text}")
-        settled(read, dates=True)
-    except RecursionError:
-        raise SettingError(f"{origin}: lists and tables must be nested at most {DEEPEST} deep") from None
-    except ValueError as error:
-        if not isinstance(error, tomllib.TOMLDecodeError):
-            raise SettingError(f"{origin} {_of_value(error)}") from None
+        values = _parsed(f"value = {text}", origin)
+    except tomllib.TOMLDecodeError:
         if text[0] in "[{\"'":
-            raise SettingError(
-                f'{origin}: {shown(text)} is not a TOML value, like 0.1, true, [1, 2] or "text"'
-            ) from None
+            example = 'like 0.1, true, [1, 2] or "text"'
+            raise SettingError(f"{origin}: {shown(text)} is not a TOML value, {example}") from None
         return text
-    return read["value"] if len(read) == 1 else text
+    return values["value"] if len(values) == 1 else text
 
 
 # ----------------------------------------------------------------------------------------------------- lines of keys
@@ -235,6 +248,7 @@ def lines(text: str) -> Iterator[tuple[Key, int]]:
             yield table, line
             if depth == len(key) - 1 and array:
                 counts[table] = counts.get(table, 0) + 1
+            # [a.b] after [[a]] belongs to the newest element of a
             if table in counts:
                 table = (*table, counts[table] - 1)
                 yield table, line
@@ -301,18 +315,29 @@ def _key_words(text: str, place: int) -> Iterator[tuple[str, int]]:
 
 
 def dumps(values: Mapping[str, Any]) -> str:
-    """Plain values as TOML: top-level tables get a heading, deeper ones are inline; None is left out."""
-    headed = {key: value for key, value in values.items() if isinstance(value, Mapping) or _tables(value)}
-    blocks = [_pairs({key: value for key, value in values.items() if key not in headed})]
-    for key, value in headed.items():
+    """Return plain values as TOML: top-level tables get a heading, deeper ones are inline; None is left out.
+
+    >>> print(dumps({"rounds": 3, "recipe": {"name": "fedavg", "training": {"kind": "sgd", "lr": 0.1}}}))
+    rounds = 3
+    <BLANKLINE>
+    [recipe]
+    name = "fedavg"
+    training = { kind = "sgd", lr = 0.1 }
+    <BLANKLINE>
+
+    Raises:
+        SettingError: a value is none that TOML has.
+    """
+    blocks = [""]
+    for key, value in values.items():
         single = isinstance(value, Mapping)
-        heading = f"[{_name(key)}]" if single else f"[[{_name(key)}]]"
-        blocks += [f"{heading}\n{_pairs(table)}" for table in ([value] if single else value)]
+        if single or (_is_list(value) and value and all(isinstance(table, Mapping) for table in value)):
+            name = pair(key, 0).removesuffix(" = 0")
+            heading = f"[{name}]" if single else f"[[{name}]]"
+            blocks += [f"{heading}\n{_pairs(table)}" for table in ([value] if single else value)]
+        else:
+            blocks[0] += _pairs({key: value})
     return "\n".join(block for block in blocks if block)
-
-
-def _tables(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(table, Mapping) for table in value)
 
 
 def _pairs(table: Mapping[str, Any]) -> str:
@@ -320,30 +345,28 @@ def _pairs(table: Mapping[str, Any]) -> str:
 
 
 def pair(key: str, value: Any) -> str:
-    """One value on one line, with its key."""
-    return f"{_name(key)} = {_written(value)}"
+    """Return one value on one line, with its key.
+
+    >>> pair("milestones", [0.5, 0.75])
+    'milestones = [0.5, 0.75]'
+    """
+    try:
+        # in a list in a list, tomli-w writes every table inline; the two lists are taken off again
+        text = tomli_w.dumps({key: [[_writable(value)]]}, indent=0)
+    except TypeError:
+        allowed = "numbers, text, true or false, lists and tables"
+        raise SettingError(f"settings can hold {allowed}, got {shown(value)}") from None
+    text = text.replace("[\n[\n", "", 1).removesuffix(",\n],\n]\n")
+    # strings hold no line break, so each of them is one between the entries of a list
+    return text.replace("[\n", "[").replace(",\n]", "]").replace(",\n", ", ")
 
 
-def _name(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _text(key)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple | set | frozenset)
 
 
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, str):
-        return _text(value)
+def _writable(value: Any) -> Any:
+    """Return a value without the entries of tables that are None, and with lists for all that are like lists."""
     if isinstance(value, Mapping):
-        inside = ", ".join(pair(key, entry) for key, entry in value.items() if entry is not None)
-        return f"{{ {inside} }}" if inside else "{}"
-    if isinstance(value, list | tuple | set | frozenset):
-        return f"[{', '.join(_written(entry) for entry in value)}]"
-    raise SettingError(f"settings can hold numbers, text, true or false, lists and tables, got {shown(value)}")
+        return {key: _writable(entry) for key, entry in value.items() if entry is not None}
+    return [_writable(entry) for entry in value] if _is_list(value) else value

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from piebald.core.float_order import HIGHEST, LOWEST, counts_at_most, number_of
-from piebald.core.moments import Floats, Moments
+from piebald.core.moments import HIGHEST, LOWEST, Floats, Moments, counts_at_most, number_of
 from piebald.data.partition.split import Ints
 from piebald.statistics.columns import ClientColumns
 

@@ -15,8 +15,7 @@ from piebald.contracts import Clients, Query, Runtime, Split, Task
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault, SettingError
-from piebald.core.float_order import keys_of
-from piebald.core.moments import Floats, Moments
+from piebald.core.moments import Floats, Moments, keys_of
 from piebald.core.plain_text import printable
 from piebald.server.client_queries import ClientQueries
 from piebald.statistics.columns import MOST_COLUMNS, TARGET

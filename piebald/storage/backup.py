@@ -67,8 +67,8 @@ def backup(run_path: PathLike, file: PathLike) -> dict[str, Any]:
         raise RunFolderError(f"{target} exists: choose another name for the backup")
     with explained(f"the backup of {folder} cannot be written to {target}"), _unfinished(target) as beside:
         with ExitStack() as stack:
-            found, version = _snapshot(folder, beside / DATABASE, stack)
-            _write(folder, beside / "backup", found, version)
+            sources, version = _snapshot(folder, beside / DATABASE, stack)
+            _write(folder, beside / "backup", sources, version)
         os.replace(beside / "backup", target)
     return {"file": str(target), "step": version, "bytes": target.stat().st_size}
 
@@ -120,18 +120,19 @@ def _unfinished(target: Path) -> Iterator[Path]:
 
 def _snapshot(folder: Path, database: Path, opened: ExitStack) -> tuple[dict[str, _Source], int]:
     """The database at one moment in a file of its own and the files that it names, opened; and the server step."""
+    # a file that the copied database names may be deleted before it is opened: then the database has gone on, too
     for _ in range(_ATTEMPTS):
         names, version = _copy_database(folder, database)
-        found: dict[str, _Source] = {}
+        sources: dict[str, _Source] = {}
         with ExitStack() as attempt:
             try:
                 for name, digest in names.items():
-                    found[name] = (attempt.enter_context(_opened(folder / name)), digest)
+                    sources[name] = (attempt.enter_context(_opened(folder / name)), digest)
             except FileNotFoundError:  # the run has gone on, and deleted it meanwhile
                 continue
-            found[DATABASE] = (attempt.enter_context(_opened(database)), None)
+            sources[DATABASE] = (attempt.enter_context(_opened(database)), None)
             opened.push(attempt.pop_all())
-            return found, version
+            return sources, version
     raise RunFolderError(f"{folder} names files that are missing: restore it from another backup")
 
 
@@ -164,22 +165,22 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _write(folder: Path, target: Path, found: Mapping[str, _Source], version: int) -> None:
+def _write(folder: Path, target: Path, sources: Mapping[str, _Source], version: int) -> None:
     """Write the tar file."""
-    about: dict[str, dict[str, Any]] = {}
-    for name, (file, recorded) in found.items():
+    listed: dict[str, dict[str, Any]] = {}
+    for name, (file, recorded) in sources.items():
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         if recorded is not None and digest != recorded:
             raise RunFolderError(f"{folder / name} is damaged: its SHA-256 is not the one recorded")
-        about[name] = {"bytes": file.tell(), "sha256": digest}
-    manifest = json.dumps({"format": FORMAT.number, "piebald": __version__, "step": version, "files": about}).encode()
+        listed[name] = {"bytes": file.tell(), "sha256": digest}
+    manifest = json.dumps({"format": FORMAT.number, "piebald": __version__, "step": version, "files": listed}).encode()
     target.unlink(missing_ok=True)
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
     with os.fdopen(handle, "wb") as tar:
         _add(tar, _MANIFEST, len(manifest), [manifest])
-        for name, (file, _) in found.items():
+        for name, (file, _) in sources.items():
             file.seek(0)
-            _add(tar, name, about[name]["bytes"], iter(partial(file.read, _CHUNK), b""))
+            _add(tar, name, listed[name]["bytes"], iter(partial(file.read, _CHUNK), b""))
         tar.write(bytes(2 * tarfile.BLOCKSIZE))
         tar.flush()
         os.fsync(tar.fileno())
@@ -204,9 +205,9 @@ def _unpack(source: Path, tar: IO[bytes], folder: Path) -> None:
         raise RunFolderError(f"{source} is no backup of a run: piebald backup writes one")
     files = _manifest(source, _exactly(source, tar, size))
     _exactly(source, tar, -size % tarfile.BLOCKSIZE)
-    wanted, free = sum(size for size, _ in files.values()), shutil.disk_usage(folder).free
-    if wanted > free:
-        raise RunFolderError(f"{source} needs {wanted:,} bytes and {free:,} are free: make room")
+    size_of_all, free = sum(size for size, _ in files.values()), shutil.disk_usage(folder).free
+    if size_of_all > free:
+        raise RunFolderError(f"{source} needs {size_of_all:,} bytes and {free:,} are free: make room")
     while files:
         name, size = _head(source, tar)
         if name not in files or files[name][0] != size:
@@ -243,18 +244,18 @@ def _manifest(source: Path, text: bytes) -> dict[str, tuple[int, str]]:
     """The files that a backup lists: bytes and SHA-256."""
     unreadable = RunFolderError(f"{source} is no backup of a run: its list of files cannot be read")
     try:
-        about = json.loads(text)
-        found = about["format"]
+        manifest = json.loads(text)
+        version = manifest["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise unreadable from None
-    if not FORMAT.reads(found):
+    if not FORMAT.reads(version):
         raise RunFolderError(
-            f"{source} has format {str(found)[:20]}, this Piebald reads up to {FORMAT.number}: install the Piebald "
+            f"{source} has format {str(version)[:20]}, this Piebald reads up to {FORMAT.number}: install the Piebald "
             "that wrote it"
         )
     try:
-        FORMAT.upgrade(about, found)
-        files = {str(name): (int(one["bytes"]), str(one["sha256"])) for name, one in about["files"].items()}
+        FORMAT.upgrade(manifest, version)
+        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise unreadable from None
     for name, (size, _) in files.items():

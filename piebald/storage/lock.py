@@ -16,6 +16,7 @@ except ImportError:  # Windows: a second writer is not detected there
     fcntl = None  # type: ignore[assignment]
 
 
+# the locks of this process, which its forked workers inherit and have to let go
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
@@ -48,11 +49,11 @@ def refuse_links(folder: Path, written: bool = True) -> None:
     """
     for path in sorted(path for pattern in OWN_FILES for path in folder.glob(pattern)):
         try:
-            about = path.lstat()
+            status = path.lstat()
         except FileNotFoundError:  # whoever writes the run has deleted it meanwhile
             continue
-        if not stat.S_ISREG(about.st_mode) or (written and about.st_nlink > 1):
-            kind = "no file" if not (stat.S_ISLNK(about.st_mode) or stat.S_ISREG(about.st_mode)) else "a link"
+        if not stat.S_ISREG(status.st_mode) or (written and status.st_nlink > 1):
+            kind = "no file" if not (stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode)) else "a link"
             use = "a run would write to it" if written else "no run writes that"
             raise RunFolderError(f"{path} is {kind}, and {use}: remove it, or choose another folder")
 

@@ -1,12 +1,18 @@
-"""The folder of a run before and without its store: whether a new run may use it, and whether it holds one."""
+"""The folder of a run beside its store: whether it may be used, the types of its description, and chosen models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from piebald.core.errors import RunFolderError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from piebald.core.errors import RunFolderError, shown
+from piebald.storage import tensor_files
 from piebald.storage.lock import refuse_links
 from piebald.storage.schema import DATABASE
 
@@ -17,7 +23,7 @@ _LEFTOVERS = {"run.lock", START, START + ".part", UNFINISHED, UNFINISHED + "-wal
 
 def missing(folder: Path) -> list[Path]:
     """The folders that making this one would make, the innermost first."""
-    return [one for one in (folder, *folder.parents) if not one.exists()]
+    return [place for place in (folder, *folder.parents) if not place.exists()]
 
 
 def remove_again(folder: Path, made: Sequence[Path]) -> None:
@@ -25,8 +31,8 @@ def remove_again(folder: Path, made: Sequence[Path]) -> None:
     with suppress(OSError):  # what cannot be removed is taken for leftovers the next time
         for name in sorted(_LEFTOVERS | {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}):
             (folder / name).unlink(missing_ok=True)
-        for one in made:
-            one.rmdir()
+        for new_folder in made:
+            new_folder.rmdir()
 
 
 def refuse_occupied(folder: Path) -> None:
@@ -51,3 +57,100 @@ def existing(folder: Path) -> Path:
         raise RunFolderError(f"{folder} is not a run folder: it has no {DATABASE}")
     refuse_links(folder, written=False)
     return folder
+
+
+CHOICE_AXIS = "keep"  # of the notes
+
+
+def recorded_choices(notes: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The recorded choices by client, from the notes of a run, see `choice.record`."""
+    by_client = {int(row["name"].removeprefix("client-")): row["value"] for row in notes if row["axis"] == CHOICE_AXIS}
+    return dict(sorted(by_client.items()))
+
+
+def write_chosen_model(folder: Path, client: int, model: Tensor) -> None:
+    """Write the model [p] that a client has chosen, complete or not at all."""
+    tensor_files.write(folder, _name(client), {"model": model})
+
+
+def read_chosen_model(folder: Path, client: int) -> Tensor:
+    """The model [p] that a client has chosen.
+
+    Raises:
+        RunFolderError: the file is missing or damaged.
+    """
+    return tensor_files.pick(folder, _name(client))["model"]
+
+
+def _name(client: int) -> str:
+    return f"chosen-{client}.safetensors"
+
+
+class RunMeta(TypedDict, total=False):
+    """The description of a run.  Other names may come along; none of these has to be there."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    id: str
+    created: str
+    finished: str
+    status: str
+    piebald: str
+    torch: str
+    python: str
+    machine: dict[str, Any]
+    recipe: dict[str, Any]
+    paper: str | None
+    label: str | None
+    seed: int | None
+    rounds: int | None
+    stop: dict[str, Any] | None
+    evaluate: list[Any]
+    keep: str | dict[str, Any]
+    best: int | None
+    unseen: float
+    newcomers: list[dict[str, Any]] | None
+    loss: str | dict[str, Any] | None
+    objective: str | None
+    metric: str
+    metrics: list[str] | None
+    per_class: bool | None
+    higher_is_better: bool
+    model: str
+    layout: list[list[Any]]
+    parameters: int
+    shared: int
+    clients: int
+    classes: list[str] | None
+    plugins: list[list[str | None]] | None
+    privacy: list[dict[str, Any]] | None
+    runtime: dict[str, Any]
+    checkpoint_every: int | None
+    settings: dict[str, Any] | None
+    longest_step: float
+    max_examples: int | None
+    max_weight: float
+    measure: str
+    units: dict[str, str]
+    trackers: list[dict[str, Any]]
+    lineage: dict[str, Any] | None
+
+
+_CHECK = TypeAdapter(RunMeta)
+
+
+def check_meta(meta: Mapping[str, Any], folder: str) -> None:
+    """Refuse values of another type than a run writes.
+
+    Raises:
+        RunFolderError: with the first such value.
+    """
+    try:
+        _CHECK.validate_python(dict(meta))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][:1]))
+        raise RunFolderError(
+            f"{folder} is damaged: the value of {name} in its table meta is {shown(first['input'])}, and no run "
+            "writes that"
+        ) from None

@@ -139,9 +139,10 @@ def migrate(db: sqlite3.Connection, folder: Path) -> None:
         db: the database, which `check` has accepted, and which nobody else writes.
         folder: the run folder, in which the copy is `run.db.schema-N`.
     """
-    if (found := _schema(db)) == SCHEMA.number:
+    if (number := _schema(db)) == SCHEMA.number:
         return
-    copy, unfinished = folder / f"{DATABASE}.schema-{found}", folder / f".{DATABASE}.schema-{found}.part"
+    # the copy has its name only once it is whole, whenever the process dies
+    copy, unfinished = folder / f"{DATABASE}.schema-{number}", folder / f".{DATABASE}.schema-{number}.part"
     unfinished.unlink(missing_ok=True)
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite3.connect(unfinished)) as target:
@@ -149,24 +150,24 @@ def migrate(db: sqlite3.Connection, folder: Path) -> None:
         target.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the other has beside it
     os.replace(unfinished, copy)
     with transaction(db, durable=True):
-        _upgrade(db, found)
+        _upgrade(db, number)
 
 
 def migrated_copy(db: sqlite3.Connection) -> sqlite3.Connection:
     """The database itself, or, where its schema is an earlier one, a copy in memory with the present one."""
-    if (found := _schema(db)) == SCHEMA.number:
+    if (number := _schema(db)) == SCHEMA.number:
         return db
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     copy.row_factory = sqlite3.Row
     with closing(db):
         db.backup(copy)
     with transaction(copy):
-        _upgrade(copy, found)
+        _upgrade(copy, number)
     return copy
 
 
-def _upgrade(db: sqlite3.Connection, found: int) -> None:
-    SCHEMA.upgrade(db, found)
+def _upgrade(db: sqlite3.Connection, number: int) -> None:
+    SCHEMA.upgrade(db, number)
     db.execute(f"PRAGMA user_version = {SCHEMA.number}")
 
 
@@ -214,10 +215,11 @@ def damaged_column(db: sqlite3.Connection, table: str) -> str | None:
     SQLite keeps values of any type in any column, and a run folder may come from anybody.
     """
     kinds = {"INTEGER": "('integer', 'null')", "REAL": "('real', 'integer', 'null')", "TEXT": "('text', 'null')"}
+    # one pass over the table in SQLite, before a row of it is read into Python
     wrong = {name: f"typeof({name}) NOT IN {kinds[kind]}" for name, kind in _TYPES[table].items()}
     tests = ", ".join(f"max({test})" for test in wrong.values())
-    found = db.execute(f"SELECT {tests} FROM {table}").fetchone()
-    return next((name for name, bad in zip(wrong, found, strict=True) if bad), None)
+    verdicts = db.execute(f"SELECT {tests} FROM {table}").fetchone()
+    return next((name for name, bad in zip(wrong, verdicts, strict=True) if bad), None)
 
 
 def decoded(text: str, what: str) -> Any:
@@ -270,12 +272,8 @@ def _reason(error: Exception) -> str:
     code = error.errno if isinstance(error, OSError) else None
     if code in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text or "os error 28" in text:
         return "the disk is full: make room and try again"
-    if (
-        code in (errno.EROFS, errno.EACCES, errno.EPERM)
-        or "readonly" in text
-        or "os error 13" in text
-        or "os error 30" in text
-    ):
+    forbidden = any(words in text for words in ("readonly", "os error 13", "os error 30"))
+    if forbidden or code in (errno.EROFS, errno.EACCES, errno.EPERM):
         return "the folder cannot be written: change its permissions or choose another"
     if isinstance(error, UnicodeDecodeError):
         return "the database holds text that is none: restore the folder from a copy"

@@ -33,8 +33,7 @@ from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import check_size
 from piebald.storage import schema, tensor_files
 from piebald.storage.lock import RunLock
-from piebald.storage.run_folder import START, UNFINISHED, existing, missing, refuse_occupied, remove_again
-from piebald.storage.run_meta import check_meta
+from piebald.storage.run_folder import START, UNFINISHED, check_meta, existing, missing, refuse_occupied, remove_again
 from piebald.storage.schema import DATABASE, explained
 
 KEPT = 2  # checkpoints; the second one is used if the first cannot be read
@@ -50,6 +49,12 @@ class RunStore:
     Attributes:
         path: the folder, or None for a store in memory, which keeps no checkpoints.
         notes: sentences about problems that were worked around, e.g. a damaged checkpoint that was skipped.
+
+    Example:
+        >>> with RunStore.create(None, {"recipe": {"name": "fedavg"}}) as store:
+        ...     store.commit({"version": 1, "arrived": 2}, [])
+        ...     store.version, store.rows("step")[0]["arrived"]
+        (1, 2)
     """
 
     def __init__(self, db: sqlite3.Connection, path: Path | None, lock: RunLock | None) -> None:
@@ -66,7 +71,7 @@ class RunStore:
 
     @property
     def lasts(self) -> bool:
-        """Whether the run is kept in a folder."""
+        """True if the run is kept in a folder."""
         return self.path is not None
 
     @classmethod
@@ -94,12 +99,12 @@ class RunStore:
         folder = Path(path)
         with explained(f"a run folder cannot be made at {folder}"):
             refuse_occupied(folder)
-            made = missing(folder)
+            new_folders = missing(folder)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 return cls._started(folder, described, start)
             except BaseException:
-                remove_again(folder, made)
+                remove_again(folder, new_folders)
                 raise
 
     @classmethod
@@ -114,6 +119,7 @@ class RunStore:
                 schema.make(empty)
                 with schema.transaction(empty, durable=True):
                     schema.insert(empty, "meta", schema.meta_rows(described))
+            # the rename is the moment at which the folder becomes a run
             os.replace(folder / UNFINISHED, folder / DATABASE)
             return cls(schema.connect(folder / DATABASE), folder, lock)
         except BaseException:
@@ -134,6 +140,7 @@ class RunStore:
             with explained(f"{folder} cannot be opened"):
                 db = _checked(folder, read_only=False)
                 store = cls(db, folder, lock)
+                # before missing tables are made and files are deleted, which a damaged database may name wrongly
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {verdict}")
                 schema.complete(db)
@@ -197,6 +204,7 @@ class RunStore:
                     tensor_files.index_checkpoint(self._db, written, KEPT)
             self._version = version
             if written is not None and self.path is not None:
+                # after the transaction: until it is on the disk, a resumed run needs the older files
                 tensor_files.sweep(self._db, self.path)
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -211,8 +219,8 @@ class RunStore:
         with explained(f"{self._name} cannot be written, but what was recorded before is safe"):
             self._check_writable()
             with schema.transaction(self._db):
-                asked = {(row["version"], row["client"]) for row in rows}
-                self._db.executemany("DELETE FROM confusion WHERE version = ? AND client = ?", sorted(asked))
+                counted = {(row["version"], row["client"]) for row in rows}
+                self._db.executemany("DELETE FROM confusion WHERE version = ? AND client = ?", sorted(counted))
                 schema.insert(self._db, "confusion", rows)
 
     def add_notes(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -257,10 +265,10 @@ class RunStore:
     @property
     def meta(self) -> dict[str, Any]:
         """The JSON values that describe the run, by name."""
-        where = f"in {self._name} the value of"
-        found = {row["key"]: schema.decoded(row["value"], f"{where} {row['key']}") for row in self.rows("meta")}
-        check_meta(found, self._name)
-        return found
+        start = f"in {self._name} the value of"
+        values = {row["key"]: schema.decoded(row["value"], f"{start} {row['key']}") for row in self.rows("meta")}
+        check_meta(values, self._name)
+        return values
 
     @property
     def version(self) -> int:
@@ -277,11 +285,11 @@ class RunStore:
                     f"in {self._name} the column {damaged} of {table} holds a value of another type: restore the "
                     "folder from a copy"
                 )
-            found = self._fetched(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")
-        for row in found:
-            what = f"in {self._name} a value of {table}"
-            row.update((key, schema.decoded(row[key], what)) for key in coded if row[key] is not None)
-        return found
+            fetched = self._fetched(f"SELECT * FROM {table} ORDER BY {', '.join(columns[:5])}")
+        for row in fetched:
+            subject = f"in {self._name} a value of {table}"
+            row.update((key, schema.decoded(row[key], subject)) for key in coded if row[key] is not None)
+        return fetched
 
     def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
         """Rows of a SELECT over the tables of `schema.TABLES`, for tables that are too large to read completely."""
@@ -298,13 +306,13 @@ class RunStore:
         """
         if self.path is None:
             return None
-        found = self._checkpoints()
-        for row in found:
+        checkpoints = self._checkpoints()
+        for row in checkpoints:
             try:
                 return row["version"], self.checkpoint_of(row["version"])
             except RunFolderError as error:
                 self.notes.append(f"the checkpoint of server step {row['version']} was skipped: {error}")
-        if found:
+        if checkpoints:
             raise RunFolderError(f"no checkpoint of {self.path} can be used: start a new run ({self.notes[-1]})")
         return None
 
@@ -326,10 +334,10 @@ class RunStore:
         Raises:
             RunFolderError: it was not kept, or a file is damaged.
         """
-        found = self.server_checkpoint(version)
+        checkpoint = self.server_checkpoint(version)
         assert self.path is not None
         states = tensor_files.read_client_states(self._db, self.path, version)
-        return Checkpoint({**found.tensors, **states}, found.values)
+        return Checkpoint({**checkpoint.tensors, **states}, checkpoint.values)
 
     def client_state(self, client: int, version: int | None = None) -> dict[str, Tensor]:
         """The state of one client at a kept version, by default the newest; files are not checked for damage."""
@@ -353,8 +361,8 @@ class RunStore:
         for row in self._db.execute(sql, values):
             rows.append(dict(row))
             if len(rows) % 100_000 == 0:
-                taken = len(rows) * (200 + 50 * len(row))
-                check_size(self._name, taken, taken)
+                memory = len(rows) * (200 + 50 * len(row))
+                check_size(self._name, memory, memory)
         return rows
 
     def _checkpoints(self) -> list[sqlite3.Row]:

@@ -17,8 +17,8 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,36 +93,33 @@ def index_checkpoint(db: sqlite3.Connection, written: WrittenCheckpoint, keep: i
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors to a temporary file, force it to the disk, rename it to `name`, and return its SHA-256."""
-    unfinished = folder / (name + _UNFINISHED)
-    try:
-        create_new(unfinished)  # safetensors would write through a link
+    """Write a file of tensors, completely or not at all, and return its SHA-256."""
+    with _replaced(folder, name) as unfinished:
         save_file(_separate(tensors), str(unfinished))
         with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.replace(unfinished, folder / name)
-        sync_folder(folder)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
-    return digest
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_bytes(folder: Path, name: str, body: bytes) -> None:
-    """Write a file in the same way."""
+    """Write a file, completely or not at all."""
+    with _replaced(folder, name) as unfinished:
+        unfinished.write_bytes(body)
+
+
+@contextmanager
+def _replaced(folder: Path, name: str) -> Iterator[Path]:
+    """A temporary file, which is forced to the disk and renamed to `name` once the block has ended without an error."""
     unfinished = folder / (name + _UNFINISHED)
     try:
-        create_new(unfinished)
-        with unfinished.open("r+b") as file:
-            file.write(body)
-            file.flush()
+        create_new(unfinished)  # safetensors would write through a link
+        yield unfinished
+        with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(unfinished, folder / name)
         sync_folder(folder)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # it is there after an error only
+            unfinished.unlink(missing_ok=True)
 
 
 def read(folder: Path, name: str, sha256: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
@@ -138,8 +135,8 @@ def read(folder: Path, name: str, sha256: str, keys: Iterable[str] | None = None
 def verify(folder: Path, name: str, sha256: str) -> None:
     """Refuse a file that is not the one that was written."""
     with explained(f"{folder / name} cannot be read"), opened(_inside(folder, name), links=False) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
         raise RunFolderError(f"{folder / name} is damaged: its SHA-256 is not the one recorded")
 
 
@@ -157,7 +154,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def digests(of_file: str, values: str) -> str:
-    """What is recorded beside a checkpoint: the SHA-256 of its file, and that of its values."""
+    """Return the record beside a checkpoint: the SHA-256 of its file, and that of its values."""
     return f"{of_file} {hashlib.sha256(values.encode()).hexdigest()}"
 
 
@@ -172,12 +169,12 @@ def values(folder: Path, row: sqlite3.Row) -> dict[str, Any]:
     Raises:
         RunFolderError: they are damaged.
     """
-    wanted = str(row["sha256"]).partition(" ")[2]
+    recorded = str(row["sha256"]).partition(" ")[2]
     try:
         read = json_value(row["values_json"], folder)
     except (OSError, ValueError, TypeError):
         read = None
-    if not isinstance(read, dict) or (wanted and hashlib.sha256(row["values_json"].encode()).hexdigest() != wanted):
+    if not isinstance(read, dict) or (recorded and hashlib.sha256(row["values_json"].encode()).hexdigest() != recorded):
         raise RunFolderError(f"{folder} is damaged: the values of server step {row['version']} are not those recorded")
     return read
 
@@ -196,22 +193,22 @@ def split_client_state(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
 
 def current(db: sqlite3.Connection, version: int, client: int | None = None) -> list[StoredTensor]:
     """The current rows of `client_state` as of a version, of one client or of all."""
-    found = db.execute(
+    rows = db.execute(
         "SELECT client, name, file, max(version) FROM client_state"
         " WHERE version <= :version AND (:client IS NULL OR client = :client) GROUP BY client, name",
         {"version": version, "client": client},
     )
-    return [StoredTensor(row["client"], row["name"], row["file"]) for row in found]
+    return [StoredTensor(row["client"], row["name"], row["file"]) for row in rows]
 
 
 def read_client_states(db: sqlite3.Connection, folder: Path, version: int) -> dict[str, Tensor]:
     """Read the state of all clients as of a version, by key, checking each file."""
-    found = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
+    digest_of = {row["file"]: row["sha256"] for row in db.execute("SELECT file, sha256 FROM client_state_file")}
     tensors: dict[str, Tensor] = {}
     for file, keys in _by_file(current(db, version)).items():
-        if file not in found:
+        if file not in digest_of:
             raise RunFolderError(f"{folder} is damaged: nothing is recorded about {file}")
-        tensors |= read(folder, file, found[file], keys)
+        tensors |= read(folder, file, digest_of[file], keys)
     return tensors
 
 
@@ -225,6 +222,7 @@ def survivors(
         " (SELECT file, bytes, max(version) FROM client_state WHERE version < ? GROUP BY client, name) GROUP BY file",
         (version,),
     )
+    # what is left of a file is copied once less than half of it is current, so the disk holds at most about twice that
     sparse = {row["file"] for row in live if 2 * row["bytes"] < sizes[row["file"]]["bytes"]}
     fresh = set(changed)
     rows = (
@@ -232,11 +230,11 @@ def survivors(
         if sparse
         else []
     )
-    kept: dict[tuple[int, str], Tensor] = {}
+    tensors: dict[tuple[int, str], Tensor] = {}
     for file, keys in _by_file(rows).items():
-        _, found = split_client_state(read(folder, file, sizes[file]["sha256"], keys))
-        kept |= found
-    return kept
+        _, current_tensors = split_client_state(read(folder, file, sizes[file]["sha256"], keys))
+        tensors |= current_tensors
+    return tensors
 
 
 def index(
@@ -252,9 +250,9 @@ def index(
 def forget(db: sqlite3.Connection, keep: int) -> None:
     """Drop what only old checkpoints need: those that are neither among the newest `keep` nor the best version."""
     newest = "SELECT version, values_json FROM checkpoint ORDER BY version DESC LIMIT ?"
-    found = db.execute(newest, (keep,)).fetchall()
-    oldest = found[-1]["version"]
-    older = sorted({best for row in found if (best := _best(row["values_json"])) is not None and best < oldest})
+    newest_rows = db.execute(newest, (keep,)).fetchall()
+    oldest = newest_rows[-1]["version"]
+    older = sorted({best for row in newest_rows if (best := _best(row["values_json"])) is not None and best < oldest})
     marks = ", ".join("?" * len(older))
     db.execute(f"DELETE FROM checkpoint WHERE version < ? AND version NOT IN ({marks})", (oldest, *older))
     # earlier calls have handled the rows up to the previous checkpoint, so only those of `oldest` can supersede others
@@ -293,14 +291,15 @@ def sweep(db: sqlite3.Connection, folder: Path) -> None:
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, contiguous and without shared memory, as safetensors requires."""
-    seen: set[int] = set()
-    found = {}
+    addresses: set[int] = set()
+    separate = {}
     for name, tensor in tensors.items():
+        # safetensors refuses two names for one piece of memory, as views of one vector are
         plain = tensor.detach().cpu().contiguous()
-        where = plain.untyped_storage().data_ptr()
-        found[name] = plain.clone() if where in seen else plain
-        seen.add(where)
-    return found
+        address = plain.untyped_storage().data_ptr()
+        separate[name] = plain.clone() if address in addresses else plain
+        addresses.add(address)
+    return separate
 
 
 def _by_file(rows: Iterable[StoredTensor]) -> dict[str, list[str]]:

@@ -6,6 +6,8 @@ Each function raises an `AssertionError` that says which promise is broken, and 
 
     def test_my_trainer():
         testing.check_trainer(MyTrainer(strength=0.1))
+
+Piebald's own tests use this room, and nothing that runs does.
 """
 
 from piebald.testing.aggregator import check_aggregator

@@ -1,4 +1,4 @@
-"""What holds for every aggregator."""
+"""The contract test of aggregators."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def check_aggregator(aggregator: Aggregator, *, recipe: bool = True, asks: bool 
 
     Raises:
         AssertionError: it breaks one of these promises.
+
+    Example:
+        >>> from piebald.methods.aggregation import Median
+        >>> check_aggregator(Median(), recipe=False)
     """
     check_component(aggregator)
     if not asks and not isinstance(aggregator, PreparesCohort):
@@ -43,31 +47,36 @@ def check_aggregator(aggregator: Aggregator, *, recipe: bool = True, asks: bool 
 
 
 def _check_alone(aggregator: Aggregator, seed: int) -> None:
-    what = f"aggregation {aggregator.kind!r}"
+    subject = f"aggregation {aggregator.kind!r}"
     draw = torch.Generator().manual_seed(seed)
     changes = torch.randn(8, 5, generator=draw)
     examples = torch.randint(1, 50, (8,), generator=draw).tolist()
     before = changes.clone()
     average, shares = aggregator.aggregate(_cohort(changes, examples), _NO_CONTEXT)
-    assert torch.equal(changes, before), f"{what}: it changes the updates that it gets"
-    assert average.shape == (5,), f"{what}: the average must have the shape of a change, [5], got {list(average.shape)}"
-    assert bool(average.isfinite().all()), f"{what}: the average of finite changes is not finite"
-    assert len(shares) == 8, f"{what}: there must be a share for each of 8 updates, got {len(shares)}"
-    assert min(shares) >= 0, f"{what}: shares must be at least 0, got {min(shares)}"
-    assert sum(shares) <= 1 + 1e-5, f"{what}: shares must sum to at most 1, got {sum(shares)}"
+    assert torch.equal(changes, before), f"{subject}: it changes the updates that it gets"
+    assert average.shape == (5,), (
+        f"{subject}: the average must have the shape of a change, [5], got {list(average.shape)}"
+    )
+    assert bool(average.isfinite().all()), f"{subject}: the average of finite changes is not finite"
+    assert len(shares) == 8, f"{subject}: there must be a share for each of 8 updates, got {len(shares)}"
+    assert min(shares) >= 0, f"{subject}: shares must be at least 0, got {min(shares)}"
+    assert sum(shares) <= 1 + 1e-5, f"{subject}: shares must sum to at most 1, got {sum(shares)}"
     order = torch.randperm(8, generator=draw).tolist()
-    other, shuffled = aggregator.aggregate(_cohort(changes[order], [examples[row] for row in order]), _NO_CONTEXT)
+    average_shuffled, shuffled = aggregator.aggregate(
+        _cohort(changes[order], [examples[row] for row in order]), _NO_CONTEXT
+    )
     if isinstance(aggregator, Linear):  # others may have to choose among equals
         torch.testing.assert_close(
-            other, average, atol=1e-5, rtol=1e-4, msg=f"{what}: it depends on the order of updates"
+            average_shuffled, average, atol=1e-5, rtol=1e-4, msg=f"{subject}: it depends on the order of updates"
         )
         torch.testing.assert_close(torch.tensor(shuffled), torch.tensor([shares[row] for row in order]))
+    # a robust rule may shorten the mean of equal changes, but not turn it
     same = changes[:1].expand(8, 5).clone()
     average, shares = aggregator.aggregate(_cohort(same, [10] * 8), _NO_CONTEXT)
     length = float(average.norm() / same[0].norm())
     aligned = float(torch.nn.functional.cosine_similarity(average, same[0], dim=0)) if length > 0 else 0.0
-    assert 0 < length <= 1 + 1e-4, f"{what}: the average of equal changes has {length:.3g} times their length"
-    assert aligned > 1 - 1e-4, f"{what}: the average of equal changes points elsewhere"
+    assert 0 < length <= 1 + 1e-4, f"{subject}: the average of equal changes has {length:.3g} times their length"
+    assert aligned > 1 - 1e-4, f"{subject}: the average of equal changes points elsewhere"
 
 
 def _cohort(changes: Tensor, examples: Sequence[int]) -> Cohort:

@@ -1,4 +1,4 @@
-"""What holds for every component: it is a frozen value that its table rebuilds, and its settings are documented."""
+"""The contract test of components: each is a frozen value that its table rebuilds, with documented settings."""
 
 from __future__ import annotations
 
@@ -59,23 +59,27 @@ def check_component(component: Component) -> None:
 
     Raises:
         AssertionError: it breaks one of these promises.
+
+    Example:
+        >>> from piebald.methods.training import Sgd
+        >>> check_component(Sgd(lr=0.1))
     """
-    what = f"{component.axis} {component.kind!r}"
+    subject = f"{component.axis} {component.kind!r}"
     table = component.table()
     try:
         text = json.dumps(table, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise AssertionError(
-            f"{what}: its settings must be plain values, numbers, text, lists and tables: {error}"
+            f"{subject}: its settings must be plain values, numbers, text, lists and tables: {error}"
         ) from None
     rebuilt = build(component.axis, USERS.mark(json.loads(text)))
-    assert rebuilt == component, f"{what}: its table {text} builds another component, {rebuilt!r}"
+    assert rebuilt == component, f"{subject}: its table {text} builds another component, {rebuilt!r}"
     try:
         type(component)(**{**component.model_dump(), "no_such_setting": 1})
     except SettingError:
         pass
     else:
-        raise AssertionError(f"{what}: it takes settings that it does not have: do not change model_config")
+        raise AssertionError(f"{subject}: it takes settings that it does not have: do not change model_config")
     names = type(component).model_fields
     if names:
         field = next(iter(names))
@@ -84,12 +88,12 @@ def check_component(component: Component) -> None:
         except ValueError:  # pydantic's, for frozen values
             pass
         else:
-            raise AssertionError(f"{what}: it can be changed: do not change model_config")
-    assert vars(type(component)).get("__doc__"), f"{what}: the class needs a docstring that says what it does"
+            raise AssertionError(f"{subject}: it can be changed: do not change model_config")
+    assert vars(type(component)).get("__doc__"), f"{subject}: the class needs a docstring that says what it does"
     documented = "\n".join(
         inspect.getdoc(base) or "" for base in type(component).__mro__ if issubclass(base, Component)
     )
     for name in names:
         assert f"{name}:" in documented or f"{name}," in documented, (
-            f"{what}: the docstring does not say what {name} means"
+            f"{subject}: the docstring does not say what {name} means"
         )

@@ -43,12 +43,12 @@ def uneven_clients(order: Sequence[int] = tuple(range(len(SIZES)))) -> PooledCli
         ys.append(labels)
     lists = {}
     for place, split in enumerate(("train", "test", "validation")):
-        own = [parts[client][place] for client in order]
-        lists[split] = Lists(np.concatenate(own), np.cumsum([0, *map(len, own)]))
+        rows_of_split = [parts[client][place] for client in order]
+        lists[split] = Lists(np.concatenate(rows_of_split), np.cumsum([0, *map(len, rows_of_split)]))
     x, y = torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys))
     names = [f"site {client}" for client in order]
-    more: dict[str, Any] = {"names": names, "classes": list("abcd"), "common": np.arange(7, 15)}
-    return PooledClients(x, y, lists, public_rows=_public_rows(), **more)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"names": names, "classes": list("abcd"), "common": np.arange(7, 15)}
+    return PooledClients(x, y, lists, public_rows=_public_rows(), **settings)  # type: ignore[arg-type]
 
 
 def _public_rows() -> Rows:

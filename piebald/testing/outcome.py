@@ -1,4 +1,4 @@
-"""What two runs are compared by."""
+"""The outcome of a run, by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def assert_same(first: Run | Outcome, second: Run | Outcome, atol: float = 1e-5)
     Raises:
         AssertionError: they differ; the message names the first difference.
     """
-    one, two = (made if isinstance(made, Outcome) else Outcome.of(made) for made in (first, second))
-    torch.testing.assert_close(one.model, two.model, atol=atol, rtol=1e-4)
-    for mine, theirs in ((one.scores, two.scores), (one.results, two.results)):
-        assert len(mine) == len(theirs), f"{len(mine)} and {len(theirs)} rows"
-        for a, b in zip(mine, theirs, strict=True):
+    outcome, other_outcome = (run if isinstance(run, Outcome) else Outcome.of(run) for run in (first, second))
+    torch.testing.assert_close(outcome.model, other_outcome.model, atol=atol, rtol=1e-4)
+    for rows, theirs in ((outcome.scores, other_outcome.scores), (outcome.results, other_outcome.results)):
+        assert len(rows) == len(theirs), f"{len(rows)} and {len(theirs)} rows"
+        for a, b in zip(rows, theirs, strict=True):
             for name, value in a.items():
                 alike = _close(value, b[name], 10 * atol) if isinstance(value, float) else value == b[name]
                 assert alike, f"{name}: {value!r} and {b[name]!r}, in {a} and {b}"
 
 
-def _close(one: float, two: Any, atol: float) -> bool:
-    return isinstance(two, float | int) and math.isclose(one, two, rel_tol=1e-3, abs_tol=atol)
+def _close(first: float, second: Any, atol: float) -> bool:
+    return isinstance(second, float | int) and math.isclose(first, second, rel_tol=1e-3, abs_tol=atol)

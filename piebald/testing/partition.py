@@ -1,4 +1,4 @@
-"""What holds for every partition."""
+"""The contract test of partitions."""
 
 from __future__ import annotations
 
@@ -53,16 +53,20 @@ def check_partition(partition: Partition, *, seeds: int = 3) -> None:
 
     Raises:
         AssertionError: it breaks one of these promises.
+
+    Example:
+        >>> from piebald.data.partition import Dirichlet
+        >>> check_partition(Dirichlet(clients=5, alpha=0.5), seeds=1)
     """
     check_component(partition)
     for seed in range(seeds):
         for published in (0, 60):
             for validation in (0.0, 0.2):
-                asked = partition.model_copy(update={"seed": seed, "validation": validation})
+                seeded = partition.model_copy(update={"seed": seed, "validation": validation})
                 data = numbered_rows(published=published, seed=seed)
-                clients = asked.split(data)
+                clients = seeded.split(data)
                 check_rows(partition, clients, np.arange(len(data)))
-                again = asked.split(data)
+                again = seeded.split(data)
                 for split in SPLITS:
                     assert _flat(clients, split).tolist() == _flat(again, split).tolist(), (
                         f"partition {partition.kind!r}: two splits with one seed differ: draw from self.seed alone"
@@ -71,22 +75,22 @@ def check_partition(partition: Partition, *, seeds: int = 3) -> None:
 
 def check_rows(partition: Partition, clients: Clients, every: Ints) -> None:
     """Check that no row is held twice or lost, everybody has training rows, and no training row is in a test."""
-    what = f"partition {partition.kind!r}"
+    subject = f"partition {partition.kind!r}"
     assert isinstance(clients, PooledClients)
     names = [str(name) for name in clients.names]
-    assert len(set(names)) == len(names), f"{what}: clients must have different names, got {', '.join(names)}"
+    assert len(set(names)) == len(names), f"{subject}: clients must have different names, got {', '.join(names)}"
     held = np.concatenate([_flat(clients, split) for split in SPLITS])
-    assert len(np.unique(held)) == len(held), f"{what}: a row belongs to two clients, or to two splits"
+    assert len(np.unique(held)) == len(held), f"{subject}: a row belongs to two clients, or to two splits"
     common = np.zeros(0, dtype=np.int64)
     if clients.common is not None:
-        common = single(clients.common.x, what)[:, 0].numpy().astype(np.int64)
-    assert set(held) | set(common) == set(every), f"{what}: rows are lost"
+        common = single(clients.common.x, subject)[:, 0].numpy().astype(np.int64)
+    assert set(held) | set(common) == set(every), f"{subject}: rows are lost"
     empty = [clients.names[client] for client in range(len(clients)) if not clients.size(client, "train")]
-    assert not empty, f"{what}: client {empty[0]!r} has no training row"
+    assert not empty, f"{subject}: client {empty[0]!r} has no training row"
     learned = np.concatenate([_flat(clients, "train"), _flat(clients, "validation")])
-    assert not set(learned) & set(common), f"{what}: a training row is in the common test set"
+    assert not set(learned) & set(common), f"{subject}: a training row is in the common test set"
     tested = set(_flat(clients, "test"))
-    assert tested <= set(common) or not len(common), f"{what}: a client's test row is not in the common test set"
+    assert tested <= set(common) or not len(common), f"{subject}: a client's test row is not in the common test set"
 
 
 def _flat(clients: PooledClients, split: str) -> Ints:

@@ -1,4 +1,4 @@
-"""What holds for every recipe, and so for every component in one: engines agree, runs repeat, runs resume."""
+"""The contract test of recipes and of all that is in one: engines agree, runs repeat, runs resume."""
 
 from __future__ import annotations
 
@@ -68,32 +68,32 @@ def check_runs(
         check_component(component)
     rebuilt = recipes.rebuild(USERS.mark(json.loads(json.dumps(recipe.model_dump()))))
     assert rebuilt == recipe, f"recipe {recipe.name!r}: its tables build another recipe"
-    made = model or hardest_network(recipe)
-    held = clients or uneven_clients()
+    network = model or hardest_network(recipe)
+    rows = clients or uneven_clients()
 
-    def run(where: Mapping[str, Any], **options: Any) -> Run:
-        runtime = piebald.Simulator(**where)
-        return piebald.run(recipe, held, made, rounds=rounds, seed=1, runtime=runtime, **options)
+    def run(settings: Mapping[str, Any], **options: Any) -> Run:
+        runtime = piebald.Simulator(**settings)
+        return piebald.run(recipe, rows, network, rounds=rounds, seed=1, runtime=runtime, **options)
 
     expected = run(REFERENCE)
-    for name, where in ENGINES.items():
-        if where["workers"] and not can_fork():
+    for name, settings in ENGINES.items():
+        if settings["workers"] and not can_fork():
             continue
         try:
-            assert_same(expected, run(where))
+            assert_same(expected, run(settings))
         except AssertionError as error:
             raise AssertionError(
                 f"recipe {recipe.name!r}: {name} and the plain reference differ: write client code for one client, "
                 f"with arithmetic on the last axis, without .item(), a += b or global random numbers: {error}"
             ) from None
     _check_repeats(recipe, run)
-    _check_resumes(recipe, run, held)
+    _check_resumes(recipe, run, rows)
 
 
 def _check_repeats(recipe: Recipe, run: Callable[..., Run]) -> None:
-    where = ENGINES["the sequential engine"]
-    one, two = (run(where) for _ in range(2))
-    assert torch.equal(_vector(one), _vector(two)), (
+    settings = ENGINES["the sequential engine"]
+    first, second = (run(settings) for _ in range(2))
+    assert torch.equal(_vector(first), _vector(second)), (
         f"recipe {recipe.name!r}: two runs with one seed end with other bits: take random numbers from "
         "piebald.core.randomness, and keep nothing in the component"
     )
@@ -101,9 +101,10 @@ def _check_repeats(recipe: Recipe, run: Callable[..., Run]) -> None:
 
 def _check_resumes(recipe: Recipe, run: Callable[..., Run], clients: Clients) -> None:
     """A run that is interrupted after its first server step ends like an undisturbed one."""
-    where = ENGINES["the sequential engine"]
+    settings = ENGINES["the sequential engine"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
+        # as a kill would: the step is on the disk, and nothing after it happens
         commit = RunStore.commit
 
         def interrupted(self: RunStore, *arguments: Any, **named: Any) -> None:
@@ -113,12 +114,12 @@ def _check_resumes(recipe: Recipe, run: Callable[..., Run], clients: Clients) ->
 
         RunStore.commit = interrupted  # type: ignore[method-assign]
         try:
-            run(where, out=out, checkpoint_every=1)
+            run(settings, out=out, checkpoint_every=1)
         except KeyboardInterrupt:
             pass
         finally:
             RunStore.commit = commit  # type: ignore[method-assign]
-        whole = run(where)  # in between, so that whatever a component keeps to itself is not that of the first run
+        whole = run(settings)  # in between, so that whatever a component keeps to itself is not that of the first run
         resumed = piebald.resume(out, clients, whole.work.model, recipe=recipe)
         assert torch.equal(_vector(whole), _vector(resumed)), (
             f"recipe {recipe.name!r}: interrupted and resumed, it ends with other numbers: what a component keeps from "
@@ -172,8 +173,8 @@ def check_server_optimizer(server_optimizer: ServerOptimizer, **options: Any) ->
 
 def in_fedavg(**components: Component | tuple[Component, ...]) -> Recipe:
     """FedAvg with small steps over four of the clients, and other components."""
-    asked = {} if "scheduling" in components else {"cohort": 4}
-    return recipes.fedavg(**asked, lr=0.1, batch=10).with_(**cast(Any, components))
+    cohort = {} if "scheduling" in components else {"cohort": 4}
+    return recipes.fedavg(**cohort, lr=0.1, batch=10).with_(**cast(Any, components))
 
 
 def _check_in_fedavg(

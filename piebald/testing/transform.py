@@ -1,4 +1,4 @@
-"""What holds for every transform of updates, and for those that pack them."""
+"""The contract test of transforms of updates, and of those that pack them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ def check_transform(transform: Transform, *, recipe: bool = True, **options: Any
 
     Raises:
         AssertionError: it breaks one of these promises.
+
+    Example:
+        >>> from piebald.methods.transforms import Gaussian
+        >>> check_transform(Gaussian(clip=1.0, noise=0.5), recipe=False)
     """
     check_component(transform)
     if not isinstance(transform, MaskingTransform):
@@ -43,35 +47,42 @@ def check_transform(transform: Transform, *, recipe: bool = True, **options: Any
 
 
 def _check_alone(transform: Transform) -> None:
-    what = f"transforms {transform.kind!r}"
+    subject = f"transforms {transform.kind!r}"
     draw = torch.Generator().manual_seed(0)
     vectors = {"model": torch.randn(3, 50, generator=draw)}
     before = {name: vector.clone() for name, vector in vectors.items()}
     keys, clients = [11, 12, 13], [0, 1, 2]
-    made = transform.on_client(vectors, keys, clients)
-    assert torch.equal(vectors["model"], before["model"]), f"{what}: it changes the vectors that it gets"
-    assert set(made) == {"model"}, f"{what}: it must keep the names of vectors, got {sorted(made)}"
-    assert made["model"].shape == (3, 50), f"{what}: it must keep the shape [3, 50], got {list(made['model'].shape)}"
-    assert made["model"].dtype == torch.float32, f"{what}: it must keep float32, got {made['model'].dtype}"
-    assert bool(made["model"].isfinite().all()), f"{what}: it makes finite numbers infinite"
+    changed = transform.on_client(vectors, keys, clients)
+    assert torch.equal(vectors["model"], before["model"]), f"{subject}: it changes the vectors that it gets"
+    assert set(changed) == {"model"}, f"{subject}: it must keep the names of vectors, got {sorted(changed)}"
+    assert changed["model"].shape == (3, 50), (
+        f"{subject}: it must keep the shape [3, 50], got {list(changed['model'].shape)}"
+    )
+    assert changed["model"].dtype == torch.float32, f"{subject}: it must keep float32, got {changed['model'].dtype}"
+    assert bool(changed["model"].isfinite().all()), f"{subject}: it makes finite numbers infinite"
     again = transform.on_client(vectors, keys, clients)
-    assert torch.equal(made["model"], again["model"]), f"{what}: it must draw from the keys alone, so that runs repeat"
+    assert torch.equal(changed["model"], again["model"]), (
+        f"{subject}: it must draw from the keys alone, so that runs repeat"
+    )
     for row in range(3):
         alone = transform.on_client(
             {"model": vectors["model"][row : row + 1]}, keys[row : row + 1], clients[row : row + 1]
         )
         torch.testing.assert_close(
             alone["model"][0],
-            made["model"][row],
-            msg=f"{what}: what it makes of a client's update depends on the other clients in the stack",
+            changed["model"][row],
+            msg=f"{subject}: what it makes of a client's update depends on the other clients in the stack",
         )
     assert transform.nbytes({"model": torch.zeros(50)}) > 0, (
-        f"{what}: nbytes must be the bytes of an update on the wire"
+        f"{subject}: nbytes must be the bytes of an update on the wire"
     )
 
 
 def _check_packing(compressor: Compressor) -> None:
-    what, model = f"transforms {compressor.kind!r}", nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    subject, model = (
+        f"transforms {compressor.kind!r}",
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+    )
     layout, draw = Layout.of(model, ["2.bias"]), torch.Generator().manual_seed(0)
     spec = ModelSpec(model, layout, layout.flatten(model), OBJECTIVES["classification"], 1, (6,), (3,))
     state, context = compressor.initial_state(spec), WireContext(layout, 1, 2, 3)
@@ -79,22 +90,26 @@ def _check_packing(compressor: Compressor) -> None:
         change = torch.randn(layout.shared, generator=draw)
         context = WireContext(layout, 1, 2, version)
         before = {name: tensor.clone() for name, tensor in [*state.items(), ("change", change)]}
-        made, again = (compressor.compress(change, state, context) for _ in range(2))
-        assert torch.equal(made.packed, again.packed), (
-            f"{what}: it must draw from the context alone, so that runs repeat"
+        compressed, again = (compressor.compress(change, state, context) for _ in range(2))
+        assert torch.equal(compressed.packed, again.packed), (
+            f"{subject}: it must draw from the context alone, so that runs repeat"
         )
         same = all(torch.equal(tensor, before[name]) for name, tensor in [*state.items(), ("change", change)])
-        assert same, f"{what}: it changes the tensors that it gets"
-        received = compressor.decompress(made.packed, context)
-        assert torch.equal(received, made.change), f"{what}: the server unpacks another change than the client packed"
-        assert set(made.state) == set(state), f"{what}: it must return the state that it began with, {sorted(state)}"
-        state = dict(made.state)
-    whole = made.packed
+        assert same, f"{subject}: it changes the tensors that it gets"
+        received = compressor.decompress(compressed.packed, context)
+        assert torch.equal(received, compressed.change), (
+            f"{subject}: the server unpacks another change than the client packed"
+        )
+        assert set(compressed.state) == set(state), (
+            f"{subject}: it must return the state that it began with, {sorted(state)}"
+        )
+        state = dict(compressed.state)
+    whole = compressed.packed
     garbage = torch.randint(256, (len(whole),), generator=draw, dtype=torch.uint8)
     for body in (whole[:0], whole[:-1], torch.cat([whole, whole]), torch.zeros(1 << 20, dtype=torch.uint8), garbage):
         try:
             got = compressor.decompress(body, context)
         except ValueError:
             continue
-        assert len(body) == len(whole), f"{what}: it takes bytes that it did not pack"
-        assert got.shape == (layout.shared,), f"{what}: it unpacks another shape than [s]"
+        assert len(body) == len(whole), f"{subject}: it takes bytes that it did not pack"
+        assert got.shape == (layout.shared,), f"{subject}: it unpacks another shape than [s]"

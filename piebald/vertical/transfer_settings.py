@@ -18,11 +18,13 @@ from pydantic import (
     model_validator,
 )
 
-from piebald.contracts.component import build, sentence
+from piebald.contracts.component import build
 from piebald.core.arguments import STRICT, settled
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError
 from piebald.core.reading.files import settings_text
-from piebald.settings.toml_document import Document, Key, dotted, dumps
+from piebald.core.wording import sentence
+from piebald.settings.setting_places import of_document
+from piebald.settings.toml_document import Document, dumps
 from piebald.vertical import encryption as backends
 from piebald.vertical.encryption.backend import Backend
 from piebald.vertical.loss_terms import LabelTerm, LossTerm
@@ -247,7 +249,7 @@ class TransferSettings(TransferSection):
         try:
             made = cls(**document.values)
         except _Invalid as invalid:
-            raise _located_error(invalid.error, document) from None
+            raise of_document(invalid.error, document, cls) from None
         except SettingError as error:
             word = next((word for word in str(error).split() if word in cls.model_fields), "")
             key = next((key for key in ("method", "backend") if str(error).startswith(key)), word)
@@ -308,30 +310,3 @@ class TransferSettings(TransferSection):
         for term in self.terms("source"):
             for size in (*term.owned, *term.asked):
                 self.backend.check(size)
-
-
-def _located_error(error: ValidationError, document: Document) -> SettingError:
-    """The first error in a document, with its line."""
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    key: Key = tuple(word for word in first["loc"])
-    place = document.origin(key)
-    if first["type"] == "extra_forbidden":
-        sections: Mapping[str | int, type[TransferSection]] = {
-            "data": TransferData,
-            "files": PartyFiles if len(key) == 2 else PartyFile,
-            "network": NetworkSettings,
-            "runtime": TransferRuntime,
-        }
-        fields = TransferSettings.model_fields if len(key) == 1 else sections[key[0]].model_fields
-        return SettingError(f"{place}: {unknown('setting of a transfer called', key[-1], fields)}")
-    if first["type"] == "missing":
-        return SettingError(f"{place}: {dotted(key)} is missing, and {dotted(key[:-1])} needs it")
-    if first["type"].startswith("model_"):
-        return SettingError(f"{place}: {dotted(key)} must be a table, [{dotted(key)}], got {first['input']!r}")
-    if first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
-        whole = message.startswith((str(key[0]), "there is no"))
-        return SettingError(f"{place}: {message if whole else f'{dotted(key)} {message}'}")
-    return SettingError(
-        f"{place}: {sentence(error, 'transfer', TransferSettings.model_fields).removeprefix('transfer: ')}"
-    )

@@ -178,7 +178,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a number": ({"lr": 3}, "space of lr: choices must be a list"),
     "no setting": ({}, "space must be a table"),
     "a setting of nobody": ({"lrr": [1, 2]}, "no setting of recipe 'fedavg' called 'lrr'.*'lr'"),
-    "what the recipe refuses": ({"lr": [0.1, -1.0]}, "space of recipe 'fedavg'.*lr must be greater than 0, got -1.0"),
+    "what the recipe refuses": ({"lr": [0.1, -1.0]}, "space of recipe 'fedavg'.*lr must be above 0, got -1.0"),
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from piebald.core.errors import SettingError
+from piebald.core.wording import plain
 from piebald.experiments.file import ExperimentSettings
-from piebald.settings.setting_errors import plain
 from piebald.settings.toml_document import Document
 
 

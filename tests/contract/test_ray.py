@@ -324,7 +324,7 @@ def test_without_ray_the_error_names_the_command_that_installs_it(monkeypatch: p
     [
         ({"address": "ray://10.0.0.7:10001"}, "that of the cluster itself"),
         ({"device": "cuda:1"}, "must be 'cpu' or 'cuda'"),
-        ({"workers": 0}, "workers must be greater than or equal to 1"),
+        ({"workers": 0}, "workers must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:

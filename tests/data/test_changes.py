@@ -124,7 +124,7 @@ def test_noise_has_the_stated_strength() -> None:
         (lambda: dealt(FlipPairs(pairs=((0, 10),))), "classes must be in 0..9, got 10"),
         (lambda: dealt(FlipTo(target=12)), "classes must be in 0..9, got 12"),
         (lambda: dealt(Noise(clients=(7,))), "clients must be in 0..4, got 7"),
-        (lambda: Noise(share=1.5), "share must be less than or equal to 1, got 1.5"),
+        (lambda: Noise(share=1.5), "share must be at most 1, got 1.5"),
         (
             lambda: Iid(clients=2, changes=(FlipRandom(),)).split(DataSet("real", torch.zeros(9, 1), torch.zeros(9))),
             "labels cannot be flipped",

@@ -57,12 +57,12 @@ def test_log_normal_has_the_asked_median_and_spread() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (lambda: Homogeneous(dropout=1.5), "fleet 'homogeneous': dropout must be less than or equal to 1, got 1.5"),
+        (lambda: Homogeneous(dropout=1.5), "fleet 'homogeneous': dropout must be at most 1, got 1.5"),
         (lambda: Homogeneous(on=((3, 2),)), r"on must hold intervals \(start, stop\) with 0 <= start < stop"),
-        (lambda: FastSlow(slow_factor=0.5), "slow_factor must be greater than or equal to 1, got 0.5"),
+        (lambda: FastSlow(slow_factor=0.5), "slow_factor must be at least 1, got 0.5"),
         (lambda: FastSlow(share_slow=-1), "share_slow must be"),
         (lambda: LogNormal(sigma=float("nan")), "sigma must be"),
-        (lambda: LogNormal(down=0), "down must be greater than 0, got 0"),
+        (lambda: LogNormal(down=0), "down must be above 0, got 0"),
         (lambda: build("fleet", {"kind": "fastslow"}), "there is no fleet 'fastslow': did you mean 'fast_slow'"),
     ],
 )

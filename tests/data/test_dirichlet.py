@@ -160,7 +160,7 @@ def test_by_class_with_a_class_that_has_no_row_and_at_the_ends_of_alpha() -> Non
         ({"balance": False}, "balance = false needs by = 'class'"),
         ({"by": "class", "least": 3}, "least = 3 needs by = 'client': with by = 'class' use min_size"),
         ({"by": "class", "sizes": {"kind": "power_law"}}, "sizes need by = 'client'"),
-        ({"by": "class", "min_size": 0}, "min_size must be greater than or equal to 1, got 0"),
+        ({"by": "class", "min_size": 0}, "min_size must be at least 1, got 0"),
         ({"by": "class", "min_size": 101}, "need more than the 400 rows: lower clients or min_size"),
         ({"by": "class", "alpha": 1e-6, "balance": False}, "1000 draws did not give each of 4 clients min_size = 10"),
     ],

@@ -339,7 +339,7 @@ def test_a_hundred_thousand_clients() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (lambda: Iid(clients=0), "partition 'iid': clients must be greater than or equal to 1, got 0"),
+        (lambda: Iid(clients=0), "partition 'iid': clients must be at least 1, got 0"),
         (lambda: Iid(clients=3, limt=5), "no setting of partition 'iid' called 'limt': did you mean 'limit'"),
         (lambda: Iid(), "partition 'iid' needs a value for clients"),
         (lambda: Iid(clients=3, test=0.6, validation=0.4), "leave no rows to train on: their sum must be below 1"),
@@ -356,7 +356,7 @@ def test_a_hundred_thousand_clients() -> None:
         (lambda: NonIid(clients=2, classes_each=7).split(rows()), "classes_each must be at most the 6 classes of rows"),
         (lambda: NonIid(clients=2, classes_each=2).split(rows()), "2 clients of 2 classes cannot hold the 6 classes"),
         (lambda: NonIid(clients=200, classes_each=2).split(rows()), "has 40 rows for its 6[67] holders: lower clients"),
-        (lambda: Dirichlet(clients=5, alpha=0), "alpha must be greater than 0, got 0"),
+        (lambda: Dirichlet(clients=5, alpha=0), "alpha must be above 0, got 0"),
         (lambda: Dirichlet(clients=50, alpha=1, least=5).split(rows()), "lower clients or least"),
         (
             lambda: build("partition", {"kind": "dirichlt"}),

@@ -165,7 +165,7 @@ def test_published_test_rows_go_to_the_nearest_region() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Skewed(ratio=1), "ratio must be greater than 1"),
+        (lambda: Skewed(ratio=1), "ratio must be above 1"),
         (lambda: Explicit(rows=(3, 0)), "rows must be at least 1 for each client, got 0"),
         (lambda: Iid(clients=2, sizes=Explicit(rows=(3, 1, 1))).split(even()), "each of the 2 clients, got 3"),
         (

@@ -213,7 +213,7 @@ def test_the_settings_say_which_devices_there_are() -> None:
 def test_shares_of_gpus_are_refused_in_one_sentence_where_ray_could_not_give_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ValueError, match=r"gpus .* less than or equal to 1|gpus must be at most 1"):
+    with pytest.raises(ValueError, match=r"gpus must be at most 1"):
         piebald.Ray(device="cuda", gpus=1.5)
     with pytest.raises(ValueError, match="set device = 'cuda' too"):
         piebald.Ray(gpus=0.5)

@@ -189,7 +189,7 @@ OTHER = seeded(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "averaged": (lambda: run(recipes.fedavg()), "fedavg averages what clients share, but body.0.weight is not alike"),
     "nobody's": (lambda: run(recipes.fedproto(), {"*": wide, "west": deep}), "no client has this name or is left"),
-    "missing": (lambda: run(recipes.fedproto(), {"north": wide}), "model has none for client 'south 1'"),
+    "missing": (lambda: run(recipes.fedproto(), {"north": wide}), "model has no entry for client 'south 1'"),
     "features": (lambda: run(recipes.fedproto(), {"north": wide, "*": OTHER}), "one has 6 and another 8"),
     "outputs": (lambda: run(recipes.fedproto(), {"north": wide, "*": nn.Linear(5, 3)}), "outputs of one shape"),
     "no features": (lambda: run(recipes.fedproto(), nn.Linear(5, 4)), "no layer before a linear one"),

@@ -185,7 +185,7 @@ X, Y = pairs()[0]
 REFUSED: dict[str, tuple[Any, str]] = {
     "name": (lambda: run(keep="knn"), "'best_for_each' or 'knn_per' or a table, got 'knn'"),
     "kind": (lambda: run(keep={"kind": "knn"}), "no version to keep called 'knn'"),
-    "setting": (lambda: run(keep={"kind": "knn_per", "k": [0]}), "k.0 must be greater than or equal to 1, got 0"),
+    "setting": (lambda: run(keep={"kind": "knn_per", "k": [0]}), "k.0 must be at least 1, got 0"),
     "not the user's": (lambda: run(keep={"kind": "knn_per", "split": "train"}), "keep cannot set split"),
     "no features": (
         lambda: piebald.run("fedavg", clients(), nn.Linear(5, 4), rounds=1, keep="knn_per"),

@@ -128,7 +128,7 @@ def test_clipping_sees_only_the_gradient_of_what_is_trained(run: Train) -> None:
     [
         ("fedrep", {"keep_momentum": True, "momentum": 0.5}, "keep_momentum cannot be used with private_first"),
         ("fedrep", {"optimizer": "adamw", "optimizer_state": "kept"}, "optimizer_state must be 'fresh'"),
-        ("fedrep", {"head_epochs": -1}, "head_epochs must be greater than or equal to 0"),
+        ("fedrep", {"head_epochs": -1}, "head_epochs must be at least 0"),
         ("fedbabu", {"tune": "head"}, "tune must be"),
         (
             "fedrod",

@@ -211,7 +211,7 @@ def test_a_step_may_ask_for_batches_of_independent_orders(run: Train, monkeypatc
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("apfl", {"alpha": 1.5}, "alpha must be less than or equal to 1"),
+        ("apfl", {"alpha": 1.5}, "alpha must be at most 1"),
         ("apfl", {"momentum": 0.9}, "momentum cannot be used with mixed_models, whose steps are its own: leave it out"),
         ("pfedme", {"lam": 30.0}, "eta \\* lam must be at most 1"),
         ("pfedme", {"optimizer": "adamw"}, "optimizer cannot be used with moreau_envelope"),

@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a near field": ("fedavg", {"epoch": 1}, "did you mean 'epochs'?"),
     "another's field": ("fedavg", {"mu": 1}, "no setting of recipe 'fedavg' called 'mu'"),
     "a weighting": ("hdafl", {"aggregation": "gradient-norm"}, "did you mean 'gradient_norm'?"),
-    "a rate": ("fedavg", {"lr": 0}, "training 'sgd': lr must be greater than 0, got 0"),
+    "a rate": ("fedavg", {"lr": 0}, "training 'sgd': lr must be above 0, got 0"),
     "a rate beyond bounds": ("fedavg", {"lr": float("inf")}, "lr must be a finite number, got inf"),
     "a word for a number": ("fedavg", {"lr": "fast"}, "training 'sgd': lr must be a number"),
     "a cohort": ("fedavg", {"cohort": 2.5}, "cohort must be a number of clients"),
@@ -323,7 +323,7 @@ def test_replacing_a_component() -> None:
     assert recipe.scheduling == Synchronous()
     with pytest.raises(SettingError, match="no axis 'schedulin': did you mean 'scheduling'"):
         recipe.with_(schedulin=Asynchronous())
-    with pytest.raises(SettingError, match="training must be on the axis of training"):
+    with pytest.raises(SettingError, match="training must be a component of training"):
         recipe.with_(training=Full())
 
 

@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from piebald import data, recipes
 from piebald.core.errors import SettingError
-from piebald.core.recent_clients import places_of
+from piebald.core.tensor_store import places_of
 from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
 from piebald.methods.clustering import Distfl
 from piebald.methods.clustering.distribution_knowledge import batch_norm_targets, distance

@@ -9,7 +9,7 @@ from piebald.report.comparison import Comparison
 from piebald.report.page.choices_section import SHOWN, against_alone, headline
 from piebald.report.page.page import render
 from piebald.report.tables import History
-from piebald.storage.chosen_models import AXIS
+from piebald.storage.run_folder import CHOICE_AXIS
 from piebald.storage.store import RunStore
 
 NAMES = ["george", "<b>lucas</b>", "jackson"]
@@ -38,7 +38,7 @@ def history(*choices: dict[str, Any], **meta: Any) -> History:
     for client, one in enumerate(choices):
         row = {"version": 1, "client": client, "split": "test", "metric": "accuracy", "examples": 9}
         scores += [row | {"model": "global", "value": 0.1}, row | {"model": "chosen", "value": 0.625}]
-        store.add_notes([{"axis": AXIS, "cluster": 0, "name": f"client-{client}", "value": one}])
+        store.add_notes([{"axis": CHOICE_AXIS, "cluster": 0, "name": f"client-{client}", "value": one}])
     store.scores(scores)
     return History(store)
 

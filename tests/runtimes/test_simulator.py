@@ -382,9 +382,9 @@ def test_errors_of_the_package_pass_through_unchanged() -> None:
     ("fields", "message"),
     [
         ({"engine": "leen"}, "engine must be"),
-        ({"stack": 0}, "stack must be greater than or equal to 1"),
-        ({"workers": -1}, "workers must be greater than or equal to 0"),
-        ({"memory": -5}, "memory must be greater than or equal to 0"),
+        ({"stack": 0}, "stack must be at least 1"),
+        ({"workers": -1}, "workers must be at least 0"),
+        ({"memory": -5}, "memory must be at least 0"),
         ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got 'gpu'"),
         ({"device": "cuda:x"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got 'cuda:x'"),
         ({"device": "meta"}, "device must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps', got 'meta'"),

@@ -51,7 +51,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an argument that is none": (lambda parts: piebald.run("fedavg", *parts, rondus=5), "did you mean 'rounds'"),
     "a missing argument": (lambda parts: piebald.run("fedavg"), "missing a required argument: 'clients'"),
     "text for a rate": (lambda parts: recipes.fedavg(lr="0.1"), "lr must be a number, got '0.1'"),
-    "true for a count": (lambda parts: recipes.fedavg(batch=True), "batch must be an integer, got True"),
+    "true for a count": (lambda parts: recipes.fedavg(batch=True), "batch must be a whole number, got True"),
     "a count beyond all": (lambda parts: recipes.fedavg(epochs=10**5000), "at most 64 bits"),
     "a rate beyond float32": (lambda parts: recipes.fedavg(lr=1e308), "32 bits"),
     "a deep list": (lambda parts: recipes.fedavg(cohort=fuzzer("hostile").VALUES[36]()), "nested at most 50 deep"),

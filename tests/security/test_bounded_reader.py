@@ -41,6 +41,7 @@ from piebald.core.errors import PiebaldError, RunFolderError, SettingError
 from piebald.core.reading import databases, files, packed, tables
 from piebald.data.clients.client_tables import read_table
 from piebald.data.embeddings import extractors
+from piebald.data.sets import folders
 from piebald.data.sets.formats import read_idx, read_members, read_zip
 from piebald.data.sets.images import decode
 from piebald.federation.credentials import provisioning
@@ -529,7 +530,7 @@ def picture(kind: str, size: tuple[int, int] = (8, 8), **more: Any) -> bytes:
     return raw.getvalue()
 
 
-@pytest.mark.parametrize("suffix", data.folders.IMAGES)
+@pytest.mark.parametrize("suffix", folders.IMAGES)
 def test_a_picture_is_decoded_as_its_name_says_and_starts_no_program(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -546,7 +547,7 @@ def test_a_picture_is_decoded_as_its_name_says_and_starts_no_program(
     )
     other = picture("PNG" if suffix != ".png" else "BMP")
     folder_of(tmp_path, f"a{suffix}", other)
-    refused(lambda: data.image_folder(tmp_path / "images", side=4), "which its name calls for", SettingError)
+    refused(lambda: data.image_folder(tmp_path / "images", side=4), "its name says", SettingError)
     own = picture({"jpg": "JPEG", "tif": "TIFF"}.get(suffix[1:], suffix[1:].upper()))
     folder_of(tmp_path, f"a{suffix}", own)
     assert data.image_folder(tmp_path / "images", side=4).x.shape == (1, 3, 4, 4)

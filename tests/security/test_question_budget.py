@@ -27,7 +27,7 @@ from piebald import recipes
 from piebald.cli.statistics import site_flags
 from piebald.contracts import Task
 from piebald.core.errors import PiebaldError, SettingError
-from piebald.core.float_order import keys_of
+from piebald.core.moments import keys_of
 from piebald.data.partition import clients_from
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic

@@ -328,7 +328,9 @@ def test_another_version_is_said(lab: str, tmp_path: Path) -> None:
     assert here.startswith("sha256:")
     author = Outside([lab, "lab_gone"], "list it")
     assert plugins.use_recorded([(lab, here)], "the run", author) == []
-    assert plugins.use_recorded([(lab, "0.9")], "the run", author) == [f"the run has {lab} 0.9, here is {here}"]
+    assert plugins.use_recorded([(lab, "0.9")], "the run", author) == [
+        f"the run has {lab} 0.9, this machine has {here}"
+    ]
     assert plugins.version("numpy") == __import__("numpy").__version__
     with pytest.raises(SettingError, match=r"the run needs the plugin lab_gone 1\.0: there is no module 'lab_gone'"):
         plugins.use_recorded([("lab_gone", "1.0")], "the run", author)

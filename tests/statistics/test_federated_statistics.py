@@ -13,7 +13,7 @@ import pytest
 
 import piebald
 from piebald.core.errors import SettingError
-from piebald.core.float_order import keys_of, number_of
+from piebald.core.moments import keys_of, number_of
 from piebald.data.partition import clients_from
 from piebald.privacy.ledger import noise_for
 from piebald.privacy.secure_aggregation import masks

@@ -89,8 +89,11 @@ def test_it_prints_a_table_without_a_terminal(file, capsys):
         (["transfer.toml", "--set", "data.name=digits"], "must be a table with two classes"),
         (["transfer.toml", "--set", "data.overlap=5000"], "data.overlap must be at most the 455 training rows"),
         (["transfer.toml", "--set", "batch=400"], "batch must be at most"),
-        (["transfer.toml", "--set", 'batch="64"'], "batch must be an integer, got '64'"),
-        (["transfer.toml", "--set", "data.overlap=true"], "--set data.overlap: data must be an integer, got True"),
+        (["transfer.toml", "--set", 'batch="64"'], "batch must be a whole number, got '64'"),
+        (
+            ["transfer.toml", "--set", "data.overlap=true"],
+            "data.overlap must be a whole number, got True",
+        ),
         (["transfer.toml", "--set", 'data.source=["mean aera"]'], "did you mean 'mean area'"),
         (["transfer.toml", "--party", "middle"], "--party must be source or target, got 'middle'"),
         (["transfer.toml", "--party", "source"], "a party alone needs an address"),

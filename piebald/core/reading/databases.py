@@ -39,9 +39,10 @@ class BoundedConnection(sqlite3.Connection):
         self._ticks = self._most = 0
 
     def bound(self, size: int) -> None:
-        """Set the limits, for a file of so many bytes, before anything else is done."""
+        """Set the limits, for a file of `size` bytes, before anything else is done."""
         for limit, value in _LIMITS.items():
             self.setlimit(limit, value)
+        # honest queries take a few instructions for each byte; a damaged tree of pages may lead in a circle
         self._most = 1000 + size // 10_000
         self.set_progress_handler(self._ticked, _TICK)
         self.execute("PRAGMA trusted_schema = OFF")
@@ -84,7 +85,9 @@ def connected(path: Path, uri: str | None = None) -> BoundedConnection:
 
 
 def foreign_part(db: sqlite3.Connection, indexes: Collection[str]) -> str | None:
-    """What a database has besides plain tables, in words, or None: it would run when the tables are read or written.
+    """Return what a database has besides plain tables, in words, or None.
+
+    Such a part would run when the tables are read or written.
 
     Args:
         db: the database.
@@ -97,8 +100,8 @@ def foreign_part(db: sqlite3.Connection, indexes: Collection[str]) -> str | None
             return "a part that SQLite cannot read"
         raise
     for kind, name, sql in parts:
-        known = sql is None or sql in indexes if kind == "index" else kind == "table" and _is_plain(sql)
-        if not known:
+        expected = sql is None or sql in indexes if kind == "index" else kind == "table" and _is_plain(sql)
+        if not expected:
             return f"the {kind if kind != 'table' else 'unusual table'} {str(name)[:80]!r}"
     return None
 

@@ -119,6 +119,7 @@ def opened(path: Path | str, links: bool = True) -> BufferedReader:
     handle = os.open(path, _FLAGS | (0 if links else _NO_LINK))
     file = os.fdopen(handle, "rb")
     try:
+        # again, of what is open: the path may name another file by now
         _size(path, os.fstat(handle))
     except BaseException:
         file.close()
@@ -141,6 +142,7 @@ def read_bytes(path: Path | str, most: int | None = MOST_TEXT, links: bool = Tru
         if most is None:
             size = os.fstat(file.fileno()).st_size
             check_size(path, size, size)
+        # one byte more than allowed tells a longer file, however its size changes meanwhile
         content = file.read(-1 if most is None else most + 1)
     if most is not None and len(content) > most:
         raise UnfitFile(f"it is longer than the {most:,} bytes that are read of such a file", errno.EFBIG, path)

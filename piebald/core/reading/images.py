@@ -27,6 +27,7 @@ FORMATS = {  # others would be chosen by content, and some of them start program
     ".webp": "WEBP",
 }
 MOST_PIXELS = 1 << 26  # of one image
+_DAMAGE = (OSError, ValueError, SyntaxError, MemoryError, OverflowError, struct.error)  # what decoders raise
 
 
 @contextmanager
@@ -55,10 +56,8 @@ def picture(source: Path | IO[bytes], kind: str, where: str) -> Iterator[Image]:
                 yield image
     except UnidentifiedImageError:
         raise SettingError(
-            f"{where} cannot be read as an image: it is no {kind}, which its name calls for: name it by what it is, "
+            f"{where} cannot be read as an image: its name says {kind}, and its content is something else: rename it, "
             "or leave it out"
         ) from None
-    except (OSError, ValueError, SyntaxError, MemoryError, OverflowError, struct.error) as error:
-        raise SettingError(f"{where} cannot be read as an image: replace it or leave it out ({error})") from None
-    except Image.DecompressionBombError as error:
+    except (*_DAMAGE, Image.DecompressionBombError) as error:
         raise SettingError(f"{where} cannot be read as an image: replace it or leave it out ({error})") from None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from piebald.core.errors import SettingError
 from piebald.core.reading.files import UnfitFile, check_size, opened, regular
 
+_ODD_HEADER = (ValueError, TypeError, SyntaxError, tokenize.TokenError)  # NumPy reads it as a literal of Python
 DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)  # what unpacking a damaged file raises
 
 
@@ -35,6 +36,7 @@ class _Metered(io.RawIOBase):
     def readinto(self, room: Any) -> int:
         content = self._stream.read(len(room))
         room[: len(content)] = content
+        # what comes out is counted, since the size that a header claims may be untrue
         self._count += len(content)
         check_size(self._path, self._count, self._stored)
         return len(content)
@@ -120,9 +122,7 @@ def read_arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, NDA
         raise
     except UnfitFile as error:
         raise SettingError(f"{path} cannot be read as npz: {error}") from None
-    except (*DAMAGE, ValueError, TypeError, SyntaxError, OverflowError, MemoryError, RuntimeError) as error:
-        raise SettingError(f"{path} cannot be read as npz, it may be damaged: replace it ({error})") from None
-    except tokenize.TokenError as error:
+    except (*DAMAGE, *_ODD_HEADER, OverflowError, MemoryError, RuntimeError) as error:
         raise SettingError(f"{path} cannot be read as npz, it may be damaged: replace it ({error})") from None
 
 

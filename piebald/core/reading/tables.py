@@ -31,14 +31,14 @@ def check_text_table(path: Path, separators: str) -> None:
     stored = regular(path)
     with unpacked(path) as file:
         line = file.readline(_LINE)
-        if max(line.count(one.encode()) for one in separators) >= MOST_COLUMNS:
+        if max(line.count(letter.encode()) for letter in separators) >= MOST_COLUMNS:
             raise SettingError(f"{path} has more than {MOST_COLUMNS:,} columns: leave out those that are not needed")
         if len(line) == _LINE:
             raise SettingError(f"{path} has a first line of more than {_LINE:,} bytes, which are no names of columns")
-        wanted = 0
+        memory = 0
         while line:
-            wanted += len(line) + 8 * sum(line.count(one.encode()) for one in f"{separators}\n")
-            check_size(path, wanted, stored)
+            memory += len(line) + 8 * sum(line.count(letter.encode()) for letter in f"{separators}\n")
+            check_size(path, memory, stored)
             line = file.read(_CHUNK)
 
 
@@ -70,7 +70,7 @@ def read_parquet(path: Path) -> Any:
 
 def _checked_columns(path: Path, file: Any, stored: int) -> list[str]:
     """The columns of texts, after a check of all columns by the metadata."""
-    rows, texts, wanted = file.metadata.num_rows, [], 0
+    rows, texts, memory = file.metadata.num_rows, [], 0
     if file.metadata.num_columns > MOST_COLUMNS:
         raise SettingError(f"{path} has more than {MOST_COLUMNS:,} columns: leave out those that are not needed")
     for number in range(file.metadata.num_columns):
@@ -80,21 +80,22 @@ def _checked_columns(path: Path, file: Any, stored: int) -> list[str]:
                 f"{path}: column {column.path.partition('.')[0]!r} holds lists or tables, and a table has one value in "
                 "each cell: save it without that column"
             )
-        wanted += rows * _FLAT.get(column.physical_type, 4)
+        # a run of a billion equal values has a few bytes in the file
+        memory += rows * _FLAT.get(column.physical_type, 4)
         if column.physical_type == "BYTE_ARRAY":
             texts.append(column.path)
-    check_size(path, wanted, stored)
+    check_size(path, memory, stored)
     for group in range(file.metadata.num_row_groups):
-        wanted += file.metadata.row_group(group).total_byte_size
-        check_size(path, wanted, stored)
+        memory += file.metadata.row_group(group).total_byte_size
+        check_size(path, memory, stored)
     return texts
 
 
 def _metered(path: Path, file: Any, stored: int) -> Iterator[Any]:
-    taken = 0
+    memory = 0
     for batch in file.iter_batches(_BATCH, use_threads=False):
-        taken += sum(_bytes(column) for column in batch.columns)
-        check_size(path, taken, stored)
+        memory += sum(_bytes(column) for column in batch.columns)
+        check_size(path, memory, stored)
         yield batch
 
 

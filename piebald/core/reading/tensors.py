@@ -30,7 +30,7 @@ def opened_tensors(path: Path | str, links: bool = True) -> Iterator[Any]:
 
 
 def state_dict(path: Path) -> Any:
-    """What torch saved in a zip archive; nothing but tensors in plain containers is unpickled.
+    """Return what torch saved in a zip archive; nothing but tensors in plain containers is unpickled.
 
     Raises:
         OSError: it is no regular file, or expands too far.

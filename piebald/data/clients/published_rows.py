@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from piebald.contracts import Clients, Rows
-from piebald.contracts.public_rows import public_rows_of
+from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.data.clients.client_tables import is_table

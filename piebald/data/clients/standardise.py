@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.component import sentence
-from piebald.contracts.public_rows import public_rows_of
+from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Moments, merged
+from piebald.core.wording import sentence
 
 
 class Standardisation(BaseModel):

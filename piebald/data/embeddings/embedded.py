@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, Rows, Split
-from piebald.contracts.public_rows import public_rows_of
+from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError, unknown

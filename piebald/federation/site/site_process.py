@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from piebald import models
 from piebald.contracts import Rows
-from piebald.contracts.public_rows import public_rows_of, rows_digest
+from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.machine import device_named
@@ -43,7 +43,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import lookup
 from piebald.methods.training.base import GivesOwnModels, LimitsSteps
 from piebald.settings import plugins
-from piebald.settings.setting_errors import of_document
+from piebald.settings.setting_places import of_document
 from piebald.settings.toml_document import Document
 
 log = logging.getLogger("piebald.federation")

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import Clients, Rows, Split
-from piebald.contracts.public_rows import public_rows_of
+from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, search

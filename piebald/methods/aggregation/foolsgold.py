@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.core.cohort_matrix import gram, mean, median, too_many_pairs
-from piebald.core.recent_clients import places_of, resized
+from piebald.core.tensor_store import places_of, resized
 from piebald.methods.aggregation.robust import Robust
 
 

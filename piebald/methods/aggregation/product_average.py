@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.core.adapter_pairs import adapter_pairs
 from piebald.core.cohort_matrix import weighted_sum
+from piebald.core.narrow_models import adapter_pairs
 from piebald.methods.aggregation.base import Aggregator
 
 if TYPE_CHECKING:

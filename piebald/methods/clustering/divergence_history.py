@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from piebald.core.recent_clients import places_of, resized, resized_pairs
+from piebald.core.tensor_store import places_of, resized, resized_pairs
 from piebald.methods.clustering.partitioning import ClusterSearch, Matrix, agree
 from piebald.methods.clustering.response_divergence import unlikeness
 from piebald.methods.clustering.single_cloud_test import evidence, gram_of, isolation
@@ -46,7 +46,7 @@ def isolated(
     an honest client may look isolated for one round.
 
     Args:
-        state: the component's; a table of its own, see `recent_clients`.
+        state: the component's; a table of its own, see `tensor_store.places_of`.
         divergence: [n, n] of this round.
         clients: whose.
         version: of this step.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from piebald.core.adapter_pairs import adapter_pairs, with_rank
 from piebald.core.client_models import OwnModel, OwnModels, nested_positions
+from piebald.core.narrow_models import adapter_pairs, with_rank
 from piebald.core.parameters import Layout
 from piebald.methods.training.sgd import Sgd
 

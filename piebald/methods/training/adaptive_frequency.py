@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
+from piebald.contracts.component import Settings, from_tables
 from piebald.methods.training.sgd import Sgd
-from piebald.settings.table_lists import Table, from_tables
 
 REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
 _EXAMPLE = "{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }"
 
 
-class LearnerGroup(Table):
+class LearnerGroup(Settings):
     """Clients with thresholds of their own, such as the slow ones of Metis' figure 3 (1 and 1; the fast ones 0 and 4).
 
     Attributes:

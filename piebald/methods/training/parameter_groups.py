@@ -6,15 +6,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from piebald.contracts.component import Settings, from_tables
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
 from piebald.core.parameters import matching
-from piebald.settings.table_lists import Table, from_tables
 
 _EXAMPLE = '{ layers = ["norm", "*.bias"], weight_decay = 0.0 }'
 
 
-class ParameterGroup(Table):
+class ParameterGroup(Settings):
     """Parameters with settings of their own, as the groups of `torch.optim`.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core.errors import SettingError
-from piebald.contracts.public_rows import public_rows_of
+from piebald.contracts.data import public_rows_of
 from piebald.core.pytree import Tree
 from piebald.core.randomness import generator
 

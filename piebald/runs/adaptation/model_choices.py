@@ -15,7 +15,7 @@ from torch import Tensor
 from piebald.methods.choice import local_work
 from piebald.contracts import Clients, OwnChoice, Result
 from piebald.methods.queries import confusion
-from piebald.storage.chosen_models import AXIS, noted, write_model
+from piebald.storage.run_folder import CHOICE_AXIS, recorded_choices, write_chosen_model
 from piebald.storage.store import RunStore
 from piebald.engines.engine_choice import stack_limit
 from piebald.server import ServerLoop
@@ -39,7 +39,7 @@ def choose(
     Returns:
         The chosen models [p] by client that are no shared ones, where the store keeps none.
     """
-    done, work = noted(store.rows("note")), _work(store)
+    done, work = recorded_choices(store.rows("note")), _work(store)
     plan, seed = server.evaluation, server.work.seed
     classes = 0 if plan.count is None else plan.count.classes
     counted = {client: query.model_copy(update={"classes": classes}) for client, _ in plan.counting(server.known, seed)}
@@ -99,10 +99,10 @@ def _recorded(
                 counts += confusion.counted(server.version, client, "chosen", query.split, matrix)
             if query.is_new(value["chosen"]):
                 models[client] = update.vectors["model"]
-        notes.append({"axis": AXIS, "cluster": 0, "name": f"client-{client}", "value": value})
+        notes.append({"axis": CHOICE_AXIS, "cluster": 0, "name": f"client-{client}", "value": value})
     if store.path is not None:
         for client, model in models.items():
-            write_model(store.path, client, model)
+            write_chosen_model(store.path, client, model)
     store.scores(scores)
     store.confusion(counts)
     store.add_notes(notes)

@@ -23,8 +23,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.float_order import counts_at_most, number_of
-from piebald.core.moments import Floats, Moments
+from piebald.core.moments import Floats, Moments, counts_at_most, number_of
 
 PARTS = ("present", "missing", "infinite", "mean", "scatter")
 MOST_KEYS = 256  # thresholds of a column in one question
