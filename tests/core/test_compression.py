@@ -51,6 +51,15 @@ def sent(compressor: Compressor, given: list[Tensor]) -> tuple[list[Tensor], dic
     return received, state
 
 
+@pytest.mark.parametrize("compressor", [*WITH_MEMORY, Qsgd(), Zstandard()], ids=lambda one: one.kind)
+def test_no_more_bytes_are_looked_at_than_twice_the_change_and_a_kilobyte(compressor: Compressor) -> None:
+    """At the bound what is wrong is another thing: bytes are read, and found to be no packed change."""
+    most = 2 * 4 * SPEC.layout.shared + 1024
+    for count, wrong in ((most, r"^(?!at most)"), (most + 1, f"^at most {most:,} bytes are due")):
+        with pytest.raises(ValueError, match=wrong):
+            compressor.decompress(torch.full((count,), 255, dtype=torch.uint8), context(0))
+
+
 # --------------------------------------------------------------------------------------------------- bytes of positions
 
 

@@ -289,9 +289,10 @@ def test_examples_can_count_in_the_geometric_median() -> None:
 
 
 def test_norm_clipping_by_hand() -> None:
-    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 0.0]])
-    assert merged(aggregation.NormClipping(bound=1.0), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])
-    assert merged(aggregation.NormClipping(), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])  # the median is 1
+    """Only what is longer than the bound is scaled; what has its length, or less, stays as it is."""
+    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.5, 0.0]])
+    assert merged(aggregation.NormClipping(bound=1.0), rows)[0].tolist() == pytest.approx([1.1 / 3, 1.8 / 3])
+    assert merged(aggregation.NormClipping(), rows)[0].tolist() == pytest.approx([1.1 / 3, 1.8 / 3])  # the median is 1
 
 
 @few

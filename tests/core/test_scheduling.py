@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from piebald.contracts import Task
 from piebald.errors import SettingError
 from piebald.randomness import select
-from piebald.scheduling import Asynchronous, Synchronous
+from piebald.scheduling import Asynchronous, Buffered, Deadline, Synchronous
 from piebald.scheduling.base import ServerView
 from piebald.scheduling.cohort import cohort_size
 from piebald.server.client_pool import ClientPool
@@ -100,6 +100,15 @@ def test_synchronous_waits_for_all_of_a_cohort() -> None:
 def test_asynchronous_keeps_a_number_of_clients_busy(known: int, cohort: int, data: st.DataObject) -> None:
     busy = data.draw(st.integers(0, min(cohort, known)))
     assert busy + Asynchronous(cohort=cohort).num_to_request(view(known, busy=busy)) == min(cohort, known)
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_staleness_at_the_limit_is_allowed_and_above_it_is_not(limit: int) -> None:
+    more: Any
+    for kind, more in ((Asynchronous, {}), (Buffered, {}), (Deadline, {"seconds": 1.0})):
+        scheduling = kind(max_staleness=limit, **more)
+        assert scheduling.reject_reason(limit) is None
+        assert f"missed {limit + 1} server steps" in scheduling.reject_reason(limit + 1)
 
 
 class TestClientPool:

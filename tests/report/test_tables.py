@@ -213,17 +213,18 @@ def test_what_sends_next_to_nothing_is_a_level():
 
 
 def test_seeds_evaluated_at_different_versions_have_one_point():
+    """The mean of their last values."""
     stores = []
-    for version in (1, 2):
-        store = RunStore.create(None, {"label": "a", "seed": version, "metric": "accuracy"})
-        for step in range(1, version + 1):
+    for seed, versions in enumerate([(1, 3), (2, 4)]):
+        store = RunStore.create(None, {"label": "a", "seed": seed, "metric": "accuracy"})
+        for step in range(1, versions[-1] + 1):
             store.commit({"version": step, "time": float(step)}, [])
-        row = {"version": version, "client": 0, "model": "global", "split": "test", "metric": "accuracy"}
-        store.scores([row | {"value": version / 10}])
+        row = {"client": 0, "model": "global", "split": "test", "metric": "accuracy"}
+        store.scores([row | {"version": version, "value": version / 10} for version in versions])
         stores.append(store)
     band = Comparison([History(store) for store in stores]).band("a", "seconds")
-    assert band.x == [1.5]
-    assert band.mean == pytest.approx([0.15])
+    assert band.x == [3.5]
+    assert band.mean == pytest.approx([0.35])
 
 
 def test_a_long_curve_is_thinned():
