@@ -1,13 +1,18 @@
 """Mutants: small faults that are put into a copy of the package one at a time, and that its tests must find.
 
-`make mutants` first runs the quick tests once and records which functions' lines each test reaches.  Then it copies the
-project and, for each mutant, writes one file of the copy anew and runs the tests that reach the mutant's line, the
-quickest first, until one fails.  A mutant whose tests all pass has survived: no test says what that line is for.
+`make mutants` copies the project, runs the quick tests of each room once and records which lines each of them reaches
+(kept in build/mutants.json until the package or the test changes).  Then, for each mutant, it writes one file of the
+copy anew and runs the tests that reach the mutant's line, the quickest first, until one fails.  A mutant whose tests
+all pass has survived: no test says what that line is for.  A developer runs this for hours of work on tests; it is no
+part of CI, and pytest collects nothing here.
 
 Which mutants: of each room in `QUOTAS`, all that the operators below make inside functions are put in the order of
 the hashes of their names, and the first ones are taken, at most two of a function.  So the choice is nobody's, and it
 stays the same when other code or whole rooms move.  `KNOWN` lists further ones that reviewers saw survive.  A name is
 `file.Class.method:operator:number`, the number counting this operator's places in the function.
+
+Which tests: those of the files that `TESTS` names for the room.  Rooms, and files of tests, are found by their names
+wherever they lie.
 
     bound       < for <=, > for >=, == for !=, and the reverse
     swap        + for -, * for /, and the reverse; min for max
@@ -20,7 +25,8 @@ stays the same when other code or whole rooms move.  `KNOWN` lists further ones 
     update      a += b -> nothing
     early       an early return is not taken
 
-No mutant changes messages, assertions, types or defaults; `DRAWING` lists the files that only draw.
+No mutant changes messages, assertions, types or defaults; `LEFT_OUT` names the files that only draw, and those of the
+run folder, whose tests damage and kill.
 
 A test that needs another process is not recorded as reaching what runs there.  Tests that together take longer than
 `PATIENCE` seconds are cut off there, the quickest first.  A mutant that takes `SLOWER` times as long as the code does,
@@ -35,6 +41,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import queue
 import re
@@ -49,6 +56,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "piebald"
@@ -63,8 +71,25 @@ QUOTAS = {  # rooms are found by the names of their folders, wherever these lie 
     "vertical": 20,
     "transforms": 16,
 }
-DRAWING = re.compile(r"charts|curve_plot|figures|markup|notebook|page|palette|\w+_section|\w+_page")
-UNREAD = {"devices", "docs", "benchmarks", "contract", "cli", "federation", "models", "data"}  # folders of other tests
+LEFT_OUT = re.compile(
+    r"charts|curve_plot|figures|markup|notebook|page|palette|\w+_section|\w+_page|"
+    r"backup|chosen_models|lock|run_folder|run_meta|schema|store|tensor_files"
+)
+TESTS = {
+    "aggregation": "adapter_ranks aggregation defences fairness fednova heterofl metis trained_parameters",
+    "server": "aggregation best_version central_noise classes hostile_results large_models lineage metis "
+    "scheduling server_loop sizes stalled",
+    "scheduling": "metis privacy_accounting recipes scheduling server_loop stalled",
+    "privacy": "accounting central_noise lying_members privacy_accounting question_budget secure_aggregation "
+    "several_runs sum_protocol sum_security",
+    "report": "client_gaps headline measures paired participation row_noise tables",
+    "vertical": "backends files kernels leakage messages protocol secured transfer_bombs transfer_messages "
+    "transfer_privacy transfer_secrets",
+    "transforms": "compression gaussian noise packed_updates privacy_accounting",
+    "clustering": "clustering distribution_knowledge one_cloud regions",
+    "partition": "dirichlet partitions",
+    "choice": "best_for_each guard",
+}
 PATIENCE, SLOWER = 60.0, 5.0
 ALLOWED = 0.05  # of the mutants may survive, each with a reason
 
@@ -109,6 +134,11 @@ class Mutant:
     start: int
     stop: int
     after: str
+
+    @property
+    def room(self) -> str:
+        """The folder whose tests are to find it."""
+        return next(folder.name for folder in self.file.parents if folder.name in TESTS)
 
     def source(self) -> bytes:
         """The whole mutated file."""
@@ -256,7 +286,7 @@ def chosen() -> list[Mutant]:
     for room, quota in QUOTAS.items():
         folders = [folder for folder in PACKAGE.rglob(room) if folder.is_dir()]
         files = sorted(file for folder in folders for file in folder.rglob("*.py"))
-        everything = [mutant for file in files if not DRAWING.fullmatch(file.stem) for mutant in mutants_of(file)]
+        everything = [mutant for file in files if not LEFT_OUT.fullmatch(file.stem) for mutant in mutants_of(file)]
         of_function: Counter[str] = Counter()
         for mutant in sorted(everything, key=lambda mutant: hashlib.sha256((SEED + mutant.name).encode()).digest()):
             function = mutant.name.partition(":")[0]
@@ -314,56 +344,58 @@ def digest_of(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))).hexdigest()
 
 
-def reached(workplace: Path, jobs: int) -> Reached:
-    """Run the quick tests without a mutant, or those that are new since that was done for this package."""
+def tests_of(rooms: Iterable[str]) -> list[str]:
+    """The files of tests of rooms, relative to the project."""
+    stems = {f"test_{stem}" for room in rooms for stem in TESTS[room].split()}
+    files = {file.stem: file for file in sorted((ROOT / "tests").rglob("test_*.py"))}
+    if missing := stems - files.keys():
+        raise SystemExit(f"TESTS: there is no {', '.join(sorted(missing))}: name the files as they are now")
+    return sorted(str(files[stem].relative_to(ROOT)) for stem in stems)
+
+
+def reached(workplace: Path, wanted: Sequence[str], jobs: int) -> Reached:
+    """Run files of tests without a mutant, but for those that were since the package and they have changed."""
     whole = digest_of([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("conftest.py")])
     before = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
-    if before.get("package") != whole:
-        before = {"package": whole, "files": {}}
-    now = {
-        str(file.relative_to(ROOT)): digest_of([file])
-        for file in sorted((ROOT / "tests").rglob("test_*.py"))
-        if not UNREAD & set(file.relative_to(ROOT).parts) and file.parent != ROOT / "tests"
-    }
-    files = {name: entry for name, entry in before["files"].items() if entry["digest"] == now.get(name)}
-    new = [name for name in now if name not in files]
-    if new:
+    files = before["files"] if before.get("package") == whole else {}
+    digests = {name: digest_of([ROOT / name]) for name in wanted}
+    if new := [name for name in wanted if files.get(name, {}).get("digest") != digests[name]]:
         print(f"{len(new)} files of tests are run once without a mutant", flush=True)
-        measured = measure(workplace, new, jobs)
-        files |= {name: {"digest": now[name], **measured[name]} for name in new}
+        files |= {name: {"digest": digests[name], **entry} for name, entry in measure(workplace, new, jobs).items()}
         MEASURED.parent.mkdir(exist_ok=True)
         MEASURED.write_text(json.dumps({"package": whole, "files": files}), "utf-8")
     tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for entry in files.values():
-        for test, spots in entry["tests"].items():
-            for file, lines in spots.items():
-                for line in lines:
-                    tests[file][line].append(test)
-    return Reached(tests, {test: seconds for entry in files.values() for test, seconds in entry["seconds"].items()})
+    for test, spots in (item for name in wanted for item in files[name]["tests"].items()):
+        for file, lines in spots.items():
+            for line in lines:
+                tests[file][line].append(test)
+    return Reached(tests, {test: spent for name in wanted for test, spent in files[name]["seconds"].items()})
 
 
-def measure(workplace: Path, files: Sequence[str], jobs: int) -> dict[str, dict[str, dict[str, object]]]:
-    """By file of tests: the lines that each test reaches, and its seconds."""
+def measure(workplace: Path, files: Sequence[str], jobs: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """By file of tests: the lines that each test reaches, and its seconds; without tests that fail as it is."""
     from coverage import CoverageData
 
     settings, data = workplace / ".mutants.ini", workplace / ".mutants.coverage"
     settings.write_text(f"[run]\nsource = piebald\ndata_file = {data}\n", "utf-8")
     options = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "--durations=0", "-vv"]
-    done = pytest(workplace, [*options, f"--numprocesses={jobs}", *files], None)
-    if done.returncode:
-        raise SystemExit(f"tests fail without a mutant:\n{done.stdout[-5000:]}")
-    found: dict[str, dict[str, dict[str, object]]] = {name: {"tests": {}, "seconds": {}} for name in files}
-    for seconds, test in re.findall(r"^ *([\d.]+)s (?:setup|call) +(\S.*?) *$", done.stdout, re.MULTILINE):
+    _, printed = pytest(workplace, [*options, f"--numprocesses={jobs}", "--dist=worksteal", *files], None)
+    if not re.search(r"^=+ .*\d passed", printed, re.MULTILINE):
+        raise SystemExit(f"no test passes without a mutant:\n{printed[-5000:]}")
+    failed = {match[1] for match in re.finditer(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", printed, re.MULTILINE)}
+    for test in sorted(failed):
+        print(f"left out, since it fails without a mutant: {test}", flush=True)
+    found: dict[str, dict[str, dict[str, Any]]] = {name: {"tests": {}, "seconds": {}} for name in files}
+    for seconds, test in re.findall(r"^ *([\d.]+)s (?:setup|call) +(\S.*?) *$", printed, re.MULTILINE):
         times = found[test.partition("::")[0]]["seconds"]
-        times[test] = float(seconds) + float(times.get(test, 0.0))  # type: ignore[arg-type]
+        times[test] = float(seconds) + times.get(test, 0.0)
     coverage = CoverageData(str(data))
     coverage.read()
     for path in coverage.measured_files():
         name = str(Path(path).relative_to(workplace))
         for line, contexts in coverage.contexts_by_lineno(path).items():
-            for test in {context.rpartition("|")[0] for context in contexts if context}:
-                spots = found[test.partition("::")[0]]["tests"].setdefault(test, {})
-                spots.setdefault(name, []).append(line)  # type: ignore[attr-defined]
+            for test in {context.rpartition("|")[0] for context in contexts if context} - failed:
+                found[test.partition("::")[0]]["tests"].setdefault(test, {}).setdefault(name, []).append(line)
     return found
 
 
@@ -380,27 +412,38 @@ def copied(to: Path) -> Path:
     return to
 
 
-def pytest(workplace: Path, options: Sequence[str], limit: float | None) -> subprocess.CompletedProcess[str]:
-    """Run tests in a copy of the project, for so many seconds at most.
+FORKS = multiprocessing.get_context("forkserver")
+PRELOADED = ["torch", "numpy", "pydantic", "scipy.stats", "sklearn.metrics", "pandas"]  # most of a test's first seconds
 
-    Raises:
-        subprocess.TimeoutExpired: they take longer; they and what they started are killed.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--no-header"]
-    command += ["-m", "not full and not long", *options]
-    environment = {**os.environ, "PYTHONPATH": str(workplace)}
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
-        process = subprocess.Popen(
-            command, cwd=workplace, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait(limit)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        printed.seek(0)
-        return subprocess.CompletedProcess(command, code, printed.read())
+
+def pytest(workplace: Path, options: Sequence[str], limit: float | None) -> tuple[int | None, str]:
+    """Run tests in a copy of the project, and return the exit code, None after `limit` seconds, and what is printed."""
+    printed = workplace / ".mutants.txt"
+    process = FORKS.Process(target=pytest_here, args=(workplace, options, printed))
+    process.start()
+    process.join(limit)
+    code = process.exitcode
+    with contextlib.suppress(ProcessLookupError):  # what the tests started, too
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+    return code, printed.read_text("utf-8", errors="replace")
+
+
+def pytest_here(workplace: Path, options: Sequence[str], printed: Path) -> None:
+    """Become a run of pytest in a folder."""
+    import pytest
+
+    os.setsid()
+    os.chdir(workplace)
+    with printed.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.path.insert(0, str(workplace))  # before the package that is installed
+    os.environ["PYTHONPATH"] = str(workplace)  # of processes that tests start
+    quiet = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--no-header", "-m", "not full and not long"]
+    code = pytest.main([*quiet, *options])
+    sys.stdout.flush()
+    os._exit(int(code))
 
 
 def outcome(mutant: Mutant, tests: Sequence[str], seconds: float, workplace: Path) -> str:
@@ -413,15 +456,15 @@ def outcome(mutant: Mutant, tests: Sequence[str], seconds: float, workplace: Pat
     try:
         file.write_bytes(mutant.source())
         compiled.unlink(missing_ok=True)  # it is not renewed where size and second are the same
-        done = pytest(workplace, ["-x", "-n", "0", *tests], SLOWER * seconds + 30)
-    except subprocess.TimeoutExpired:
-        return "timeout"
+        code, printed = pytest(workplace, ["-x", "-n", "0", *tests], SLOWER * seconds + 30)
     finally:
         file.write_bytes(original)
         compiled.unlink(missing_ok=True)
-    if done.returncode == 0:
+    if code is None:
+        return "timeout"
+    if code == 0:
         return f"survived {len(tests)} tests"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
     return f"killed by {failed[1].rpartition('::')[2]}" if failed else "killed"
 
 
@@ -435,12 +478,14 @@ def main() -> None:
     if arguments.list:
         print(*mutants, f"{len(mutants)} mutants; seed {SEED!r}", sep="\n")
         return
+    os.environ["OMP_NUM_THREADS"] = "1"  # as in tests/conftest.py, before PyTorch is loaded
+    FORKS.set_forkserver_preload(PRELOADED)
     began, fates = time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="piebald-mutants-") as temporary:
         workplaces: queue.Queue[Path] = queue.Queue()
         for job in range(arguments.jobs):
             workplaces.put(copied(Path(temporary) / f"{job}"))
-        reach = reached(Path(temporary) / "0", arguments.jobs)
+        reach = reached(Path(temporary) / "0", tests_of({mutant.room for mutant in mutants}), arguments.jobs)
 
         def run(mutant: Mutant) -> str:
             workplace, tests = workplaces.get(), reach.of(mutant)

@@ -20,7 +20,7 @@ from torch import nn
 
 import piebald
 from piebald import recipes
-from piebald.aggregation import Agnostic
+from piebald.aggregation import Agnostic, Tilted
 from piebald.aggregation.agnostic import on_simplex
 from piebald.contracts import Cohort, Update
 from piebald.errors import SettingError
@@ -79,6 +79,23 @@ def test_the_first_step_is_the_papers() -> None:
     steps = [f**q * g for f, g in zip(losses, gradients, strict=True)]  # L (w - (w - lr g)) = g
     h = [q * f ** (q - 1) * g**2 + f**q / lr for f, g in zip(losses, gradients, strict=True)]
     assert ends_at(recipes.qfedavg(q=q, lr=lr), rounds=1) == pytest.approx(w - sum(steps) / sum(h), rel=1e-5)
+
+
+def test_a_tilted_weight_is_the_papers_and_stays_finite() -> None:
+    def weight(rows: int, loss: float, t: float) -> float:
+        return Tilted(t=t).weight(Update({}, rows, 1, {"initial_loss": loss}))
+
+    assert weight(7, 0.5, 2.0) == pytest.approx(7 * math.e)
+    assert weight(7, 0.5, -2.0) == pytest.approx(7 / math.e)
+    assert 0 < weight(1, 1e9, -1.0) < weight(1, 0.0, 1.0) == 1 < weight(1, 1e9, 1.0) < math.inf
+
+
+def test_a_client_without_rows_counts_nothing_in_afl() -> None:
+    updates = [Update({}, rows, 1, {"initial_loss": 1.0}) for rows in (3, 0, 1)]
+    cohort = Cohort(range(3), [0] * 3, updates, torch.tensor([[1.0], [100.0], [3.0]]), 0)
+    average, shares = Agnostic().aggregate(cohort, SimpleNamespace(known=3, state={}))  # type: ignore[arg-type]
+    assert shares == pytest.approx([0.5, 0, 0.5])
+    assert average.tolist() == pytest.approx([2.0])
 
 
 def test_those_who_arrive_stand_for_all() -> None:

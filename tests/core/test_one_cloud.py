@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from piebald.clustering.distribution_knowledge import batch_norm_targets, distan
 from piebald.clustering.divergence_history import isolated, pair_means
 from piebald.clustering.one_cloud import evidence, gram_of, isolation
 from piebald.clustering.partitioning import by_links, by_silhouette, with_outliers
+from piebald.contracts import Cohort, Update
 from piebald.errors import SettingError
 from piebald.partition import FlipPairs, Iid, Lists, PooledClients
 from piebald.recent_clients import places_of
 
 from .test_clustering import TRAINING, clusters_at, planted, trained
 from .test_distribution_knowledge import fitted
+from .test_trained_parameters import FakeContext
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -86,6 +89,43 @@ def test_a_far_outlier_is_isolated_and_members_of_a_small_cluster_are_not() -> N
     assert isolation(distances).max() < 3
     lone, _ = cloud([20, 1], 20.0, seed=0)
     assert isolation(lone)[:-1].max() < 3 < isolation(lone)[-1]
+
+
+def uploads(context: FakeContext, far: Sequence[int] = ()) -> Cohort:
+    """Models that are hardly trained, and some that answer the other way round."""
+    layout, rng = context.spec.layout, torch.Generator().manual_seed(0)
+    matrix = torch.zeros(14, layout.shared)
+    matrix[:, : layout.shared_trained] = 0.05 * torch.randn(14, layout.shared_trained, generator=rng)
+    matrix[list(far), : layout.shared_trained] -= 2 * context.model[: layout.shared_trained]
+    updates = [Update({"model": row}, 5, 2, {}) for row in matrix]
+    return Cohort(range(14), [0] * 14, updates, matrix, 0, [context.model] * 14, layout.shared_trained)
+
+
+def test_a_far_outlier_is_at_once_a_cluster_of_one() -> None:
+    context: Any = FakeContext()
+    assert len(set(Distfl(knowledge="noise").assign(uploads(context), {}, context))) == 1
+    context.state.clear()
+    labels = Distfl(knowledge="noise").assign(uploads(context, far=[5]), {}, context)
+    assert labels.count(labels[5]) == 1
+    assert len(set(labels)) == 2
+
+
+def test_probes_are_made_from_the_mean_of_the_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 3."""
+    from piebald.clustering import distfl
+
+    context: Any = FakeContext()
+    seen, real, sent = list[torch.Tensor](), distfl.synthesise, uploads(context)
+
+    def watched(module: Any, *arguments: Any) -> Any:
+        seen.append(context.spec.layout.flatten(module))
+        return real(module, *arguments)
+
+    monkeypatch.setattr(distfl, "synthesise", watched)
+    Distfl(probes=20, steps=1).assign(sent, {}, context)
+    assert sent.matrix is not None
+    trained = context.spec.layout.shared_trained
+    torch.testing.assert_close(seen[0][:trained], (context.model + sent.matrix.mean(0))[:trained])
 
 
 def test_two_far_outliers_belong_together_only_if_they_are_near_one_another() -> None:
@@ -274,7 +314,6 @@ def test_means_over_rounds_are_those_of_the_pairs() -> None:
 
 def test_foolsgold_remembers_those_that_took_part() -> None:
     from piebald.aggregation import Foolsgold
-    from piebald.contracts import Cohort, Update
 
     context: Any = type("Context", (), {"known": 100_000, "state": {}})()
     draw = np.random.default_rng(0)
