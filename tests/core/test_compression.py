@@ -176,6 +176,14 @@ def test_sign_is_the_plain_program() -> None:
         torch.testing.assert_close(got[:TRAINED], expected)
 
 
+def test_a_tensor_without_numbers_has_no_sign() -> None:
+    """Nor a scale, which would be 0 / 0."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.PReLU(0), nn.Linear(2, 2))
+    layout = Layout.of(model)
+    where, change = WireContext(layout, 1, 0, 0), torch.ones(layout.shared)
+    assert Sign().decompress(Sign(error_feedback=False).compress(change, {}, where).packed, where).equal(change)
+
+
 def test_low_rank_is_the_plain_program_and_finds_a_matrix_of_its_rank() -> None:
     """PowerSGD of Vogels et al. 2019, algorithm 1, for one worker; a matrix of rank 2 is sent to rounding."""
     weight = next(slot for slot in SPEC.layout.slots if slot.shape == (8, 9))
