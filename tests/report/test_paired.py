@@ -218,6 +218,23 @@ def test_missing_cells_weigh_seeds_equally():
     assert level(scores([[missing, missing]])) is None
 
 
+def test_a_seed_without_values_counts_nothing():
+    values = np.random.default_rng(6).random((3, 4))
+    found, plain = level(scores(np.vstack([values, np.full((1, 4), np.nan)]))), level(scores(values))
+    assert (found.mean, found.low, found.high) == pytest.approx((plain.mean, plain.low, plain.high))
+    assert (found.seeds, found.clients) == (3, 4)
+
+
+def test_with_two_seeds_the_probability_is_that_over_clients():
+    """For these seeds: however far apart they are, it is that of their mean."""
+    random = np.random.default_rng(7)
+    tables = {"a": random.random((2, 8)), "b": random.random((2, 8)) + np.array([[0.4], [-0.4]])}
+    both = {label: scores(table) for label, table in tables.items()}
+    mean = {label: scores(table.mean(0, keepdims=True)) for label, table in tables.items()}
+    assert 0 < probability_within(mean, "b", 0.05) < 1
+    assert probability_within(both, "b", 0.05) == pytest.approx(probability_within(mean, "b", 0.05))
+
+
 def test_smaller_is_better_is_the_mirror_image():
     random = np.random.default_rng(5)
     tables = {name: random.random((4, 6)) + shift for name, shift in (("a", 0), ("b", 0.3), ("c", 2))}

@@ -9,12 +9,14 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.errors import RunFolderError, SettingError
 from piebald.report import findings, headline
+from piebald.report.averages import quantile, spread
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.found_runs import load
 from piebald.report.learning_curves import Band
 from piebald.report.page import render
 from piebald.report.store import RunStore
 from piebald.report.tables import History
+from piebald.report.wording import duration
 
 
 def tiny(label, seed, values, *, sent=500_000, recipe=None, **meta):
@@ -191,6 +193,24 @@ def test_the_target_is_rounded_to_the_easy_side(ends, better, target):
     comparison = Comparison([run])
     assert comparison.target() == target
     assert comparison.to_target(target)[0]["reached"] == 1
+
+
+def test_p_values_of_many_comparisons_stay_at_one():
+    alike = [tiny(label, 1, [[0.5, 0.6, 0.7, 0.2 + place / 100]]) for place, label in enumerate("abcd")]
+    assert [row["p"] for row in Comparison(alike).paired("a")] == [1.0] * 3
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 5.0], [0.0, 1.0, 10.0], [0.3, 0.4, 0.9, 2.0]])
+def test_quantiles_and_spreads_are_numpys(values):
+    for share in (0.0, 0.1, 0.25, 0.5, 1.0):
+        assert quantile(values, share) == pytest.approx(np.quantile(values, share))
+    assert spread(values) == pytest.approx(np.std(values))
+    assert quantile([], 0.5) is None
+    assert spread([]) is None
+
+
+def test_a_time_is_told_in_a_unit_of_which_there_are_two():
+    assert [duration(seconds) for seconds in (119.0, 120.0, 7199.0, 7200.0)] == ["119 s", "2 min", "120 min", "2 h"]
 
 
 def test_a_band_spans_the_seeds_version_by_version():
