@@ -140,6 +140,7 @@ def test_an_interval_by_students_t():
     found = Interval.of([1.0, 2.0, 3.0])  # sd 1, t(2) = 4.3027
     assert (found.mean, found.count) == (2.0, 3)
     assert found.high - found.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
 
 
 @pytest.fixture
@@ -193,6 +194,20 @@ def test_the_target_is_rounded_to_the_easy_side(ends, better, target):
     comparison = Comparison([run])
     assert comparison.target() == target
     assert comparison.to_target(target)[0]["reached"] == 1
+
+
+@pytest.mark.parametrize(("metric", "way"), [("accuracy", "above"), ("squared_error", "below")])
+def test_the_lead_says_which_way_it_goes_and_among_how_many_it_was_looked_for(metric, way):
+    sign = 1 if way == "above" else -1
+    runs = [
+        tiny(label, seed, [[0.5 + sign * 0.01 * place + 0.1 * seed, 0.6 - 0.1 * seed * place]], metric=metric,
+             higher_is_better=way == "above")
+        for place, label in enumerate(("a", "b", "c")) for seed in (0, 1)
+    ]  # fmt: skip
+    for count in (2, 3):
+        said = findings.lead(Comparison(runs[: 2 * count]))
+        assert f" {way} " in said
+        assert ("no clear difference among 2 comparisons" in said) is (count == 3)
 
 
 def test_p_values_of_many_comparisons_stay_at_one():
