@@ -605,7 +605,7 @@ def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
 @pytest.mark.parametrize("stop", [{"target": 0.7}, {"patience": 3}])
 def test_a_limit_on_scores_needs_evaluations(stop: Any) -> None:
     with pytest.raises(SettingError, match="stop uses scores but evaluate_every is 0"):
-        piebald.run(recipes.fedavg(), classified_federation(), nn.Linear(3, 2), stop=stop, evaluate_every=0)
+        piebald.run(recipes.fedavg(), classified_federation(), nn.Linear(3, 2), rounds=1, stop=stop, evaluate_every=0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import piebald
 from piebald import data, models, partition, recipes
 from piebald.errors import RunFolderError, SettingError
-from piebald.report import findings, headline
+from piebald.report import details, findings, headline
 from piebald.report.averages import quantile, spread
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.found_runs import load
@@ -208,6 +208,19 @@ def test_the_lead_says_which_way_it_goes_and_among_how_many_it_was_looked_for(me
         said = findings.lead(Comparison(runs[: 2 * count]))
         assert f" {way} " in said
         assert ("no clear difference among 2 comparisons" in said) is (count == 3)
+
+
+def test_a_recipe_is_told_by_what_is_not_its_default():
+    table = {
+        "aggregation": {"kind": "dvw", "above_chance": True, "power": 1.0},
+        "transforms": ["sign_flip", {"kind": "of_a_plugin", "size": 3}],  # as another program may write it
+    }
+    run = RunStore.create(None, {"recipe": {"name": "a", "table": table}, "seed": 1, "metric": "accuracy"})
+    told = details.settings(Comparison([History(run)]))
+    row = told[told.index("<td>transforms") if "<td>transforms" in told else told.index("transforms") :]
+    assert "above_chance yes" in told
+    assert "sign_flip; then of_a_plugin" in row
+    assert "power" not in told[: told.index("transforms")]
 
 
 def test_p_values_of_many_comparisons_stay_at_one():

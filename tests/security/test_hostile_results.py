@@ -319,6 +319,16 @@ def test_one_client_cannot_outweigh_the_others() -> None:
     assert shares({0: 10, 1: 10**9}, max_weight=0.3) == {0: 0.5, 1: 0.5}
 
 
+def test_one_update_cannot_outweigh_the_others_by_its_length() -> None:
+    """Weights that do not go by rows are limited as well, and so is what moves the model."""
+    runtime = FakeRuntime(4, lambda task: update(*[10.0 if task.client == 3 else 1.0] * 3))
+    by_length = recipes.fedavg().with_(aggregation="gradient_norm_weighted")
+    server, recorder = make_server(by_length, runtime, rounds=1, check=ResultChecks(max_weight=0.3))
+    server.run()
+    assert {row["client"]: row["weight"] for row in recorder.rows}[3] == pytest.approx(0.3)
+    assert server.cluster_models.main.model.tolist() == pytest.approx([0.3 * 10 + 0.7] * 3)
+
+
 @pytest.mark.parametrize("recipe", ["fednova", "sync_dvw"])
 def test_what_cannot_be_limited_is_refused_or_limited(recipe: str) -> None:
     made = recipes.make(recipe)

@@ -73,6 +73,7 @@ def test_the_fewest_neighbours_that_are_safe(clients: int, colluding: float, dro
 
 
 def test_where_no_ring_is_safe_all_are_neighbours_and_too_many_colluders_are_refused() -> None:
+    assert parameters(6, 0.0, 0.0) == SumParameters(4, 4)  # the largest ring: all others but one
     assert parameters(5) == SumParameters(None, 4)
     assert parameters(11, 0.5, 0.1) == SumParameters(None, 9)  # 2 * 9 - 11 is more than the five that collude
     with pytest.raises(SettingError, match="have no safe threshold"):
