@@ -101,8 +101,10 @@ def test_it_is_the_program_of_its_equations(masked: bool) -> None:
 
 def test_with_one_width_it_is_fedavg_to_the_bit() -> None:
     options: dict[str, Any] = {"lr": 0.1, "batch": 4, "epochs": 2, "momentum": 0.5}
-    expected = vector(run(recipes.fedavg(**options)))
-    assert torch.equal(vector(run(recipes.heterofl(widths=[1.0], **options))), expected)
+    fedavg, whole = run(recipes.fedavg(**options)), run(recipes.heterofl(widths=[1.0], **options))
+    expected = vector(fedavg)
+    assert torch.equal(vector(whole), expected)
+    assert [row["weight"] for row in whole.results] == pytest.approx([row["weight"] for row in fedavg.results])
     assert not torch.equal(vector(run(recipes.heterofl(widths=[1.0, 0.5], **options))), expected)
 
 
