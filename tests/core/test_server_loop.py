@@ -16,18 +16,29 @@ import piebald
 from piebald import recipes
 from piebald.aggregation import EqualWeighted, ExampleWeighted
 from piebald.clustering import SingleCluster
-from piebald.contracts import ClientContext, StepContext, Task, TrainInput, TrainOutput, Update
+from piebald.contracts import Checkpoint, ClientContext, StepContext, Task, TrainInput, TrainOutput, Update
 from piebald.errors import RuntimeFault
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Synchronous
-from piebald.server import ResultChecks
+from piebald.server import ResultChecks, step_writer
 from piebald.server_optimizer import Adam, Momentum, ServerSgd
 from piebald.sharing import Full
 from piebald.testing.federation import plain_network, uneven_clients
 from piebald.training import Scaffold, Sgd
 from piebald.transforms.base import Transform
 
-from .fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
+from .fakes import (
+    SGD,
+    ByParity,
+    FakeRuntime,
+    MemoryRecorder,
+    classified,
+    make_server,
+    parameters,
+    seeded,
+    simulate,
+    update,
+)
 
 COMPONENTS: dict[str, Any] = {
     "training": SGD,
@@ -428,6 +439,22 @@ def test_queued_results_are_in_the_checkpoint(version: int, delays: list[float])
     resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
     assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
     assert torch.equal(whole.cluster_models.cluster(0).model, again.cluster_models.cluster(0).model)
+
+
+def test_saving_takes_at_most_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a checkpoint that took two seconds the next one is due when a hundred have gone by."""
+    clock = [1000.0]
+    monkeypatch.setattr(step_writer.time, "perf_counter", lambda: clock[0])
+
+    def state() -> Checkpoint:
+        clock[0] += 2.0
+        return Checkpoint({}, {})
+
+    writer = step_writer.StepWriter(MemoryRecorder(), None)
+    assert writer.due(1, 0.0)
+    writer.write({}, [], [], state)
+    assert [writer.due(2, elapsed) for elapsed in (0.0, 99.9, 100.0)] == [False, False, True]
+    assert [step_writer.StepWriter(MemoryRecorder(), 3).due(version, 0.0) for version in (1, 2, 3)] == [0, 0, 1]
 
 
 def test_the_users_model_is_not_touched() -> None:
