@@ -25,9 +25,8 @@ def capped(weights: Sequence[float], largest: float) -> list[float]:
     if positive * largest <= 1:
         least = min((weight for weight in down if weight > 0), default=0.0)
         return [min(weight, least) for weight in weights]
-    rests = [*itertools.accumulate(reversed(down))][
-        ::-1
-    ]  # summed from the smallest up: a huge one must not swallow them
+    # summed from the smallest up, so that a huge weight does not swallow the others
+    rests = [*itertools.accumulate(reversed(down))][::-1]
     for count, (weight, rest) in enumerate(zip(down, rests, strict=True)):  # so many are above the limit
         limit = largest * rest / (1 - count * largest)
         if weight <= limit * (1 + 1e-12):
