@@ -181,7 +181,9 @@ def test_a_tensor_without_numbers_has_no_sign() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.PReLU(0), nn.Linear(2, 2))
     layout = Layout.of(model)
     where, change = WireContext(layout, 1, 0, 0), torch.ones(layout.shared)
-    assert Sign().decompress(Sign(error_feedback=False).compress(change, {}, where).packed, where).equal(change)
+    packed = Sign(error_feedback=False).compress(change, {}, where).packed
+    assert Sign().decompress(packed, where).equal(change)
+    assert packed.numel() == 4 * 4 + math.ceil(layout.shared / 8)  # of four tensors with numbers
 
 
 def test_low_rank_is_the_plain_program_and_finds_a_matrix_of_its_rank() -> None:

@@ -125,6 +125,7 @@ def test_updates_that_are_too_old_are_not_used(scheduling: Any) -> None:
     slow = [row for row in recorder.rows if row["client"] == 1]
     assert slow
     assert all(row["status"] == "late" and "above the limit of 2" in row["reason"] for row in slow)
+    assert all(row["reason"].startswith(f"missed {row['staleness']} server steps") for row in slow)
     assert all(row["staleness"] <= 2 for row in recorder.rows if row["status"] == "ok")
 
 

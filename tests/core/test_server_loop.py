@@ -16,7 +16,17 @@ import piebald
 from piebald import recipes
 from piebald.aggregation import EqualWeighted, ExampleWeighted
 from piebald.clustering import SingleCluster
-from piebald.contracts import Checkpoint, ClientContext, StepContext, Task, TrainInput, TrainOutput, Update
+from piebald.contracts import (
+    Checkpoint,
+    ClientContext,
+    Cohort,
+    ServerContext,
+    StepContext,
+    Task,
+    TrainInput,
+    TrainOutput,
+    Update,
+)
 from piebald.errors import RuntimeFault
 from piebald.recipe import Recipe
 from piebald.scheduling import Asynchronous, Buffered, Synchronous
@@ -309,6 +319,23 @@ def test_clusters_are_like_separate_federations() -> None:
         assert sum(weights) == pytest.approx(2.0)
 
 
+class WatchesMembers(EqualWeighted):
+    """Notes who is in the cluster of each step."""
+
+    seen: ClassVar[list[tuple[list[int], list[int]]]] = []
+
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        self.seen.append((list(cohort.clients), list(context.members)))
+        return cohort
+
+
+def test_the_members_of_a_cluster_are_all_its_clients_that_can_be_asked() -> None:
+    WatchesMembers.seen.clear()
+    refused = FakeRuntime(5, lambda task: update(*[float("nan") if task.client == 4 else 1.0] * 3))
+    make_server(recipe(aggregation=WatchesMembers(), clustering=ByParity()), refused, rounds=2)[0].run()
+    assert WatchesMembers.seen == [([0, 2], [0, 2]), ([1, 3], [1, 3])] * 2
+
+
 def test_clusters_in_the_simulator_too() -> None:
     """Where the default scheduler summed updates before they are clustered, clusters would be mixed."""
     sizes = (5, 6, 7, 8)
@@ -439,6 +466,15 @@ def test_queued_results_are_in_the_checkpoint(version: int, delays: list[float])
     resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
     assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
     assert torch.equal(whole.cluster_models.cluster(0).model, again.cluster_models.cluster(0).model)
+
+
+def test_what_components_keep_is_in_the_checkpoint() -> None:
+    """Tensors and plain values, for each cluster."""
+    one, other = (make_server(recipe(), FakeRuntime(2, answer))[0].cluster_models for _ in range(2))
+    one.kept["aggregation", 1] = {"weights": torch.arange(3.0), "rounds": 4}
+    other.restore(one.state(), 0)
+    assert other.kept["aggregation", 1]["rounds"] == 4
+    assert torch.equal(other.kept["aggregation", 1]["weights"], torch.arange(3.0))
 
 
 def test_saving_takes_at_most_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
