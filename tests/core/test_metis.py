@@ -599,7 +599,7 @@ def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
     assert run.rounds[-1]["version"] < 60
     again = piebald.resume(tmp_path / "a", clients, model)
     assert again.rounds[-1]["version"] == run.rounds[-1]["version"]
-    still = piebald.run(recipes.fedavg(lr=1e-9), clients, model, stop={"patience": 3}, **options)
+    still = piebald.run(recipes.fedavg(lr=1e-9), clients, model, rounds=9, stop={"patience": 3}, **options)
     assert still.rounds[-1]["version"] == 3  # the first measurement is before the first round
 
 
