@@ -80,7 +80,7 @@ LEFT_OUT = re.compile(
 )
 TESTS = {
     "aggregation": "adapter_ranks aggregation defences fairness fednova heterofl metis trained_parameters",
-    "server": "aggregation best_version central_noise classes hostile_results large_models lineage metis "
+    "server": "aggregation best_version central_noise classes heterofl hostile_results large_models lineage metis "
     "scheduling server_loop sizes stalled",
     "scheduling": "metis privacy_accounting recipes scheduling server_loop stalled",
     "privacy": "accounting central_noise lying_members privacy_accounting question_budget secure_aggregation "
