@@ -11,7 +11,7 @@ COVERAGE := --cov --cov-report term:skip-covered
 
 TEST_DEVICE ?= cuda
 
-.PHONY: demo test test-all test-long test-gpu coverage check docs bench clean
+.PHONY: demo test test-all test-long test-gpu mutants coverage check docs bench clean
 
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
@@ -27,6 +27,9 @@ test-long: .venv/installed-dev         ## the tests that wait for many processes
 
 test-gpu: .venv/installed-dev          ## the tests of tests/devices on a GPU, which `make test-all` runs on a pretended one
 	PIEBALD_TEST_DEVICE=$(TEST_DEVICE) $(BIN)/python -m pytest tests/devices --durations 12
+
+mutants: .venv/installed-dev           ## small faults in a copy of the package, which the tests must find: an hour
+	$(BIN)/python tests/mutants.py
 
 coverage: .venv/installed-dev          ## all tests, and which lines the quick ones and all of them run
 	$(PYTEST) -m "not full and not long" $(COVERAGE) --cov-fail-under 85

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -24,12 +25,12 @@ def capped(weights: Sequence[float], largest: float) -> list[float]:
     if positive * largest <= 1:
         least = min((weight for weight in down if weight > 0), default=0.0)
         return [min(weight, least) for weight in weights]
-    rest = sum(down)
-    for count, weight in enumerate(down):  # so many are above the limit
+    # summed from the smallest up, so that a huge weight does not swallow the others
+    rests = [*itertools.accumulate(reversed(down))][::-1]
+    for count, (weight, rest) in enumerate(zip(down, rests, strict=True)):  # so many are above the limit
         limit = largest * rest / (1 - count * largest)
         if weight <= limit * (1 + 1e-12):
             return [min(one, limit) for one in weights]
-        rest -= weight
     raise AssertionError("of several weights, not all are above the limit")
 
 

@@ -134,6 +134,18 @@ def test_no_client_of_more_than_average_size_takes_another_class() -> None:
         assert not table[:, 1:][before > 1000 / 8].any()
 
 
+def test_a_client_of_exactly_average_size_may_take_another_class_and_min_size_may_be_met_exactly() -> None:
+    """At the smallest alpha each class goes to one client: two of four equal classes are the average."""
+    sizes = {
+        tuple(sorted(Dirichlet(clients=2, alpha=1e-6, by="class", min_size=1, test=0.0, seed=seed)
+                     .split(balanced(400, 4)).table("train").sum(1).tolist()))
+        for seed in range(20)
+    }  # fmt: skip
+    assert sizes == {(200, 200), (100, 300)}
+    two = Dirichlet(clients=2, alpha=1.0, by="class", min_size=1, test=0.0).split(balanced(2, 1))
+    assert two.table("train").sum(1).tolist() == [1, 1]
+
+
 def test_min_size_is_ten_if_left_out() -> None:
     rows = balanced(300, 3)
     for seed in range(20):

@@ -17,6 +17,7 @@ from piebald.core.client_models import nested_positions
 from piebald.core.objective import OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.methods.aggregation import ProductAverage
+from piebald.methods.aggregation.product_average import truncated
 from piebald.methods.training.adapter_ranks import with_rank
 from piebald.testing.federation import adapted_network, plain_network, uneven_clients
 
@@ -115,6 +116,19 @@ def test_models_and_changes_are_the_same_where_all_have_one_rank(ranks: tuple[in
     ]
     first, second = (end["lora_B"] @ end["lora_A"] for end in ends)
     torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_which_directions_there_are_does_not_depend_on_their_size(size: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    inner, outer = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((3, 7), (5, 3)))
+    a, b, lost = truncated(size * inner, size * outer, torch.zeros(4, 7, dtype=torch.float64))
+    torch.testing.assert_close(b @ a / size**2, outer @ inner)
+    assert lost == pytest.approx(0.0, abs=1e-12)
+    values = torch.linalg.svdvals(outer @ inner)
+    assert truncated(size * inner, size * outer, inner[:1])[2] == pytest.approx(
+        float(values[1:].square().sum() / values.square().sum())
+    )
 
 
 def test_a_direction_without_a_mean_can_be_learned_again() -> None:

@@ -50,6 +50,15 @@ def sent(compressor: Compressor, given: list[Tensor]) -> tuple[list[Tensor], dic
     return received, state
 
 
+@pytest.mark.parametrize("compressor", [*WITH_MEMORY, Qsgd(), Zstandard()], ids=lambda one: one.kind)
+def test_no_more_bytes_are_looked_at_than_twice_the_change_and_a_kilobyte(compressor: Compressor) -> None:
+    """At the bound what is wrong is another thing: bytes are read, and found to be no packed change."""
+    most = 2 * 4 * SPEC.layout.shared + 1024
+    for count, wrong in ((most, r"^(?!at most)"), (most + 1, f"^at most {most:,} bytes are due")):
+        with pytest.raises(ValueError, match=wrong):
+            compressor.decompress(torch.full((count,), 255, dtype=torch.uint8), context(0))
+
+
 # --------------------------------------------------------------------------------------------------- bytes of positions
 
 
@@ -164,6 +173,16 @@ def test_sign_is_the_plain_program() -> None:
                 expected[slot.start : slot.stop] = part.abs().mean() * part.sign()
         memory = wanted - expected
         torch.testing.assert_close(got[:TRAINED], expected)
+
+
+def test_a_tensor_without_numbers_has_no_sign() -> None:
+    """Nor a scale, which would be 0 / 0."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.PReLU(0), nn.Linear(2, 2))
+    layout = Layout.of(model)
+    where, change = WireContext(layout, 1, 0, 0), torch.ones(layout.shared)
+    packed = Sign(error_feedback=False).compress(change, {}, where).packed
+    assert Sign().decompress(packed, where).equal(change)
+    assert packed.numel() == 4 * 4 + math.ceil(layout.shared / 8)  # of four tensors with numbers
 
 
 def test_low_rank_is_the_plain_program_and_finds_a_matrix_of_its_rank() -> None:

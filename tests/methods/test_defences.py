@@ -290,9 +290,10 @@ def test_examples_can_count_in_the_geometric_median() -> None:
 
 
 def test_norm_clipping_by_hand() -> None:
-    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [1.0, 0.0]])
-    assert merged(aggregation.NormClipping(bound=1.0), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])
-    assert merged(aggregation.NormClipping(), rows)[0].tolist() == pytest.approx([1.6 / 3, 1.8 / 3])  # the median is 1
+    """Only what is longer than the bound is scaled; what has its length, or less, stays as it is."""
+    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.5, 0.0]])
+    assert merged(aggregation.NormClipping(bound=1.0), rows)[0].tolist() == pytest.approx([1.1 / 3, 1.8 / 3])
+    assert merged(aggregation.NormClipping(), rows)[0].tolist() == pytest.approx([1.1 / 3, 1.8 / 3])  # the median is 1
 
 
 @few
@@ -351,6 +352,17 @@ def test_irls(matrix: Tensor) -> None:
         assert shares == pytest.approx(their_shares, abs=2e-3)
 
 
+def test_irls_tolerates_as_many_as_leave_its_spread_alone() -> None:
+    """The median of all residuals but the smallest, which is an honest one's, as that of the largest is not."""
+
+    def spread(count: int, bad: int) -> float:
+        return statistics.median([1.0] * (count - bad - 1) + [1e9] * bad)
+
+    for count in range(4, 30):
+        assert aggregation.Irls().tolerates(count) == max(n for n in range(count - 1) if spread(count, n) == 1.0)
+    assert [aggregation.Irls().tolerates(count) for count in range(4)] == [0] * 4
+
+
 def test_irls_leaves_attackers_less_weight_than_with_median_residuals() -> None:
     """Before, the intercept was the median residual: 12 attackers of 30 kept a third of the weight."""
     draw = np.random.default_rng(0)
@@ -382,6 +394,13 @@ def test_gra_averages_groups_by_size() -> None:
     rows = torch.tensor([[0.0], [1.0], [5.0], [100.0], [101.0], [102.0], [103.0], [104.0]])
     average, _ = merged(aggregation.Gra(groups=2), rows)
     assert average.tolist() == pytest.approx([3 / 8 * 1.0 + 5 / 8 * 102.0])
+
+
+@pytest.mark.parametrize(("trim", "cut"), [(0.3, 2), (0.2, 1), (0.09, 0), (0.49, 2)])
+def test_gra_cuts_off_a_share_rounded_to_the_nearest_number(trim: float, cut: int) -> None:
+    matrix = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32))
+    gra = aggregation.Gra(groups=1, inside="trimmed_mean", trim=trim)
+    torch.testing.assert_close(merged(gra, matrix)[0], merged(aggregation.TrimmedMean(attackers=cut), matrix)[0])
 
 
 def test_credit_finds_the_odd_one() -> None:

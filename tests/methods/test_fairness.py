@@ -6,7 +6,10 @@ the largest loss is smallest at 2/3, where both are 4/9.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +20,10 @@ from torch import nn
 
 import piebald
 from piebald import recipes
+from piebald.contracts import Cohort, Update
 from piebald.core.errors import SettingError
 from piebald.data.partition import clients_from
+from piebald.methods.aggregation import Agnostic, Tilted
 from piebald.methods.aggregation.agnostic import on_simplex
 from piebald.methods.recipe import Recipe
 
@@ -74,6 +79,39 @@ def test_the_first_step_is_the_papers() -> None:
     steps = [f**q * g for f, g in zip(losses, gradients, strict=True)]  # L (w - (w - lr g)) = g
     h = [q * f ** (q - 1) * g**2 + f**q / lr for f, g in zip(losses, gradients, strict=True)]
     assert ends_at(recipes.qfedavg(q=q, lr=lr), rounds=1) == pytest.approx(w - sum(steps) / sum(h), rel=1e-5)
+
+
+def test_a_tilted_weight_is_the_papers_and_stays_finite() -> None:
+    def weight(rows: int, loss: float, t: float) -> float:
+        return Tilted(t=t).weight(Update({}, rows, 1, {"initial_loss": loss}))
+
+    assert weight(7, 0.5, 2.0) == pytest.approx(7 * math.e)
+    assert weight(7, 0.5, -2.0) == pytest.approx(7 / math.e)
+    assert 0 < weight(1, 1e9, -1.0) < weight(1, 0.0, 1.0) == 1 < weight(1, 1e9, 1.0) < math.inf
+
+
+def test_a_client_without_rows_counts_nothing_in_afl() -> None:
+    updates = [Update({}, rows, 1, {"initial_loss": 1.0}) for rows in (3, 0, 1)]
+    cohort = Cohort(range(3), [0] * 3, updates, torch.tensor([[1.0], [100.0], [3.0]]), 0)
+    average, shares = Agnostic().aggregate(cohort, SimpleNamespace(known=3, state={}))  # type: ignore[arg-type]
+    assert shares == pytest.approx([0.5, 0, 0.5])
+    assert average.tolist() == pytest.approx([2.0])
+
+
+def test_those_who_arrive_stand_for_all() -> None:
+    """Over all cohorts of two of five clients, lambda moves on average as it does where all five arrive."""
+    losses = [0.1, 0.2, 0.4, 0.9, 0.3]
+
+    def moved(clients: Sequence[int]) -> torch.Tensor:
+        updates = [Update({}, 1, 1, {"initial_loss": losses[client]}) for client in clients]
+        context = SimpleNamespace(known=5, state={})
+        cohort = Cohort(clients, [0] * len(clients), updates, torch.zeros(len(clients), 1), 0)
+        Agnostic(lambda_lr=0.05).aggregate(cohort, context)  # type: ignore[arg-type]
+        return context.state["lambda"]
+
+    pairs = torch.stack([moved(pair) for pair in itertools.combinations(range(5), 2)])
+    assert bool((pairs > 0).all())  # inside the simplex, where the projection is linear
+    torch.testing.assert_close(pairs.mean(0), moved(range(5)))
 
 
 @settings(deadline=None, max_examples=25)

@@ -60,9 +60,9 @@ def test_the_average_is_the_papers(held: list[tuple[int, int]]) -> None:
 
 def test_a_client_without_steps_counts_nothing() -> None:
     changes = torch.tensor([[1.0], [100.0]])
-    average, shares = Normalized().aggregate(cohort(changes, [2, 0], [5, 0]), None)  # type: ignore[arg-type]
+    average, shares = Normalized().aggregate(cohort(changes, [2, 0], [5, 5]), None)  # type: ignore[arg-type]
     assert (average.tolist(), shares) == ([1.0], [1.0, 0.0])
-    average, shares = Normalized().aggregate(cohort(changes, [0, 0], [0, 0]), None)  # type: ignore[arg-type]
+    average, shares = Normalized().aggregate(cohort(changes, [0, 0], [5, 0]), None)  # type: ignore[arg-type]
     assert (average.tolist(), shares) == ([0.0], [0.0, 0.0])
 
 

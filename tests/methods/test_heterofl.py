@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,8 @@ from piebald.core.narrow_models import narrowed
 from piebald.core.parameters import Layout
 from piebald.data.partition import clients_from
 from piebald.methods.aggregation import HeldAverage
+from piebald.server.completed_models import CompletedModels
+from tests.fakes import client_work
 
 LR, STEPS, ROUNDS, WIDTHS = 0.1, 2, 3, (1.0, 0.5, 0.3)
 SETTINGS: dict[str, Any] = {"lr": LR, "steps": STEPS, "batch": 100}  # every batch is all of a client's rows
@@ -101,8 +104,10 @@ def test_it_is_the_program_of_its_equations(masked: bool) -> None:
 
 def test_with_one_width_it_is_fedavg_to_the_bit() -> None:
     options: dict[str, Any] = {"lr": 0.1, "batch": 4, "epochs": 2, "momentum": 0.5}
-    expected = vector(run(recipes.fedavg(**options)))
-    assert torch.equal(vector(run(recipes.heterofl(widths=[1.0], **options))), expected)
+    fedavg, whole = run(recipes.fedavg(**options)), run(recipes.heterofl(widths=[1.0], **options))
+    expected = vector(fedavg)
+    assert torch.equal(vector(whole), expected)
+    assert [row["weight"] for row in whole.results] == pytest.approx([row["weight"] for row in fedavg.results])
     assert not torch.equal(vector(run(recipes.heterofl(widths=[1.0, 0.5], **options))), expected)
 
 
@@ -246,6 +251,24 @@ def statistics_program(model: nn.Module) -> dict[str, Tensor]:
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+@pytest.mark.parametrize(("most", "weights"), [(None, (10, 1000)), (20, (10, 20)), (5, (5, 5))])
+def test_statistics_are_weighted_by_rows_up_to_the_limit(most: int | None, weights: tuple[int, int]) -> None:
+    work = client_work(with_norms(), recipes.heterofl(widths=WIDTHS, static_batch_norm=True, **SETTINGS).training)
+    trained, settled = work.layout.shared_trained, list[Tensor]()
+    cluster = SimpleNamespace(model=work.initial, own_buffers={}, settle=settled.append)
+    models: Any = SimpleNamespace(clusters={0: cluster}, of=lambda client: cluster)
+    told = [torch.full((work.layout.shared - trained,), value) for value in (1.0, 4.0)]
+
+    def ask(requests: Any) -> Any:
+        pairs = zip(told, (10, 1000), strict=True)
+        return [SimpleNamespace(update=Update({"buffers": buffer}, rows, 0, {})) for buffer, rows in pairs]
+
+    CompletedModels(work, most).complete(models, [0, 1], ask)
+    mean = (weights[0] * told[0] + weights[1] * told[1]) / sum(weights)
+    torch.testing.assert_close(settled[0][trained : work.layout.shared], mean)
+    assert torch.equal(settled[0][:trained], work.initial[:trained])
 
 
 @pytest.mark.full

@@ -124,6 +124,7 @@ def test_updates_that_are_too_old_are_not_used(scheduling: Any) -> None:
     slow = [row for row in recorder.rows if row["client"] == 1]
     assert slow
     assert all(row["status"] == "late" and "above the limit of 2" in row["reason"] for row in slow)
+    assert all(row["reason"].startswith(f"missed {row['staleness']} server steps") for row in slow)
     assert all(row["staleness"] <= 2 for row in recorder.rows if row["status"] == "ok")
 
 
@@ -217,14 +218,21 @@ def test_a_stale_update_moves_the_global_model_less() -> None:
 
 @few
 @given(
-    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 100), st.floats(-8, 8, width=32)), min_size=1, max_size=60),
+    st.lists(
+        st.tuples(st.integers(0, 4), st.floats(0, 100) | st.none(), st.floats(-8, 8, width=32)), min_size=1, max_size=60
+    ),
     st.integers(1, 300_000),
 )
-def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float, float]], size: int) -> None:
+def test_the_cache_is_the_mean_of_last_models(swaps: list[tuple[int, float | None, float]], size: int) -> None:
+    """Of the clients that are there: those without a weight leave."""
     cache, last, out = ModelCache(size, TensorStore()), dict[int, tuple[float, float]](), torch.full((size,), 7.0)
     for client, weight, value in swaps:
-        cache.swap(client, weight, torch.full((size,), value), out)
-        last[client] = weight, value
+        if weight is None:
+            cache.drop(client, out)
+            last.pop(client, None)
+        else:
+            cache.swap(client, weight, torch.full((size,), value), out)
+            last[client] = weight, value
     whole = math.fsum(weight for weight, _ in last.values())
     if whole > 1e-9:
         mean = math.fsum(weight * value for weight, value in last.values()) / whole
@@ -590,8 +598,14 @@ def test_target_and_patience_go_by_scores(tmp_path: Any) -> None:
     assert run.rounds[-1]["version"] < 60
     again = piebald.resume(tmp_path / "a", clients, model)
     assert again.rounds[-1]["version"] == run.rounds[-1]["version"]
-    still = piebald.run(recipes.fedavg(lr=1e-9), clients, model, stop={"patience": 3}, **options)
+    still = piebald.run(recipes.fedavg(lr=1e-9), clients, model, rounds=9, stop={"patience": 3}, **options)
     assert still.rounds[-1]["version"] == 3  # the first measurement is before the first round
+
+
+@pytest.mark.parametrize("stop", [{"target": 0.7}, {"patience": 3}])
+def test_a_limit_on_scores_needs_evaluations(stop: Any) -> None:
+    with pytest.raises(SettingError, match="stop uses scores but evaluate_every is 0"):
+        piebald.run(recipes.fedavg(), classified_federation(), nn.Linear(3, 2), rounds=1, stop=stop, evaluate_every=0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,19 @@ def test_several_rounds_are_the_plain_program() -> None:
         whole = sum(ends) / sum(sizes)
     torch.testing.assert_close(model(got), whole, atol=1e-6, rtol=1e-5)
     assert torch.equal(model(got), model(got, 1))
+
+
+def test_a_region_counts_by_all_its_updates_since_the_last_step_of_all() -> None:
+    """Also one that had none in the last round; and after a step of all, nothing of before counts."""
+    regions, state = Regions(regions=2, region_rounds=2), dict[str, Any]()
+
+    def joined(version: int, weights: dict[int, float]) -> Any:
+        return regions.joined(weights, SimpleNamespace(version=version, state=state))  # type: ignore[arg-type]
+
+    assert joined(0, {0: 3.0, 1: 1.0}) is None
+    assert joined(1, {0: 2.0}) == {0: 5.0, 1: 1.0}
+    assert joined(2, {1: 4.0}) is None
+    assert joined(3, {0: 1.0, 1: 4.0}) == {0: 1.0, 1: 8.0}
 
 
 def test_between_steps_of_all_each_region_has_its_own_model_and_newcomers_begin_with_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.core.randomness import select
-from piebald.methods.scheduling import Asynchronous, Synchronous
+from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchronous
 from piebald.methods.scheduling.base import ServerView
 from piebald.methods.scheduling.cohort import cohort_size
 from piebald.server.client_pool import ClientPool
@@ -70,7 +70,7 @@ def test_a_fraction_is_a_share_of_the_available_clients(share: float, known: int
 def test_one_client_differs_from_a_share_of_one() -> None:
     assert Synchronous(cohort=1).num_to_request(view(9)) == 1
     assert Synchronous(cohort=1.0).num_to_request(view(9)) == 9
-    assert Synchronous(cohort=5.0).num_to_request(view(9)) == 5
+    assert Synchronous(cohort=2.0).num_to_request(view(9)) == 2
 
 
 @pytest.mark.parametrize("cohort", [0, -1, 0.0, -0.5, 1.5, float("nan"), float("inf"), "many", None])
@@ -99,6 +99,45 @@ def test_synchronous_waits_for_all_of_a_cohort() -> None:
 def test_asynchronous_keeps_a_number_of_clients_busy(known: int, cohort: int, data: st.DataObject) -> None:
     busy = data.draw(st.integers(0, min(cohort, known)))
     assert busy + Asynchronous(cohort=cohort).num_to_request(view(known, busy=busy)) == min(cohort, known)
+
+
+def test_failures_alone_make_a_step_once_there_are_as_many_as_clients() -> None:
+    """And not where updates are waiting: of `Buffered` they would be used too early."""
+    for known in (0, 1, 3):
+        enough = max(1, known)
+        assert Asynchronous().should_step(view(known, failed=enough))
+        assert not Asynchronous().should_step(view(known, failed=enough - 1))
+    buffered = Buffered(buffer_size=2)
+    assert buffered.should_step(view(3, failed=3))
+    assert not buffered.should_step(view(3, failed=2))
+    assert not buffered.should_step(view(3, waiting=1, failed=3))
+    assert buffered.should_step(view(3, waiting=2))
+
+
+def test_a_step_expects_a_cohort_where_it_waits_for_all() -> None:
+    assert Synchronous(cohort=3).expected_updates(10) == 3
+    assert Synchronous(cohort=0.4).expected_updates(10) == 4
+    assert Synchronous(cohort=3, over_selection=1.5).expected_updates(10) is None
+    for cohort, known, chance in ((3, 10, 0.3), (0.4, 10, 0.4), (10, 10, 1.0), (11, 10, 1.0)):
+        poisson = Synchronous(cohort=cohort, sampling="poisson")
+        assert poisson.inclusion(known) == pytest.approx(chance)
+        assert poisson.expected_updates(known) == pytest.approx(chance * known)
+    assert Synchronous(cohort=3).inclusion(10) is None
+    assert Asynchronous().expected_updates(10) is None
+
+
+def test_only_a_deadline_that_uses_no_late_update_has_rounds() -> None:
+    kinds = [Deadline(seconds=1.0, max_staleness=limit).round_kind() for limit in (None, 0, 1)]
+    assert kinds == [None, "partial", None]
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_staleness_at_the_limit_is_allowed_and_above_it_is_not(limit: int) -> None:
+    more: Any
+    for kind, more in ((Asynchronous, {}), (Buffered, {}), (Deadline, {"seconds": 1.0})):
+        scheduling = kind(max_staleness=limit, **more)
+        assert scheduling.reject_reason(limit) is None
+        assert f"missed {limit + 1} server steps" in scheduling.reject_reason(limit + 1)
 
 
 class TestClientPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from piebald import data, recipes
+from piebald.contracts import Cohort, Update
 from piebald.core.errors import SettingError
 from piebald.core.tensor_store import places_of
 from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
@@ -25,6 +27,7 @@ from piebald.methods.clustering.single_cloud_test import evidence, gram_of, isol
 
 from .test_clustering import TRAINING, clusters_at, planted, trained
 from .test_distribution_knowledge import fitted
+from .test_trained_parameters import FakeContext
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -86,6 +89,43 @@ def test_a_far_outlier_is_isolated_and_members_of_a_small_cluster_are_not() -> N
     assert isolation(distances).max() < 3
     lone, _ = cloud([20, 1], 20.0, seed=0)
     assert isolation(lone)[:-1].max() < 3 < isolation(lone)[-1]
+
+
+def uploads(context: FakeContext, far: Sequence[int] = ()) -> Cohort:
+    """Models that are hardly trained, and some that answer the other way round."""
+    layout, rng = context.spec.layout, torch.Generator().manual_seed(0)
+    matrix = torch.zeros(14, layout.shared)
+    matrix[:, : layout.shared_trained] = 0.05 * torch.randn(14, layout.shared_trained, generator=rng)
+    matrix[list(far), : layout.shared_trained] -= 2 * context.model[: layout.shared_trained]
+    updates = [Update({"model": row}, 5, 2, {}) for row in matrix]
+    return Cohort(range(14), [0] * 14, updates, matrix, 0, [context.model] * 14, layout.shared_trained)
+
+
+def test_a_far_outlier_is_at_once_a_cluster_of_one() -> None:
+    context: Any = FakeContext()
+    assert len(set(Distfl(knowledge="noise").assign(uploads(context), {}, context))) == 1
+    context.state.clear()
+    labels = Distfl(knowledge="noise").assign(uploads(context, far=[5]), {}, context)
+    assert labels.count(labels[5]) == 1
+    assert len(set(labels)) == 2
+
+
+def test_probes_are_made_from_the_mean_of_the_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 3."""
+    from piebald.methods.clustering import distfl
+
+    context: Any = FakeContext()
+    seen, real, sent = list[torch.Tensor](), distfl.synthesise, uploads(context)
+
+    def watched(module: Any, *arguments: Any) -> Any:
+        seen.append(context.spec.layout.flatten(module))
+        return real(module, *arguments)
+
+    monkeypatch.setattr(distfl, "synthesise", watched)
+    Distfl(probes=20, steps=1).assign(sent, {}, context)
+    assert sent.matrix is not None
+    trained = context.spec.layout.shared_trained
+    torch.testing.assert_close(seen[0][:trained], (context.model + sent.matrix.mean(0))[:trained])
 
 
 def test_two_far_outliers_belong_together_only_if_they_are_near_one_another() -> None:

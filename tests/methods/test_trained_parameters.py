@@ -133,6 +133,7 @@ def test_attackers_that_robust_rules_tolerate_cannot_set_buffers(kind: str) -> N
         made = cohort(statistics(1e6, struck), context)
         average, _ = component.aggregate(made, context)
         assert float(average[made.trained :].abs().max()) < 1.0
+        assert kind == "fltrust" or float(average[made.trained :].min()) > 0.0  # as those of all honest clients do
         context.state.clear()
 
 

@@ -14,6 +14,7 @@ from piebald import recipes
 from piebald.core.errors import SettingError
 from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import central, local, of_recipe, of_rows, of_run, rows
+from piebald.privacy.ledger import Ledger, budget, noise_for
 from tests.fakes import classified, seeded, simulate
 
 
@@ -154,3 +155,16 @@ def test_a_missing_accountant_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_delta_is_a_probability() -> None:
     with pytest.raises(SettingError, match="delta"):
         central(1.0, 1.0, 1, 0.0)
+    for promising_nothing in (Ledger, noise_for):
+        with pytest.raises(SettingError, match="delta below 1"):
+            promising_nothing(1.0, 1.0)
+
+
+def test_the_default_delta_is_small_beside_the_rows_of_each_client_and_never_large() -> None:
+    deltas = [of_rows(recipes.fedavg(), sizes, 1).delta for sizes in ([5, 3], [9_999, 7], [10_000], [10, 100_000])]
+    assert deltas == pytest.approx([1e-5, 1e-5, 1e-5, 1e-6])
+
+
+def test_the_noise_for_a_budget_is_the_least() -> None:
+    noise = noise_for(1.0, 1e-6)
+    assert budget([noise], 1e-6).epsilon_pld <= 1.0 < budget([0.999 * noise], 1e-6).epsilon_pld

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from piebald.core.errors import SettingError
 from piebald.report.paired import (
@@ -107,6 +108,37 @@ def test_the_probability_is_as_often_true_as_it_says():
 # ----------------------------------------------------------------------------------------------------- exact properties
 
 
+@pytest.mark.parametrize("effects", [(1.0, 1.0, 0.3), (0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (0.0, 0.0, 1.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_whole_table_the_error_is_that_of_the_analysis_of_variance(effects, seed):
+    """The mean squares of seeds and of clients, less that of the rest, which both contain: but not less than either."""
+    seeds, clients = 3, 6
+    table = crossed(np.random.default_rng(seed), seeds, clients, *effects)
+    by_seed, by_client = table.mean(1, keepdims=True), table.mean(0, keepdims=True)
+    of_seeds = clients * by_seed.var(ddof=1)
+    of_clients = seeds * by_client.var(ddof=1)
+    of_rest = ((table - by_seed - by_client + table.mean()) ** 2).sum() / ((seeds - 1) * (clients - 1))
+    variance = max(of_seeds, of_clients, of_seeds + of_clients - of_rest)
+    satterthwaite = variance**2 / (
+        of_seeds**2 / (seeds - 1) + of_clients**2 / (clients - 1) + of_rest**2 / ((seeds - 1) * (clients - 1))
+    )
+    found = difference(scores(table), scores(np.zeros(table.shape)))
+    assert found.error == pytest.approx((variance / table.size) ** 0.5)
+    half = stdtrit(max(satterthwaite, seeds - 1), 0.975) * found.error
+    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
+
+
+@pytest.mark.parametrize("methods", [2, 3, 5])
+def test_a_p_value_counts_every_comparison_with_the_best(methods):
+    random = np.random.default_rng(4)
+    tried = {f"m{place}": scores(crossed(random, 3, 6, 0.1, 0.2, 0.1) - 0.3 * place) for place in range(methods)}
+    best, *others = ranking(tried)
+    alone = {label: difference(tried[best], tried[label]).p for label in others}
+    assert any(p < 1 / methods for p in alone.values())
+    for label, p in alone.items():
+        assert against_best(tried)[label].p == pytest.approx(min(1, p * (methods - 1)))
+
+
 def test_equal_scores_cannot_be_told_apart():
     values = np.random.default_rng(1).random((4, 7))
     same = {"a": scores(values), "b": scores(values), "c": scores(values)}
@@ -184,6 +216,23 @@ def test_missing_cells_weigh_seeds_equally():
     found = level(scores([[0.2, missing, missing], [0.6, 0.8, 1.0], [0.7, missing, 0.9]]))
     assert found.mean == pytest.approx((0.2 + 0.8 + 0.8) / 3)
     assert level(scores([[missing, missing]])) is None
+
+
+def test_a_seed_without_values_counts_nothing():
+    values = np.random.default_rng(6).random((3, 4))
+    found, plain = level(scores(np.vstack([values, np.full((1, 4), np.nan)]))), level(scores(values))
+    assert (found.mean, found.low, found.high) == pytest.approx((plain.mean, plain.low, plain.high))
+    assert (found.seeds, found.clients) == (3, 4)
+
+
+def test_with_two_seeds_the_probability_is_that_over_clients():
+    """For these seeds: however far apart they are, it is that of their mean."""
+    random = np.random.default_rng(7)
+    tables = {"a": random.random((2, 8)), "b": random.random((2, 8)) + np.array([[0.4], [-0.4]])}
+    both = {label: scores(table) for label, table in tables.items()}
+    mean = {label: scores(table.mean(0, keepdims=True)) for label, table in tables.items()}
+    assert 0 < probability_within(mean, "b", 0.05) < 1
+    assert probability_within(both, "b", 0.05) == pytest.approx(probability_within(mean, "b", 0.05))
 
 
 def test_smaller_is_better_is_the_mirror_image():

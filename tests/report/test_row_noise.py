@@ -51,6 +51,8 @@ def test_seeds_that_disagree_prove_nothing() -> None:
     three = row_difference(apart, Scores(zero, list(held)), held)
     assert three is not None
     assert three.p > 0.5
+    rows = (0.7 * 0.3 + 0.72 * 0.28) / 10_000 / 2  # of the mean of two clients
+    assert three.error == pytest.approx((rows + np.var([0.1, -0.06, 0.02], ddof=1) / 3) ** 0.5)
     two = row_difference(Scores(apart.values[:2], list(held)), Scores(zero[:2], list(held)), held)
     assert two is not None
     assert two.p == 1.0

@@ -9,10 +9,12 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report import findings
+from piebald.report.averages import quantile, spread
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.learning_curves import Band
-from piebald.report.page import headline
+from piebald.report.page import details, headline
 from piebald.report.page.page import render
+from piebald.report.page.wording import duration
 from piebald.report.run_search import load
 from piebald.report.tables import History
 from piebald.storage.store import RunStore
@@ -139,6 +141,7 @@ def test_an_interval_by_students_t():
     found = Interval.of([1.0, 2.0, 3.0])  # sd 1, t(2) = 4.3027
     assert (found.mean, found.count) == (2.0, 3)
     assert found.high - found.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
 
 
 @pytest.fixture
@@ -194,6 +197,51 @@ def test_the_target_is_rounded_to_the_easy_side(ends, better, target):
     assert comparison.to_target(target)[0]["reached"] == 1
 
 
+@pytest.mark.parametrize(("metric", "way"), [("accuracy", "above"), ("squared_error", "below")])
+def test_the_lead_says_which_way_it_goes_and_among_how_many_it_was_looked_for(metric, way):
+    sign = 1 if way == "above" else -1
+    runs = [
+        tiny(label, seed, [[0.5 + sign * 0.01 * place + 0.1 * seed, 0.6 - 0.1 * seed * place]], metric=metric,
+             higher_is_better=way == "above")
+        for place, label in enumerate(("a", "b", "c")) for seed in (0, 1)
+    ]  # fmt: skip
+    for count in (2, 3):
+        said = findings.lead(Comparison(runs[: 2 * count]))
+        assert f" {way} " in said
+        assert ("no clear difference among 2 comparisons" in said) is (count == 3)
+
+
+def test_a_recipe_is_told_by_what_is_not_its_default():
+    table = {
+        "aggregation": {"kind": "dvw", "above_chance": True, "power": 1.0},
+        "transforms": ["sign_flip", {"kind": "of_a_plugin", "size": 3}],  # as another program may write it
+    }
+    run = RunStore.create(None, {"recipe": {"name": "a", "table": table}, "seed": 1, "metric": "accuracy"})
+    told = details.settings(Comparison([History(run)]))
+    row = told[told.index("<td>transforms") if "<td>transforms" in told else told.index("transforms") :]
+    assert "above_chance yes" in told
+    assert "sign_flip; then of_a_plugin" in row
+    assert "power" not in told[: told.index("transforms")]
+
+
+def test_p_values_of_many_comparisons_stay_at_one():
+    alike = [tiny(label, 1, [[0.5, 0.6, 0.7, 0.2 + place / 100]]) for place, label in enumerate("abcd")]
+    assert [row["p"] for row in Comparison(alike).paired("a")] == [1.0] * 3
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 5.0], [0.0, 1.0, 10.0], [0.3, 0.4, 0.9, 2.0]])
+def test_quantiles_and_spreads_are_numpys(values):
+    for share in (0.0, 0.1, 0.25, 0.5, 1.0):
+        assert quantile(values, share) == pytest.approx(np.quantile(values, share))
+    assert spread(values) == pytest.approx(np.std(values))
+    assert quantile([], 0.5) is None
+    assert spread([]) is None
+
+
+def test_a_time_is_told_in_a_unit_of_which_there_are_two():
+    assert [duration(seconds) for seconds in (119.0, 120.0, 7199.0, 7200.0)] == ["119 s", "2 min", "120 min", "2 h"]
+
+
 def test_a_band_spans_the_seeds_version_by_version():
     one = tiny("a", 1, [[0.0], [0.2], [0.4]])
     other = tiny("a", 2, [[0.2], [0.4]], sent=1_500_000)
@@ -214,17 +262,18 @@ def test_what_sends_next_to_nothing_is_a_level():
 
 
 def test_seeds_evaluated_at_different_versions_have_one_point():
+    """The mean of their last values."""
     stores = []
-    for version in (1, 2):
-        store = RunStore.create(None, {"label": "a", "seed": version, "metric": "accuracy"})
-        for step in range(1, version + 1):
+    for seed, versions in enumerate([(1, 3), (2, 4)]):
+        store = RunStore.create(None, {"label": "a", "seed": seed, "metric": "accuracy"})
+        for step in range(1, versions[-1] + 1):
             store.commit({"version": step, "time": float(step)}, [])
-        row = {"version": version, "client": 0, "model": "global", "split": "test", "metric": "accuracy"}
-        store.scores([row | {"value": version / 10}])
+        row = {"client": 0, "model": "global", "split": "test", "metric": "accuracy"}
+        store.scores([row | {"version": version, "value": version / 10} for version in versions])
         stores.append(store)
     band = Comparison([History(store) for store in stores]).band("a", "seconds")
-    assert band.x == [1.5]
-    assert band.mean == pytest.approx([0.15])
+    assert band.x == [3.5]
+    assert band.mean == pytest.approx([0.35])
 
 
 def test_a_long_curve_is_thinned():

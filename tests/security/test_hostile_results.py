@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
@@ -27,7 +29,8 @@ from piebald.methods.queries import Evaluate, Validate
 from piebald.privacy.secure_aggregation.key_queries import AdvertiseKeys
 from piebald.server import ResultChecks
 from piebald.server.records import plain_results, whole_result
-from tests.fakes import SGD, FakeRuntime, make_server, update
+from piebald.server.weight_caps import capped
+from tests.fakes import SGD, FakeRuntime, few, make_server, update
 
 from .server_entry import PATIENT, Entry, packed, rewritten, true_update
 
@@ -317,6 +320,31 @@ def test_one_client_cannot_outweigh_the_others() -> None:
     assert shares(examples, max_examples=20)[3] == pytest.approx(20 / 50)
     assert 0.25 < shares(examples, max_weight=0.3)[3] <= 0.3
     assert shares({0: 10, 1: 10**9}, max_weight=0.3) == {0: 0.5, 1: 0.5}
+
+
+@few
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0, 1e9, 1e18]) | st.floats(1e-3, 1e3), min_size=1, max_size=8),
+    st.floats(0.05, 1.0) | st.sampled_from([1 / 3, 0.25, 0.125 + 1e-15]),
+)
+def test_no_weight_is_above_its_share_and_only_the_largest_are_lowered(weights: list[float], largest: float) -> None:
+    """However large one is: before, it swallowed the others in a sum, and the step ended in an AssertionError."""
+    found = capped(weights, largest)
+    positive = sum(weight > 0 for weight in weights)
+    assert max(found) <= max(largest, 1 / max(positive, 1)) * sum(found) * (1 + 1e-9)
+    kept = [one for one, weight in zip(found, weights, strict=True) if one == weight]
+    assert all(one == max(found) for one, weight in zip(found, weights, strict=True) if one != weight)
+    assert max(kept, default=0.0) <= max(found)
+
+
+def test_one_update_cannot_outweigh_the_others_by_its_length() -> None:
+    """Weights that do not go by rows are limited as well, and so is what moves the model."""
+    runtime = FakeRuntime(4, lambda task: update(*[10.0 if task.client == 3 else 1.0] * 3))
+    by_length = recipes.fedavg().with_(aggregation="gradient_norm_weighted")
+    server, recorder = make_server(by_length, runtime, rounds=1, check=ResultChecks(max_weight=0.3))
+    server.run()
+    assert {row["client"]: row["weight"] for row in recorder.rows}[3] == pytest.approx(0.3)
+    assert server.cluster_models.main.model.tolist() == pytest.approx([0.3 * 10 + 0.7] * 3)
 
 
 @pytest.mark.parametrize("recipe", ["fednova", "sync_dvw"])

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats
 
 from piebald.contracts import SumDemands
-from piebald.core.errors import SettingError
+from piebald.core.errors import Declined, SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import public_keys
+from piebald.privacy.secure_aggregation.key_queries import partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph
 from piebald.privacy.secure_aggregation.security import (
     AVAILABILITY,
@@ -34,6 +35,18 @@ def test_the_tail_is_that_of_the_hypergeometric_distribution(population: int, ma
     for least in range(drawn + 2):
         known = stats.hypergeom.sf(least - 1, population, marked, drawn)
         assert float(tail(population, marked, drawn, least)) == pytest.approx(known, rel=1e-7, abs=1e-300)
+
+
+def test_where_nobody_colludes_nothing_is_exposed() -> None:
+    assert exposure(10, 4, 3, 0) == 0.0 < exposure(10, 4, 3, 1)
+
+
+def test_a_client_goes_on_with_as_many_neighbours_as_open_its_masks_and_itself_is_one() -> None:
+    keys = [bytes([number]) * 64 for number in range(5)]
+    graph = MaskingGraph.of(range(5), keys, 3, None, "")
+    assert partners_among([0, 1, 4], graph, 1) == [0, 4]
+    with pytest.raises(Declined, match="1 neighbours sent shares, too few for a threshold of 3"):
+        partners_among([0, 1], graph, 1)
 
 
 def holds(clients: int, k: int, t: int, bad: int, away: int) -> bool:
@@ -60,6 +73,7 @@ def test_the_fewest_neighbours_that_are_safe(clients: int, colluding: float, dro
 
 
 def test_where_no_ring_is_safe_all_are_neighbours_and_too_many_colluders_are_refused() -> None:
+    assert parameters(6, 0.0, 0.0) == SumParameters(4, 4)  # the largest ring: all others but one
     assert parameters(5) == SumParameters(None, 4)
     assert parameters(11, 0.5, 0.1) == SumParameters(None, 9)  # 2 * 9 - 11 is more than the five that collude
     with pytest.raises(SettingError, match="have no safe threshold"):

@@ -17,6 +17,7 @@ from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.chunks import own_chunks
 from piebald.vertical.disclosure_ledger import ToldLedger
+from piebald.vertical.kernels import LinearKernel
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_secret import PartySecret
@@ -54,6 +55,21 @@ def holdings(role: str, rows: int = 58, features: int = 5) -> tuple[PartyHolding
     if label is not None:
         label[place] *= -1
     return held, replace(held, x=other, y=label)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.5, 0.9, 1.0])
+def test_one_row_moves_the_translator_as_far_as_is_said_and_no_further(share: float) -> None:
+    """Whatever the row and its label are; also where nearly all labels are alike."""
+    noise = RowNoise(1.0, 0.05, LinearKernel(), True, PartySecret.simulated(0, "source"), None)  # type: ignore[arg-type]
+    rows = [torch.tensor(row, dtype=torch.float64) for row in ([1.0, 0.5], [0.0, 0.5], [1.0, 1.0], [0.5, 0.5])]
+    others = torch.tensor([[0.2, 0.9]] * 3, dtype=torch.float64)
+    told = []
+    for row in rows:
+        for label in (1.0, -1.0):
+            labels = torch.tensor([label, 1.0, -1.0, 1.0], dtype=torch.float64)
+            told.append(noise.translator(torch.cat([row[None], others]), labels, share))
+    reach = told[0][1]
+    assert max(float((one - two).norm()) for one, _ in told for two, _ in told) == pytest.approx(reach)
 
 
 class Transcript:

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
-from piebald.contracts import ClientContext, StepContext, Task, TrainInput, TrainOutput, Update
+from piebald.contracts import (
+    Checkpoint,
+    ClientContext,
+    Cohort,
+    ServerContext,
+    StepContext,
+    Task,
+    TrainInput,
+    TrainOutput,
+    Update,
+)
 from piebald.core.errors import RuntimeFault
 from piebald.methods.aggregation import EqualWeighted, ExampleWeighted
 from piebald.methods.clustering import SingleCluster
@@ -24,9 +34,20 @@ from piebald.methods.server_optimizer import Adam, Momentum, ServerSgd
 from piebald.methods.sharing import Full
 from piebald.methods.training import Scaffold, Sgd
 from piebald.methods.transforms.base import Transform
-from piebald.server import ResultChecks
+from piebald.server import ResultChecks, step_writer
 from piebald.testing.federation import plain_network, uneven_clients
-from tests.fakes import SGD, ByParity, FakeRuntime, classified, make_server, parameters, seeded, simulate, update
+from tests.fakes import (
+    SGD,
+    ByParity,
+    FakeRuntime,
+    MemoryRecorder,
+    classified,
+    make_server,
+    parameters,
+    seeded,
+    simulate,
+    update,
+)
 
 COMPONENTS: dict[str, Any] = {
     "training": SGD,
@@ -297,6 +318,23 @@ def test_clusters_are_like_separate_federations() -> None:
         assert sum(weights) == pytest.approx(2.0)
 
 
+class WatchesMembers(EqualWeighted):
+    """Notes who is in the cluster of each step."""
+
+    seen: ClassVar[list[tuple[list[int], list[int]]]] = []
+
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        self.seen.append((list(cohort.clients), list(context.members)))
+        return cohort
+
+
+def test_the_members_of_a_cluster_are_all_its_clients_that_can_be_asked() -> None:
+    WatchesMembers.seen.clear()
+    refused = FakeRuntime(5, lambda task: update(*[float("nan") if task.client == 4 else 1.0] * 3))
+    make_server(recipe(aggregation=WatchesMembers(), clustering=ByParity()), refused, rounds=2)[0].run()
+    assert WatchesMembers.seen == [([0, 2], [0, 2]), ([1, 3], [1, 3])] * 2
+
+
 def test_clusters_in_the_simulator_too() -> None:
     """Where the default scheduler summed updates before they are clustered, clusters would be mixed."""
     sizes = (5, 6, 7, 8)
@@ -427,6 +465,31 @@ def test_queued_results_are_in_the_checkpoint(version: int, delays: list[float])
     resumed = [(row["id"], row["client"], row["version"], row["staleness"]) for row in rest.rows]
     assert [row[1:] for row in resumed] == [row[1:] for row in ids if row[2] > version]
     assert torch.equal(whole.cluster_models.cluster(0).model, again.cluster_models.cluster(0).model)
+
+
+def test_what_components_keep_is_in_the_checkpoint() -> None:
+    """Tensors and plain values, for each cluster."""
+    one, other = (make_server(recipe(), FakeRuntime(2, answer))[0].cluster_models for _ in range(2))
+    one.kept["aggregation", 1] = {"weights": torch.arange(3.0), "rounds": 4}
+    other.restore(one.state(), 0)
+    assert other.kept["aggregation", 1]["rounds"] == 4
+    assert torch.equal(other.kept["aggregation", 1]["weights"], torch.arange(3.0))
+
+
+def test_saving_takes_at_most_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a checkpoint that took two seconds the next one is due when a hundred have gone by."""
+    clock = [1000.0]
+    monkeypatch.setattr(step_writer.time, "perf_counter", lambda: clock[0])
+
+    def state() -> Checkpoint:
+        clock[0] += 2.0
+        return Checkpoint({}, {})
+
+    writer = step_writer.StepWriter(MemoryRecorder(), None)
+    assert writer.due(1, 0.0)
+    writer.write({}, [], [], state)
+    assert [writer.due(2, elapsed) for elapsed in (0.0, 99.9, 100.0)] == [False, False, True]
+    assert [step_writer.StepWriter(MemoryRecorder(), 3).due(version, 0.0) for version in (1, 2, 3)] == [0, 0, 1]
 
 
 def test_the_users_model_is_not_touched() -> None:

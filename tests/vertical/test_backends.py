@@ -83,11 +83,16 @@ def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend
             np.testing.assert_allclose(fixed, c @ share.matrix + share.constant, atol=1e-4)
 
 
-@pytest.mark.full
 @ENCRYPTED
 @pytest.mark.parametrize(
     ("rows", "inner", "width"),
-    [(1, 200, 64), (130, 64, 64), (1, 1, 1), (5, 3, 40), (300, 64, 1), (3, 130, 2), (1, 30, 7)],
+    [
+        (2, 2, 40),
+        *(
+            pytest.param(*shape, marks=pytest.mark.full)
+            for shape in [(1, 200, 64), (130, 64, 64), (1, 1, 1), (5, 3, 40), (300, 64, 1), (3, 130, 2), (1, 30, 7)]
+        ),
+    ],
 )
 def test_the_same_integers_for_shapes_that_need_several_ciphertexts(backend, rows, inner, width):
     rng = np.random.default_rng(rows)

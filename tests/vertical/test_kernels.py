@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piebald.core.errors import SettingError
-from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel, cross_gradient, mmd2, nodes, pairs
+from piebald.vertical.kernels import (
+    GaussianKernel,
+    Kernel,
+    LinearKernel,
+    MultiGaussianKernel,
+    PolynomialKernel,
+    cross_gradient,
+    mmd2,
+    nodes,
+    pairs,
+)
 
 from .conftest import KERNELS, unit
 
@@ -72,15 +82,44 @@ def test_replacing_a_row_moves_the_shares_by_no_more_than_is_said(kernel, seed, 
     rng = np.random.default_rng(seed)
     before = rng.normal(size=(n, 3))
     before *= 2 / np.maximum(np.linalg.norm(before, axis=1, keepdims=True), 2)
-    after = before.copy()
-    after[0] = -before[0]
-    if rng.random() < 0.5:
-        after[0] = rng.normal(size=3) * 0.1
-    moved = [
-        np.concatenate([(a.matrix - b.matrix).ravel(), np.ravel(a.constant - b.constant)])
-        for a, b in zip(kernel.statistics(before), kernel.statistics(after), strict=True)
-    ]
-    assert np.linalg.norm(np.concatenate(moved)) <= kernel.sensitivity(2.0, n) * (1 + 1e-12)
+    before[0] *= 2 / np.linalg.norm(before[0])
+    across = np.cross(before[0], rng.normal(size=3))
+    for row in (-before[0], rng.normal(size=3) * 0.1, 2 * across / np.linalg.norm(across)):
+        after = before.copy()
+        after[0] = row
+        moved = numbers(kernel, before) - numbers(kernel, after)
+        assert np.linalg.norm(moved) <= kernel.sensitivity(2.0, n) * (1 + 1e-12)
+
+
+def numbers(kernel: Kernel, y: np.ndarray) -> np.ndarray:
+    """All statistics of a batch, one after the other."""
+    return np.concatenate([np.append(part.matrix, part.constant) for part in kernel.statistics(y)])
+
+
+@pytest.mark.parametrize("kernel", [LinearKernel(), *(PolynomialKernel(degree=degree) for degree in (2, 3))], ids=str)
+def test_the_sensitivity_of_one_moment_is_reached(kernel):
+    """An odd moment moves most where the row is reversed, an even one where it turns by a right angle."""
+    row, others = np.array([0.0, 2.0, 0.0]), unit(0, 4, 3)
+    worst = max(
+        np.linalg.norm(numbers(kernel, np.vstack([row, others])) - numbers(kernel, np.vstack([other, others])))
+        for other in (-row, row[[1, 0, 2]])
+    )
+    assert worst == pytest.approx(kernel.sensitivity(2.0, 5))
+
+
+@named
+@pytest.mark.parametrize("normal", [True, False])
+def test_moments_are_the_numbers_that_differ(kernel, normal):
+    """By the rank of the statistics of many batches.  Of degree 3 with c, rows of length 1 make some known that are
+    counted all the same.
+    """
+    batches = [unit(seed, 1, 3) * (1 if normal else 1 + seed / 100) for seed in range(100)]
+    table = np.stack([numbers(kernel, batch) for batch in batches])
+    rank = np.linalg.matrix_rank(table - table.mean(0), tol=1e-9)
+    if normal and kernel == PolynomialKernel(c=0.7, degree=3):
+        assert rank < kernel.moments(3, normal)
+    else:
+        assert rank == kernel.moments(3, normal)
 
 
 def test_mmd_is_zero_for_the_same_rows_and_positive_for_others():

@@ -286,6 +286,7 @@ def test_silence_ends_the_wait():
 def test_addresses_that_are_none_are_refused(address):
     with pytest.raises(SettingError, match="address must be host:port"):
         parse(address)
+    assert [parse(f"localhost:{port}") for port in (1, 65535)] == [("localhost", 1), ("localhost", 65535)]
 
 
 def test_errors_of_a_run_are_faults_that_can_be_resumed():

@@ -50,7 +50,7 @@ class Synchronous(Scheduler):
 
     def should_step(self, view: ServerView) -> bool:
         if view.outstanding and self.over_selection > 1.0:
-            return view.waiting >= min(self._wanted(view), view.requested)
+            return view.waiting >= self._wanted(view)
         return view.requested > 0 and not view.outstanding and bool(view.waiting or view.failed)
 
     def expected_updates(self, known: int) -> float | None:
