@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald import recipes
-from piebald.contracts import SUM, ClientSecrets, Task, Update, shown, shown_digest, task_digest
+from piebald.contracts import SUM, ClientSecrets, Task, Update, secrets, shown_digest, task_digest
 from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation import masks, server_side, transform, unmasking
@@ -309,7 +309,7 @@ def test_a_tensor_that_changes_has_another_digest() -> None:
 
 def test_a_model_is_hashed_once_for_all_who_are_shown_it(monkeypatch: pytest.MonkeyPatch) -> None:
     read, real = list[int](), shown.raw
-    monkeypatch.setattr(shown, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
+    monkeypatch.setattr(secrets, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
     model, control = torch.ones(50), torch.ones(20)
     for client in range(9):
         task_digest(Task(client, client, 3, {"model": model, "control": control}))
