@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import OwnModels
-from piebald.methods.training.base import (
-    BoundsSteps,
-    HidesRows,
-    KeepsClientState,
-    KeepsServerVectors,
-    LimitsSteps,
-    ShapesUploads,
-    Trainer,
-)
+from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Whole
 from piebald.methods.transforms.compression import Compressor, SendsSameNumbers, WireContext
@@ -163,7 +155,7 @@ class ClientWork(ModelSpec):
     @property
     def row_privacy(self) -> RowPrivacy | None:
         """How training hides single rows, or None."""
-        return self.trainer.row_privacy() if isinstance(self.trainer, HidesRows) else None
+        return self.trainer.row_privacy()
 
     @property
     def protection(self) -> str | None:
@@ -189,13 +181,11 @@ class ClientWork(ModelSpec):
     def initial_state(self) -> dict[str, Tensor]:
         """A client's state before its first task."""
         kept = self.compressor.initial_state(self) if self.compressor is not None else {}
-        if not isinstance(self.trainer, KeepsClientState):
-            return kept
         return self.trainer.initial_state(self.initial, self.layout.shared) | kept
 
     def server_vectors(self) -> dict[str, Tensor]:
         """What the server sends with a training task besides the model, before the first step."""
-        return self.trainer.server_vectors(self.layout.shared) if isinstance(self.trainer, KeepsServerVectors) else {}
+        return self.trainer.server_vectors(self.layout.shared)
 
     def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
         """What the result of a task may hold, from a client that has so many rows of each split."""
@@ -206,7 +196,7 @@ class ClientWork(ModelSpec):
         if self.masking is not None:  # no number of a single update is sent
             return ResultForm(None, (), 0, 0)
         trainer, count = self.trainer, rows["train"]
-        known = trainer.upload_shapes(self) if isinstance(trainer, ShapesUploads) else {}
+        known = trainer.upload_shapes(self)
         shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
         for name in trainer.uploads():
             sent = task.vectors.get(name)
@@ -216,9 +206,5 @@ class ClientWork(ModelSpec):
             told = self.own_query.answer_form(self, rows)
             shapes |= told.vectors or {}
             counts = dict.fromkeys(told.vectors or {}, told.examples)
-        steps = trainer.max_steps(count) if isinstance(trainer, LimitsSteps) else MOST_ROWS
-        return ResultForm(shapes, None, count, steps, counts)
-
-    def min_steps(self, examples: int) -> int:
-        """Steps of a training task on so many rows, at least."""
-        return self.trainer.min_steps(examples) if isinstance(self.trainer, BoundsSteps) else 0
+        steps = trainer.max_steps(count)
+        return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts)

@@ -13,14 +13,14 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS, Text
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
-from piebald.methods.clustering.base import Clustering, JoinsClusters
+from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe_settings import replace
-from piebald.methods.scheduling.base import Scheduler, round_kind
-from piebald.methods.server_optimizer.base import KeepsServerState, ServerOptimizer
+from piebald.methods.scheduling.base import Scheduler
+from piebald.methods.server_optimizer.base import ServerOptimizer
 from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.sharing.base import Sharing
-from piebald.methods.training.base import GivesOwnModels, KeepsServerVectors, Trainer
-from piebald.methods.transforms.base import Colludes, MaskingTransform, Transform
+from piebald.methods.training.base import Trainer
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import Compressor
 
 
@@ -110,7 +110,7 @@ class Recipe(BaseModel):
             return
         looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
         looking += [self.clustering] if self.clustering.requires_individual_updates else []
-        for component in (*looking, *(one for one in self.transforms if isinstance(one, Colludes))):
+        for component in (*looking, *self._colluding):
             raise ValueError(
                 f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "
                 f"choose another {component.axis}, or drop {masking.kind}"
@@ -135,7 +135,7 @@ class Recipe(BaseModel):
                 f"updates together: choose another aggregation, or another server_optimizer"
             )
         for transform in self.transforms:
-            if isinstance(transform, MaskingTransform) or type(transform).on_server is not Transform.on_server:
+            if isinstance(transform, MaskingTransform) or transform.overrides(Transform.on_server):
                 raise ValueError(
                     f"{kind} needs every client's own model but {transform.kind} acts on averages: "
                     f"drop {transform.kind}, or choose another server_optimizer"
@@ -143,30 +143,28 @@ class Recipe(BaseModel):
 
     def _check_joined(self) -> None:
         """Refuse what is kept for each cluster beside its model, where cluster models become one again and again."""
-        if not isinstance(self.clustering, JoinsClusters):
+        if not self.clustering.clusters_to_join:
             return
-        kind, optimizer, trainer = self.clustering.kind, self.server_optimizer, self.training
-        if round_kind(self.scheduling) is None:
-            late = ", or set its max_staleness = 0" if self.scheduling.kind == "deadline" else ""
+        kind, optimizer = self.clustering.kind, self.server_optimizer
+        if self.scheduling.round_kind() is None:
             raise ValueError(
-                f"{kind} counts rounds but {self.scheduling.kind} has none: choose scheduling = 'synchronous'{late}"
+                f"{kind} counts rounds but {self.scheduling.kind} has none: {self.scheduling.rounds_advice}"
             )
-        stateful = isinstance(optimizer, KeepsServerState | CachedAverage)
-        sends = isinstance(trainer, KeepsServerVectors) and trainer.server_vectors(self.clustering.clusters)
-        if stateful or sends:
-            one = optimizer if stateful else trainer
+        stateful = optimizer.overrides(ServerOptimizer.initial_state) or isinstance(optimizer, CachedAverage)
+        if stateful or self.training.server_vectors(1):
+            keeping: Component = optimizer if stateful else self.training
             raise ValueError(
-                f"{kind} averages cluster models but nothing would average what {one.kind} keeps for each cluster: "
-                f"choose another {one.axis}, or another clustering"
+                f"{kind} averages cluster models but nothing would average what {keeping.kind} keeps for each cluster: "
+                f"choose another {keeping.axis}, or another clustering"
             )
 
     def _check_parts(self) -> None:
         """Refuse what takes updates as wholes, where clients have parts of the model only."""
         trainer = self.training
-        if not isinstance(trainer, GivesOwnModels) or not trainer.holds_parts:
+        if not trainer.holds_parts:
             return
         whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
-        whole += [] if self.clustering.kind == "single_cluster" else [self.clustering]
+        whole += [] if self.clustering.is_single() else [self.clustering]
         whole += [one for one in self.transforms if one.protects or one.noises_mean()]
         for component in whole:
             advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
@@ -205,6 +203,11 @@ class Recipe(BaseModel):
         return next((one for one in self.transforms if isinstance(one, MaskingTransform)), None)
 
     @property
+    def _colluding(self) -> list[Transform]:
+        """The attacks that need the updates of a step side by side."""
+        return [transform for transform in self.transforms if transform.colludes()]
+
+    @property
     def noises_mean(self) -> bool:
         """Whether a transform adds noise to the mean of updates, to hide clients."""
         return any(one.noises_mean() for one in self.transforms)
@@ -214,7 +217,7 @@ class Recipe(BaseModel):
 
         None where no transform adds such noise, and where steps are no rounds of one cluster that wait for everybody.
         """
-        if not self.noises_mean or self.clustering.kind != "single_cluster":
+        if not self.noises_mean or not self.clustering.is_single():
             return None
         return self.scheduling.expected_updates(known)
 
@@ -226,8 +229,8 @@ class Recipe(BaseModel):
             or self.clustering.requires_individual_updates
             or self.server_optimizer.from_current_model
             or isinstance(self.server_optimizer, CachedAverage)
-            or any(isinstance(one, Colludes) for one in self.transforms)
-            or round_kind(self.scheduling) != "complete"
+            or bool(self._colluding)
+            or self.scheduling.round_kind() != "complete"
         )
 
     @property
@@ -236,11 +239,7 @@ class Recipe(BaseModel):
         compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
         if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
             return compares
-        return (
-            compares
-            or not computes_from_sum(self.aggregation)
-            or any(isinstance(one, Colludes) for one in self.transforms)
-        )
+        return compares or not computes_from_sum(self.aggregation) or bool(self._colluding)
 
     def adapted_to(self, spec: ModelSpec) -> Recipe:
         """The recipe with those settings filled in that follow from its components together and from the model."""

@@ -14,7 +14,6 @@ from piebald.contracts import Clients
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.core.errors import SettingError
 from piebald.methods.recipe import Recipe
-from piebald.methods.training.base import HidesRows
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
 
@@ -172,7 +171,7 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
         delta: by default 1 / (10 rows of the largest client), at most 1e-5.
     """
     trainer = recipe.training
-    privacy = trainer.row_privacy() if isinstance(trainer, HidesRows) else None
+    privacy = trainer.row_privacy()
     delta = min(1e-5, 0.1 / max([1, *sizes])) if delta is None else delta
     if privacy is None or not any(sizes):
         return PrivacyBudget(
@@ -199,9 +198,9 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
 def of_run(recipe: Recipe, clients: Clients, rounds: Count | None, simulated: bool = True) -> list[PrivacyBudget]:
     """All budgets of a run; none where the number of rounds is open.  `simulated` is as in `of_recipe`."""
     found = of_recipe(recipe, len(clients), rounds, simulated=simulated)
-    if isinstance(recipe.training, HidesRows) and rounds is not None:
+    if recipe.training.row_privacy() is not None and rounds is not None:
         sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
-        if _once_a_round(recipe):
+        if recipe.scheduling.asks_once():
             found.append(of_rows(recipe, sizes, rounds))
         else:
             found.append(replace(_unknown(min(1e-5, 0.1 / max([1, *sizes])), rounds, _often(recipe)), unit="row"))
@@ -227,8 +226,10 @@ def of_recipe(
     delta = min(1e-5, 0.1 / known) if delta is None else delta
     found = []
     for transform in recipe.transforms:
-        if isinstance(transform, Gaussian) and transform.where == "client":
-            once = _once_a_round(recipe)
+        if isinstance(transform, Gaussian) and transform.overrides(Gaussian.on_client, Gaussian.on_server):
+            found.append(_unknown(delta, rounds, f"{transform.kind} adds noise in a way of its own"))
+        elif isinstance(transform, Gaussian) and transform.where == "client":
+            once = recipe.scheduling.asks_once()
             budget = local(transform.multiplier, rounds, delta) if once else _unknown(delta, rounds, _often(recipe))
             found.append(replace(budget, unit="updates"))
         elif isinstance(transform, Gaussian):
@@ -240,7 +241,7 @@ def _at_server(recipe: Recipe, noise: float, known: int, rounds: int, delta: flo
     """The budget of noise on the mean."""
     if not noise:
         return central(noise, 1.0, rounds, delta)
-    if recipe.clustering.kind != "single_cluster":
+    if not recipe.clustering.is_single():
         why = f"{recipe.clustering.kind} forms clusters from updates without noise, and a cluster has fewer clients"
         return _unknown(delta, rounds, why)
     expected, share = recipe.expected_updates(known), recipe.scheduling.inclusion(known)
@@ -253,13 +254,9 @@ def _at_server(recipe: Recipe, noise: float, known: int, rounds: int, delta: flo
     return central(noise, expected / known if hidden else 1.0, rounds, delta)
 
 
-def _once_a_round(recipe: Recipe) -> bool:
-    """Whether no client is asked more than once between two server steps."""
-    return recipe.scheduling.kind in ("synchronous", "deadline")
-
-
 def _often(recipe: Recipe) -> str:
-    return f"with {recipe.scheduling.kind} scheduling, a client sends as often as it is done; a real site counts that"
+    kind = recipe.scheduling.kind
+    return f"with {kind} scheduling, a client may send more than once between two steps; a real site counts that"
 
 
 def _unknown(delta: float, rounds: int, why: str) -> PrivacyBudget:

@@ -15,15 +15,12 @@ from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepCon
 from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
 from piebald.core.randomness import key
 from piebald.core.tensor_store import TensorStore
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort, aggregated
+from piebald.methods.aggregation.base import Aggregator, aggregated
 from piebald.methods.aggregation.linear import Linear
-from piebald.methods.clustering.base import ChoosesMainCluster, JoinsClusters, MixesModels, assigned
+from piebald.methods.clustering.base import assigned
 from piebald.methods.recipe import Recipe
-from piebald.methods.scheduling.base import round_kind
-from piebald.methods.server_optimizer.base import KeepsServerState
 from piebald.methods.server_optimizer.cached_average import CachedAverage
-from piebald.methods.training.base import KeepsServerVectors
-from piebald.methods.transforms.base import Colludes
+from piebald.methods.transforms.base import Transform
 from piebald.server.best_version import ModelSnapshot
 from piebald.server.cluster_state import STEPS, ClusterModel, Counted, Keep, norm_of, where_it_is
 from piebald.server.model_cache import ModelCache
@@ -75,27 +72,15 @@ class ClusterModels:
     keep: Keep = where_it_is
     last: TensorStore = field(init=False)
     _in_rounds: bool = field(init=False)
-    _main_of: ChoosesMainCluster | None = field(init=False)
-    _joining: JoinsClusters | None = field(init=False)
-    _mixing: MixesModels | None = field(init=False)
-    _colluding: list[tuple[int, Colludes]] = field(init=False)
-    _preparing: PreparesCohort | None = field(init=False)
-    _vectors_of: KeepsServerVectors | None = field(init=False)
+    _colluding: list[tuple[int, Transform]] = field(init=False)
     _side_by_side: bool = field(init=False)
 
     def __post_init__(self) -> None:
         optimizer = self.recipe.server_optimizer
         self.last = TensorStore(optimizer.memory if isinstance(optimizer, CachedAverage) else 0, prefix="last")
-        aggregator, trainer = self.recipe.aggregation, self.recipe.training
-        # asking for a protocol costs more than a step of a small model, so it is done once
-        clustering, transforms = self.recipe.clustering, enumerate(self.recipe.transforms)
-        self._main_of = clustering if isinstance(clustering, ChoosesMainCluster) else None
-        self._joining = clustering if isinstance(clustering, JoinsClusters) else None
-        self._mixing = clustering if isinstance(clustering, MixesModels) else None
-        self._colluding = [(place, one) for place, one in transforms if isinstance(one, Colludes)]
-        self._in_rounds = round_kind(self.recipe.scheduling) is not None
-        self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
-        self._vectors_of = trainer if isinstance(trainer, KeepsServerVectors) else None
+        transforms = enumerate(self.recipe.transforms)
+        self._colluding = [(place, transform) for place, transform in transforms if transform.colludes()]
+        self._in_rounds = self.recipe.scheduling.round_kind() is not None
         self._side_by_side = self.recipe.needs_matrix or self.max_weight < 1
 
     @property
@@ -106,13 +91,12 @@ class ClusterModels:
     @property
     def main_number(self) -> int:
         """The number of the main cluster."""
-        return 0 if self._main_of is None else self._main_of.main_cluster(self.kept.get(("clustering", 0), {}))
+        return self.recipe.clustering.main_cluster(self.kept.get(("clustering", 0), {}))
 
     def of(self, client: int) -> ClusterModel:
         """The cluster that a client belongs to; the main one for a newcomer."""
-        if self._joining is not None:
-            return self.cluster(self._joining.cluster(client))
-        return self.cluster(self.cluster_of[client]) if client in self.cluster_of else self.main
+        number = self.recipe.clustering.cluster(client)
+        return self.cluster(self.cluster_of.get(client, self.main_number) if number is None else number)
 
     def missed(self, task: Task, version: int) -> int:
         """How many server steps the update of a task has missed by now.
@@ -137,13 +121,12 @@ class ClusterModels:
         """A cluster by number, created at its first use from the run's first model or from `model`."""
         if number not in self.clusters:
             recipe, model = self.recipe, self.initial if model is None else model
-            optimizer, trainer = recipe.server_optimizer, recipe.training
-            state = optimizer.initial_state(model) if isinstance(optimizer, KeepsServerState) else {}
-            vectors = trainer.server_vectors(len(model)) if isinstance(trainer, KeepsServerVectors) else {}
-            made = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
-            made.optimizer_state, made.server_vectors = made.kept(state, {}), made.kept(vectors, {})
-            made.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
-            self.clusters[number] = made
+            optimizer = recipe.server_optimizer
+            cluster = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
+            cluster.optimizer_state = cluster.kept(optimizer.initial_state(model), {})
+            cluster.server_vectors = cluster.kept(recipe.training.server_vectors(len(model)), {})
+            cluster.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
+            self.clusters[number] = cluster
         return self.clusters[number]
 
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
@@ -161,12 +144,11 @@ class ClusterModels:
         if any(labels) or self.cluster_of:
             self._regroup(cohort.clients, labels)
         counted = self._moved(labels, cohort, make_context)
-        if self._joining is not None:
-            self._join(self._joining, counted, context)
-        if self._mixing is not None:
-            mixed = self._mixing.mix({label: self.clusters[label].model for label in sorted(set(labels))}, context)
-            for label, model in mixed.items():
-                self.cluster(label, model).settle(model)
+        if recipe.clustering.clusters_to_join:
+            self._join(counted, context)
+        trained = {label: self.clusters[label].model for label in sorted(set(labels))}
+        for label, model in recipe.clustering.mix(trained, context).items():
+            self.cluster(label, model).settle(model)
         return counted
 
     def _moved(self, labels: Sequence[int], cohort: Cohort, make_context: MakeContext) -> list[Counted]:
@@ -180,17 +162,18 @@ class ClusterModels:
             counted |= zip(rows, self._move(label, cohort.rows(rows), make_context), strict=True)
         return [counted[row] for row in range(len(labels))]
 
-    def _join(self, joining: JoinsClusters, counted: Sequence[Counted], context: ServerContext) -> None:
+    def _join(self, counted: Sequence[Counted], context: ServerContext) -> None:
         """Let all clusters go on from the mean of their models, where that is due."""
         weights = dict[int, float]()
         for one in counted:  # without a weight of its own, each counts once
             weights[one.cluster] = weights.get(one.cluster, 0.0) + (1.0 if one.weight is None else one.weight)
-        shares = joining.joined(weights, context) or {}
+        clustering = self.recipe.clustering
+        shares = clustering.join(weights, context) or {}
         if not sum(shares.values()):
             return
         models = torch.stack([self.cluster(number).model for number in shares])
         model = (weighted_sum(models, list(shares.values())) / sum(shares.values())).float()
-        for number in range(joining.clusters):
+        for number in range(clustering.clusters_to_join):
             self.cluster(number).settle(model)
 
     def _step_alone(self, version: int, context: ServerContext) -> None:
@@ -225,9 +208,7 @@ class ClusterModels:
         context = make_context("aggregation", label)
         if self.cluster_of and not self._in_rounds:
             members = dataclasses.replace(members, missed=[cluster.missed(sent) for sent in members.versions])
-        if self._preparing is not None:
-            members = self._preparing.prepare(members, context)
-        members = with_capped_examples(members, self.max_weight)
+        members = with_capped_examples(aggregator.prepare(members, context), self.max_weight)
         weights = _weights(aggregator, members)
         if cluster.cache is not None:
             shares = self._swap(cluster, cluster.cache, members, weights)
@@ -235,10 +216,10 @@ class ClusterModels:
             shares = self._average(label, cluster, members, context)
         cluster.committed += sum(update.steps for update in members.updates)
         cluster.note_step(members.version)
-        trainer = self._vectors_of
-        if trainer is not None and cluster.server_vectors:
+        trainer = self.recipe.training
+        if cluster.server_vectors:
             means = _plain_means(
-                members.updates, [name for name in cluster.server_vectors if name in self.recipe.training.uploads()]
+                members.updates, [name for name in cluster.server_vectors if name in trainer.uploads()]
             )
             arrived = StepContext(len(members.updates), context.known, members.version, shares)
             vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)

@@ -9,7 +9,6 @@ from torch import Tensor
 from piebald.contracts import Query, Result
 from piebald.core.cohort_matrix import weighted_mean
 from piebald.methods.client_work import ClientWork
-from piebald.methods.training.base import CompletesModels
 from piebald.server.cluster_models import ClusterModels
 from piebald.server.cluster_state import ClusterModel
 
@@ -26,13 +25,12 @@ class CompletedModels:
 
     def __init__(self, work: ClientWork, most: int | None = None) -> None:
         self._work, self._most = work, most
-        self._trainer = work.trainer if isinstance(work.trainer, CompletesModels) else None
         self._used: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number: the model, its buffers, and both
 
     @property
     def needed(self) -> bool:
         """Whether models lack anything."""
-        return self._trainer is not None and self._trainer.completing_query(None) is not None
+        return self._work.trainer.completing_query(None) is not None
 
     def complete(self, models: ClusterModels, clients: Sequence[int], ask: Ask) -> None:
         """Ask for the buffers of each cluster's model, and of those parts of it that clients have.
@@ -58,7 +56,7 @@ class CompletedModels:
 
     def _buffers(self, number: int | None, clients: Sequence[int], ask: Ask) -> Tensor | None:
         """The mean of the buffers that clients tell of a model, None where nobody does."""
-        query = None if self._trainer is None else self._trainer.completing_query(number)
+        query = self._work.trainer.completing_query(number)
         layout = self._work.numbered(number).layout
         told = [] if query is None else [one.update for one in ask([(client, query) for client in clients])]
         size = (layout.shared - layout.shared_trained,)

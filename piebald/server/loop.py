@@ -6,7 +6,6 @@ from the last one that a checkpoint holds.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,9 +29,8 @@ from piebald.core.errors import RuntimeFault
 from piebald.core.machine import HOST, moved, on_host
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.client_work import ClientWork
-from piebald.methods.clustering.base import SendsCandidates
 from piebald.methods.recipe import Recipe
-from piebald.methods.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
+from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.server.best_version import BestVersion, ModelSnapshot
 from piebald.server.class_counts import confusion_rows
@@ -116,12 +114,9 @@ class ServerLoop:
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
-        self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
+        self._stalled = StalledSteps(recipe.scheduling.round_kind() is not None)
         early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
-        self._offering = recipe.clustering if isinstance(recipe.clustering, SendsCandidates) else None
-        self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
-        self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None
         self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
@@ -146,9 +141,7 @@ class ServerLoop:
                 continue
             if self._queries.queue:
                 self._take(self._queries.queue.popleft())
-            elif (
-                result := self.runtime.next(self._deadline.next_check(self._view()) if self._deadline else math.inf)
-            ) is not None:
+            elif (result := self.runtime.next(scheduler.deadline(self._view()))) is not None:
                 self._take(result)
                 del result  # a name for it would keep the sum of its round in memory during the next one
             elif not asked and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
@@ -183,7 +176,7 @@ class ServerLoop:
         """Send training tasks; returns whether there is any."""
         if not clients:
             return False
-        offer = self._offering.candidates(self.cluster_models.models, self.work) if self._offering else {}
+        offer = self.recipe.clustering.candidates(self.cluster_models.models, self.work)
         tasks = []
         self._masked.agree_keys(clients, self._context)
         for client in clients:
@@ -238,7 +231,7 @@ class ServerLoop:
             self.client_pool.initialized.add(client)
         if reason is not None:
             self._end(result, reason)
-        elif late := self._rejects_late and self._rejects_late.reject_reason(self.cluster_models.missed(task, version)):
+        elif late := self.recipe.scheduling.reject_reason(self.cluster_models.missed(task, version)):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)

@@ -1,9 +1,9 @@
-"""The base class of aggregators, and what some of them do besides."""
+"""The base class of aggregators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,25 @@ class Aggregator(Component):
 
     axis = "aggregation"
     takes_parts: ClassVar[bool] = False  # whether clients may have a part of the numbers only, see `Cohort.held`
+
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        """Return the cohort with what weights depend on besides, such as clients' scores, as metrics of its updates."""
+        return cohort
+
+    def sender_query(self, spec: ModelSpec) -> Query | None:
+        """Return the query that each client answers about the model it has just trained, or None.
+
+        The answer comes along with the update.  Where transforms change updates, or an answer is no vector, clients are
+        asked about the model that arrived instead.
+        """
+        return None
+
+    def reads_data(self) -> bool:
+        """Return whether what a client holds or sends may decide how much its update counts.
+
+        Noise on a mean hides clients only where nothing does, so a subclass that weighs in another way must say so.
+        """
+        return True
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         """Combine the changes of a cohort.
@@ -54,22 +73,3 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
             f"{shown(found[1])}"
         )
     return found
-
-
-@runtime_checkable
-class PreparesCohort(Protocol):
-    """An aggregator that needs more before it weights updates, e.g. scores from clients."""
-
-    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
-        """The cohort, with what was found out in the metrics of its updates."""
-
-
-@runtime_checkable
-class AsksSenders(Protocol):
-    """An aggregator that wants every client's answer about its own model, which then comes along with the update.
-
-    Where transforms change updates, or an answer is no vector, clients are asked about the model that arrived instead.
-    """
-
-    def own_query(self, spec: ModelSpec) -> Query | None:
-        """The query that each client answers about the model it has just trained, or None."""

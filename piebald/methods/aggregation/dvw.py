@@ -71,7 +71,7 @@ class Dvw(Linear):
             updates.append(dataclasses.replace(update, metrics={**update.metrics, **metrics}))
         return dataclasses.replace(cohort, updates=updates)
 
-    def own_query(self, spec: ModelSpec) -> Validate | None:
+    def sender_query(self, spec: ModelSpec) -> Validate | None:
         classes = _classes(spec)
         return Validate(classes=classes) if classes else None
 

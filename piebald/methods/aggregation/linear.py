@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.base import Aggregator
 
 
 class Linear(Aggregator):
@@ -53,6 +55,10 @@ class ExampleWeighted(Linear):
 class EqualWeighted(Linear):
     """Every update counts the same."""
 
+    def reads_data(self) -> bool:
+        own = (EqualWeighted.weight, EqualWeighted.undamped_weight, EqualWeighted.aggregate, EqualWeighted.prepare)
+        return self.overrides(*own)
+
     def weight(self, update: Update, staleness: int = 0) -> float:
         return 1.0
 
@@ -67,13 +73,17 @@ class GradientNormWeighted(Linear):
         return update.norm
 
 
-def computes_from_sum(aggregator: Aggregator) -> bool:
+def is_plain_mean(aggregator: object) -> bool:
+    """Return whether every update counts the same in a mean, whatever its client has, sends or missed."""
+    return isinstance(aggregator, EqualWeighted) and not aggregator.reads_data()
+
+
+def computes_from_sum(aggregator: Aggregator) -> TypeGuard[Linear]:
     """Whether the aggregator's result follows from the weighted sum of the changes and from each update's numbers.
 
     True for a `Linear` that neither aggregates in a way of its own nor prepares cohorts.
     """
-    own = not isinstance(aggregator, Linear) or type(aggregator).aggregate is not Linear.aggregate
-    return not own and not isinstance(aggregator, PreparesCohort)
+    return isinstance(aggregator, Linear) and not aggregator.overrides(Linear.aggregate, Linear.prepare)
 
 
 def weighs_by_examples(aggregator: object) -> bool:
@@ -87,4 +97,4 @@ def computes_from_masked_sum(aggregator: Aggregator) -> bool:
 
     That is all that a server learns under secure aggregation, so an aggregator with damped weights is refused as well.
     """
-    return computes_from_sum(aggregator) and type(aggregator).undamped_weight is Linear.undamped_weight  # type: ignore[attr-defined]
+    return computes_from_sum(aggregator) and not aggregator.overrides(Linear.undamped_weight)

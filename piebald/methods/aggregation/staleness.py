@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.contracts.component import build
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import EqualWeighted, Linear
 
 
@@ -50,7 +50,12 @@ class StalenessWeighted(Linear):
         return self.base.discloses()
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
-        return self.base.prepare(cohort, context) if isinstance(self.base, PreparesCohort) else cohort
+        return self.base.prepare(cohort, context)
+
+    def reads_data(self) -> bool:
+        weighs = (StalenessWeighted.weight, StalenessWeighted.undamped_weight, StalenessWeighted.damping)
+        mine = self.overrides(*weighs, StalenessWeighted.aggregate, StalenessWeighted.prepare)
+        return mine or self.base.reads_data()
 
     def needs_validation_rows(self) -> bool:
         return self.base.needs_validation_rows()

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from piebald.contracts import Cohort, SendsInputMoments, ServerContext
+from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
@@ -40,6 +40,7 @@ from piebald.methods.clustering.partitioning import (
     with_outliers,
 )
 from piebald.methods.clustering.response_divergence import divergences, responses
+from piebald.methods.training.base import Trainer
 
 _OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")
 _SHOWN = 200  # clients up to which the divergence matrix is kept for the report
@@ -173,13 +174,14 @@ class Distfl(Clustering):
         return "losses of every cluster's model on their validation rows" if self.normal == "vote" else None
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        advice = "choose another clustering, like ifca"
         if spec.objective.name != "classification":
-            return f"distfl compares what models make of classes but this is {spec.objective.name}: use another group"
+            return f"distfl compares what models make of classes but this is {spec.objective.name}: {advice}"
         if not pytree.is_single(spec.shape):
             several = pytree.plain(spec.shape)
-            return f"distfl makes up inputs of one tensor but the model takes {several}: use another group"
+            return f"distfl makes up inputs of one tensor but the model takes {several}: {advice}"
         if not _reads_real_numbers(spec):
-            return "distfl makes up inputs of real numbers, which this model cannot read: use another group, like ifca"
+            return f"distfl makes up inputs of real numbers, which this model cannot read: {advice}"
         if self.knowledge == "noise" or self.layers or _shared(batch_norm_targets(spec.model, 1.0), spec):
             return None
         why = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
@@ -189,8 +191,8 @@ class Distfl(Clustering):
         )
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
-        layers = recipe.training.layers if isinstance(recipe.training, SendsInputMoments) else None
-        return self.model_copy(update={"layers": layers})
+        assert isinstance(recipe.training, Trainer)
+        return self.model_copy(update={"layers": recipe.training.moment_layers() or None})
 
     def main_cluster(self, state: Mapping[str, Any]) -> int:
         return int(state.get("normal", 0))

@@ -16,6 +16,7 @@ from piebald.core.cohort_matrix import coordinates
 from piebald.core.parameters import copied
 from piebald.core.randomness import key, torch_seed
 from piebald.methods.clustering.base import Clustering
+from piebald.methods.training.base import Trainer
 
 
 class Ifca(Clustering):
@@ -42,10 +43,10 @@ class Ifca(Clustering):
     restarts: int = Field(default=10, ge=1)
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        kind = recipe.training.kind
-        if kind == "lowest_loss":
+        trainer = recipe.training
+        if isinstance(trainer, Trainer) and trainer.sends_choice:
             return None
-        return f"ifca needs clients that choose: use training = {{ kind = 'lowest_loss', ... }}, not {kind!r}"
+        return f"ifca needs clients that choose: use training = {{ kind = 'lowest_loss', ... }}, not {trainer.kind!r}"
 
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         if cohort.version + 1 < self.warm:

@@ -48,7 +48,7 @@ class Regions(Clustering):
         return regions
 
     @property
-    def clusters(self) -> int:
+    def clusters_to_join(self) -> int:
         return self.regions if isinstance(self.regions, int) else len(self.regions) + 1
 
     def cluster(self, client: int) -> int:
@@ -59,7 +59,7 @@ class Regions(Clustering):
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         return [self.cluster(client) for client in cohort.clients]
 
-    def joined(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
+    def join(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
         kept: dict[str, float] = context.state.setdefault("weights", {})  # JSON has text for keys
         for number, weight in weights.items():
             kept[str(number)] = kept.get(str(number), 0.0) + weight

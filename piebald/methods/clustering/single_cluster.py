@@ -13,5 +13,8 @@ class SingleCluster(Clustering):
 
     requires_individual_updates = False
 
+    def is_single(self) -> bool:
+        return not self.overrides(SingleCluster.assign)
+
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         return [0] * len(cohort.clients)

@@ -53,8 +53,12 @@ class Synchronous(Scheduler):
             return view.waiting >= min(self._wanted(view), view.requested)
         return view.requested > 0 and not view.outstanding and bool(view.waiting or view.failed)
 
+    def asks_once(self) -> bool:
+        return not self.overrides(Synchronous.num_to_request)
+
     def expected_updates(self, known: int) -> float | None:
-        if self.over_selection > 1.0:
+        # who arrives in time may depend on clients' rows, and so may whom a subclass asks besides
+        if self.over_selection > 1.0 or self.overrides(Synchronous.num_to_request, Synchronous.should_step):
             return None
         share = self.inclusion(known)
         return cohort_size(self.cohort, known) if share is None else share * known

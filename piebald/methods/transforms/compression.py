@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from piebald.contracts.component import RecipeComponents
-from piebald.methods.transforms.base import Colludes, MaskingTransform, Transform
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Bytes, Whole
 
 if TYPE_CHECKING:
@@ -122,10 +122,11 @@ class Compressor(Transform):
         summed = isinstance(self, SendsSameNumbers) and self.same_for_all
         if masking is not None and not summed:
             return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed} drop {self.kind}"
-        alone = [one for one in recipe.transforms if not isinstance(one, Colludes | MaskingTransform)]
+        transforms = [one for one in recipe.transforms if isinstance(one, Transform)]
+        alone = [one for one in transforms if not (isinstance(one, MaskingTransform) or one.colludes())]
         if alone[-1] is not self:
             return f"{self.kind} packs an update, so nothing can be done to it afterwards: put it last, once"
-        noising = [one for one in recipe.transforms if isinstance(one, Transform) and one.noises_mean()]
+        noising = [one for one in transforms if one.noises_mean()]
         if noising and not self.keeps_clip:
             return (
                 f"{noising[0].kind} at the server counts on updates no longer than its clip, but what {self.kind} "

@@ -14,6 +14,7 @@ from piebald.contracts import StepContext
 from piebald.contracts.component import RecipeComponents
 from piebald.core.machine import float64_device
 from piebald.core.noise import NoiseSource
+from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.transforms.base import Transform
 
 
@@ -90,12 +91,11 @@ class Gaussian(Transform):
         return self.where == "server" and self.multiplier > 0
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        weights = recipe.aggregation.table()
-        base = weights.get("base", weights) if weights["kind"] == "staleness_weighted" else weights
-        if not self.noises_mean() or base["kind"] == "equal_weighted":
+        aggregator = recipe.aggregation
+        if not self.noises_mean() or (isinstance(aggregator, Aggregator) and not aggregator.reads_data()):
             return None
         return (
             "gaussian at the server hides a client in a mean with equal weights but "
-            f"{base['kind']} lets a client's data decide how much it counts: set aggregation = 'equal_weighted', or "
+            f"{aggregator.kind} lets a client's data decide how much it counts: set aggregation = 'equal_weighted', or "
             "where = 'client'"
         )

@@ -39,10 +39,10 @@ from piebald.contracts.component import RecipeComponents, build
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined, SettingError
 from piebald.core.parameters import nbytes
-from piebald.methods.aggregation.linear import Linear
-from piebald.methods.scheduling.base import Scheduler, round_kind
+from piebald.methods.aggregation.linear import Linear, is_plain_mean
+from piebald.methods.scheduling.base import Scheduler
 from piebald.methods.sharing.base import Sharing
-from piebald.methods.training.base import KeepsServerVectors, Trainer
+from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
@@ -124,25 +124,26 @@ class SecureAggregation(MaskingTransform):
         if recipe.transforms[-1] is not self or sum(isinstance(one, MaskingTransform) for one in recipe.transforms) > 1:
             return "secure_aggregation hides the update from any transform behind it: put it last, once"
         scheduler, aggregator = recipe.scheduling, recipe.aggregation
-        if not isinstance(scheduler, Scheduler) or round_kind(scheduler) is None:
-            late = ", or set its max_staleness = 0" if scheduler.kind == "deadline" else ""
+        assert isinstance(scheduler, Scheduler)
+        if scheduler.round_kind() is None:
             return (
                 f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with "
-                f"any client that arrives: choose scheduling = 'synchronous'{late}"
+                f"any client that arrives: {scheduler.rounds_advice}"
             )
         sharing = recipe.sharing
-        if not isinstance(sharing, Sharing) or type(sharing).initial_private is not Sharing.initial_private:
+        if sharing.overrides(Sharing.initial_private):
             return (
                 f"{sharing.kind} lets each client begin with other numbers, and secure_aggregation sums only what "
                 "all clients were shown alike: choose another sharing, or drop it"
             )
-        if recipe.training.kind == "adaptive_frequency":
+        trainer = recipe.training
+        if isinstance(trainer, Trainer) and trainer.follows_others:
             return (
-                "adaptive_frequency goes by the steps of others, which secure_aggregation hides: choose another "
+                f"{trainer.kind} goes by the steps of others, which secure_aggregation hides: choose another "
                 "training, or drop it"
             )
         central = [one for one in recipe.transforms if isinstance(one, Gaussian) and one.where == "server"]
-        if central and aggregator.kind != "equal_weighted":
+        if central and not is_plain_mean(aggregator):
             return (
                 f"{central[0].kind} at the server needs the largest weight, which secure_aggregation hides: choose "
                 "aggregation = 'equal_weighted', or where = 'client'"
@@ -155,17 +156,16 @@ class SecureAggregation(MaskingTransform):
         return None
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
-        trainer, sized = recipe.training.adapted_to(recipe, spec), dict[str, Tensor]()
+        trainer = recipe.training.adapted_to(recipe, spec)
         assert isinstance(trainer, Trainer)
-        if isinstance(trainer, KeepsServerVectors):
-            sized = trainer.server_vectors(spec.layout.shared)
+        sized = trainer.server_vectors(spec.layout.shared)
         for name in trainer.uploads():
             if name not in sized:
                 raise SettingError(
                     f"secure_aggregation must know the length of what is summed but {trainer.kind} sends {name!r}: "
                     "drop it"
                 )
-        heaviest = self.heaviest or (1.0 if recipe.aggregation.kind == "equal_weighted" else _HEAVIEST)
+        heaviest = self.heaviest or (1.0 if is_plain_mean(recipe.aggregation) else _HEAVIEST)
         shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
         filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
         packs = next((one.table() for one in recipe.transforms if isinstance(one, SendsSameNumbers)), None)
