@@ -41,7 +41,7 @@ from piebald.methods.recipes.named import maker
 from piebald.runtimes.base import RuntimeSettings
 from piebald.methods.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
-from piebald.server.class_counts import class_query
+from piebald.server.evaluation import class_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.methods.training.base import Trainer
 from piebald.version import __version__

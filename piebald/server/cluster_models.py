@@ -21,10 +21,18 @@ from piebald.methods.clustering.base import assigned
 from piebald.methods.recipe import Recipe
 from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.transforms.base import Transform
-from piebald.server.best_version import ModelSnapshot
-from piebald.server.cluster_state import STEPS, ClusterModel, Counted, Keep, norm_of, where_it_is
+from piebald.server.cluster_state import (
+    STEPS,
+    ClusterModel,
+    Counted,
+    Keep,
+    ModelSnapshot,
+    norm_of,
+    where_it_is,
+    with_capped_examples,
+    with_capped_shares,
+)
 from piebald.server.model_cache import ModelCache
-from piebald.server.weight_caps import with_capped_examples, with_capped_shares
 
 MakeContext = Callable[[str, int], ServerContext]  # the context of a component, by axis and cluster
 
@@ -308,7 +316,7 @@ class ClusterModels:
         )
 
     def begin_with(self, taken: Checkpoint) -> None:
-        """Begin with what a finished run left (`inherited_models.fitting_models`)."""
+        """Begin with what a finished run left (`cluster_state.fitting_models`)."""
         self.restore(taken, 0)
         self.last.adopt(taken.tensors)
         self.initial = self.main.model  # of clusters that appear later

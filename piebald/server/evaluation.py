@@ -1,15 +1,27 @@
-"""When models are evaluated for the report, and the progress of a run."""
+"""Evaluations for the report: when and of whom, the best version, counts by class, and buffers that models lack."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from piebald.contracts import SERVER_ID, Query, Split
+from torch import Tensor
+
+from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
+from piebald.core.cohort_matrix import weighted_mean
+from piebald.core.errors import SettingError
 from piebald.core.randomness import select
-from piebald.methods.queries.confusion import Confusion
-from piebald.methods.queries.evaluate import Evaluate
-from piebald.methods.queries.validate import Validate
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries.confusion import Confusion, counted
+from piebald.server.cluster_models import ClusterModels
+from piebald.server.cluster_state import ClusterModel, ModelSnapshot
+from piebald.server.records import TableRow
+
+MOST_CLASSES = 100
+MOST_CLIENTS = 1_000
+
+Ask = Callable[[Sequence[tuple[int, Query]]], Sequence[Result]]  # clients about the model of their cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +72,175 @@ class EvaluationPlan:
         return range(known) if self.clients is None else select(range(known), self.clients, "measure", seed)
 
 
-def split_of(query: Query | None) -> Split:
-    """Which of a client's rows an evaluation is about."""
-    return query.split if isinstance(query, Evaluate | Validate) else "test"
-
-
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
     """Progress after a server step: its version, and the newest mean scores by "model/metric"."""
 
     version: int
     scores: Mapping[str, float]
+
+
+@dataclass(slots=True, eq=False)
+class BestVersion:
+    """The version with the lowest validation loss over all evaluated rows of all clients (CGAU keeps that one).
+
+    Its global models are kept here during the run; a run folder has them, with the state of clients at that time, in
+    that version's checkpoint.  A client is judged by its personal model where it has one.  The initial model is not a
+    candidate.
+
+    Attributes:
+        version: server steps made by then, None before the first evaluation.
+        loss: mean over rows.
+        models: the global models at that version, None after a resume.
+    """
+
+    version: int | None = None
+    loss: float = float("inf")
+    models: ModelSnapshot | None = None
+
+    def consider(self, version: int, scores: Sequence[Mapping[str, Any]], models: ModelSnapshot) -> bool:
+        """Keep this version if it is better than all earlier ones, and say so; the earliest of equals is kept."""
+        loss = validation_loss(scores)
+        better = bool(version) and loss is not None and loss < self.loss
+        if better and loss is not None:
+            self.version, self.loss, self.models = version, loss, models
+        return better
+
+    def state(self) -> list[float] | None:
+        """Version and loss as JSON."""
+        return None if self.version is None else [self.version, self.loss]
+
+    def restore(self, state: Sequence[float] | None) -> None:
+        """Restore what `state` returned."""
+        if state is not None:
+            self.version, self.loss = int(state[0]), float(state[1])
+
+
+def validation_loss(scores: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean loss over validation rows, from rows of the table `score`; None where there are none."""
+    by_client: dict[int, Mapping[str, Any]] = {}
+    for row in scores:
+        if (
+            row["split"] == "validation"
+            and row["metric"] == "loss"
+            and (row["model"] == "personal" or row["client"] not in by_client)
+        ):
+            by_client[row["client"]] = row
+    rows = sum(row["examples"] for row in by_client.values())
+    return sum(row["examples"] * row["value"] for row in by_client.values()) / rows if rows else None
+
+
+def class_query(
+    wanted: bool | None, work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool
+) -> Confusion | None:
+    """The query, None where nothing is to be counted.
+
+    Args:
+        wanted: True or False as the user says; None counts in simulations, as far as it costs little.
+        work, clients: what is trained, by whom.
+        split: the rows that models are judged by.
+        asked: how many clients are evaluated, 0 for none.
+        simulates: whether all rows are on this machine; else each site's policy must name the query.
+
+    Raises:
+        SettingError: counts are wanted and there can be none.
+    """
+    if wanted is False or (wanted is None and not simulates):
+        return None
+    classes, why = len(clients.classes or ()), None
+    if not asked:
+        why = "needs evaluations: set evaluate_every to 1 or more"
+    elif not work.objective.classifies or not classes or tuple(work.outputs) != (classes,):
+        why = "needs classes, and a model with an output for each"
+    elif not simulates and work.choice is not None:
+        why = f"does not fit keep = {work.choice.kind!r} in a federation, whose sites tell nobody what they chose"
+    elif not 2 <= classes <= MOST_CLASSES:
+        why = f"is for 2 to {MOST_CLASSES} classes, there are {classes}"
+    elif asked > MOST_CLIENTS:
+        why = f"is for at most {MOST_CLIENTS:,} clients, {asked:,} are evaluated: set evaluate_clients"
+    if why is None:
+        return Confusion(split=split, classes=classes)
+    if wanted:
+        raise SettingError(f"per_class {why}, or leave it out")
+    return None
+
+
+def confusion_rows(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
+    """Answers to the query as rows of the table `confusion`."""
+    model = "personal" if isinstance(work.trainer, Personalizes) or work.layout.private else "global"
+    return [
+        row
+        for one in answers
+        if one.update is not None and isinstance(one.task.query, Confusion)
+        for row in counted(version, one.task.client, model, one.task.query.split, one.update.vectors["confusion"])
+    ]
+
+
+class CompletedModels:
+    """Has clients complete the models of clusters, and gives each client the one that it uses.
+
+    Args:
+        work: the run's.
+        most: a client's rows count as at most so many, None for no limit.
+    """
+
+    def __init__(self, work: ClientWork, most: int | None = None) -> None:
+        self._work, self._most = work, most
+        self._used: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number: the model, its buffers, and both
+
+    @property
+    def needed(self) -> bool:
+        """Whether models lack anything."""
+        return self._work.trainer.completing_query(None) is not None
+
+    def complete(self, models: ClusterModels, clients: Sequence[int], ask: Ask) -> None:
+        """Ask for the buffers of each cluster's model, and of those parts of it that clients have.
+
+        Like an evaluation, this is no part of training, and costs neither bytes nor virtual time.  What nobody tells
+        stays as it is.
+
+        Args:
+            models: of the clusters.
+            clients: who is asked, each about the model of its cluster.
+            ask: asks them, and returns the answers that can be used.
+        """
+        owns = () if self._work.own_models is None else range(len(self._work.own_models.models))
+        for cluster in models.clusters.values():
+            asked = [client for client in clients if models.of(client) is cluster]
+            found = {number: self._buffers(number, asked, ask) for number in (None, *owns)}
+            known = {number: buffers for number, buffers in found.items() if buffers is not None}
+            cluster.own_buffers |= {str(number): buffers for number, buffers in known.items() if number is not None}
+            if None in known:
+                model = cluster.model.clone()
+                model[self._work.layout.shared_trained : self._work.layout.shared] = known[None]
+                cluster.settle(model)
+
+    def _buffers(self, number: int | None, clients: Sequence[int], ask: Ask) -> Tensor | None:
+        """The mean of the buffers that clients tell of a model, None where nobody does."""
+        query = self._work.trainer.completing_query(number)
+        layout = self._work.numbered(number).layout
+        told = [] if query is None else [one.update for one in ask([(client, query) for client in clients])]
+        size = (layout.shared - layout.shared_trained,)
+        answers = [one for one in told if one is not None and one.examples and one.vectors["buffers"].shape == size]
+        if not answers:
+            return None
+        weights = [float(min(one.examples, self._most or one.examples)) for one in answers]
+        mean = weighted_mean([one.vectors for one in answers], "buffers", weights, sum(weights)).float()
+        for span in layout.variances:
+            mean[span.start - layout.shared_trained : span.stop - layout.shared_trained].clamp_(min=0.0)
+        return mean
+
+    def model(self, cluster: ClusterModel, client: int) -> Tensor:
+        """The model [s] of a cluster as a client gets it to use: with the buffers of its own part.
+
+        Clients of one part get the same tensor.
+        """
+        number = self._work.number(client)
+        buffers = None if number is None else cluster.own_buffers.get(str(number))
+        if number is None or buffers is None:
+            return cluster.model
+        model, own, made = self._used.get(number, (None, None, None))
+        if made is None or model is not cluster.model or own is not buffers:
+            made = self._work.with_buffers(number, cluster.model, buffers)
+            self._used[number] = cluster.model, buffers, made
+        return made

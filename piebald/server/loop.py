@@ -32,18 +32,13 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.server.best_version import BestVersion, ModelSnapshot
-from piebald.server.class_counts import confusion_rows
-from piebald.server.client_pool import ClientPool
-from piebald.server.client_queries import ClientQueries
+from piebald.server.client_pool import ClientPool, Invitations
+from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
-from piebald.server.cluster_state import Keep, where_it_is
-from piebald.server.completed_models import CompletedModels
-from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
-from piebald.server.invitations import Invitations
-from piebald.server.masked_rounds import MaskedRounds
-from piebald.server.received_results import ResultIntake
+from piebald.server.cluster_state import Keep, ModelSnapshot, where_it_is
+from piebald.server.evaluation import BestVersion, CompletedModels, EvaluationPlan, RoundProgress, confusion_rows
 from piebald.server.records import (
+    StepWriter,
     TableRow,
     mean_scores,
     plain_results,
@@ -52,15 +47,13 @@ from piebald.server.records import (
     refusal_notes,
     result_row,
     score_rows,
+    split_of,
     step_row,
     whole_result,
     whole_task,
 )
-from piebald.server.result_checks import ResultChecks
-from piebald.server.server_context import LoopContext
-from piebald.server.stalled import StalledSteps
-from piebald.server.step_writer import StepWriter
-from piebald.server.stopping import RunTotals, StoppingCriteria
+from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake
+from piebald.server.stopping import RunTotals, StalledSteps, StoppingCriteria
 
 
 class ServerLoop:

@@ -1,21 +1,31 @@
-"""Checks of results: shape, type, finite numbers, length of the step."""
+"""Results that arrive: what they must satisfy to count, and the sums that take their place under masks."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import MOST_ROWS, Result, Update, count_reason, described
+from piebald.contracts import MOST_ROWS, KeyAgreement, Result, Update, count_reason, described
 from piebald.contracts.component import Component
+from piebald.core.machine import raise_if_lost
 from piebald.core.parameters import Layout
+from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.server_optimizer.cached_average import CachedAverage
+from piebald.methods.transforms.base import MaskingTransform
+from piebald.server.cluster_models import MakeContext
 
 LONGEST_STEP = 1000.0
+_NEAR = 1e-4  # relative difference of norms that were computed in another order
+
+log = logging.getLogger(__name__)
 
 
 class ResultChecks(Component):
@@ -108,3 +118,118 @@ class ResultChecks(Component):
             if reason is None and name != "loss" and not math.isfinite(value):
                 reason = f"{name} is not finite"
         return reason
+
+
+class ResultIntake:
+    """Decides about training results, one at a time.
+
+    Args:
+        check: what an update must satisfy.
+        work: what clients do.
+        masked: the rounds in which the server sees only sums.
+    """
+
+    def __init__(self, check: ResultChecks, work: ClientWork, masked: MaskedRounds) -> None:
+        self._check, self._work, self._masked = check, work, masked
+        self._uploads = work.uploads()
+
+    def take(self, result: Result, limit: float) -> tuple[Result, str | None]:
+        """A result as it counts, and why it does not count, or None.
+
+        Args:
+            result: what came.
+            limit: the longest step allowed.
+        """
+        try:
+            if self._masked.transform is not None:
+                return result, self._masked.reject_reason(result, self._work)
+            reason = self._check.reject_reason(result, self._work.layout, limit, self._uploads)
+            return (result if reason is not None else self._measured(result)), reason
+        except Exception as error:  # whatever one result raises is the fault of its client
+            raise_if_lost(error)
+            log.debug("the result of task %d raised an error", result.task.id, exc_info=True)
+            return result, f"raised {type(error).__name__} when it was checked"
+
+    def _measured(self, result: Result) -> Result:
+        """The result with the norm of its vector, whatever it says its norm is, and no more rows than may count."""
+        update = result.update
+        if update is None or update.partial_sum is not None:
+            return result
+        trained = update.vectors["model"][: self._work.layout.shared_trained]  # as in `contracts.Update.norm`
+        norm, most = self._check.norm(trained), self._check.max_examples
+        examples = update.examples if most is None else min(update.examples, most)
+        if examples == update.examples and math.isclose(norm, update.norm, rel_tol=_NEAR):
+            return result
+        return dataclasses.replace(result, update=dataclasses.replace(update, norm=norm, examples=examples))
+
+    def split(self, results: Sequence[Result]) -> tuple[list[Result], list[tuple[Result, str]]]:
+        """The results whose vectors have the shapes of most, and the others with the reason.
+
+        It concerns vectors whose shape nobody knows beforehand; those of one step are averaged, so they must be alike.
+        """
+        sound, odd = list(results), list[tuple[Result, str]]()
+        for name in self._uploads:
+            updates = {id(one): one.update for one in sound if one.update is not None}
+            shapes = {place: one.vectors[name].shape for place, one in updates.items() if name in one.vectors}
+            if len({*shapes.values()}) > 1:
+                common = Counter(shapes.values()).most_common(1)[0][0]
+                reason = f"must send {name} like the {list(common)} of most"
+                odd += [(one, reason) for one in sound if shapes.get(id(one), common) != common]
+                sound = [one for one in sound if shapes.get(id(one), common) == common]
+        return sound, odd
+
+
+class MaskedRounds:
+    """The server's side of a masking transform, round by round.
+
+    Args:
+        transform: that transform, or None where individual updates reach the server; then these methods do nothing.
+    """
+
+    def __init__(self, transform: MaskingTransform | None) -> None:
+        self.transform = transform
+        self._agreement: KeyAgreement | None = None
+        self.loss: float | None = None  # of the sum that was opened last
+
+    def agree_keys(self, clients: Sequence[int], make_context: MakeContext) -> None:
+        """Let clients agree on keys.  An agreement ends with its round, so no checkpoint holds one."""
+        if self.transform is not None:
+            self._agreement = self.transform.agree_keys(clients, make_context("transforms", 0))
+
+    def vectors(self, client: int) -> Mapping[str, Tensor]:
+        """What a client's task brings for masking."""
+        return {} if self._agreement is None else self._agreement.vectors(client)
+
+    @property
+    def absent(self) -> Mapping[int, str]:
+        """The clients that were asked and take no part in the step, with the reason."""
+        return {} if self._agreement is None else self._agreement.absent
+
+    def reject_reason(self, result: Result, work: ClientWork) -> str | None:
+        """Why a masked update may not count, or None."""
+        assert self.transform is not None
+        if result.failure is not None or result.update is None:
+            return result.failure or "no answer"
+        return self.transform.masked_reject_reason(result.update, work)
+
+    def unmask(self, results: list[Result], make_context: MakeContext) -> tuple[list[Result], str | None]:
+        """The results with their common sum in place of what was masked, or none of them and the reason."""
+        self.loss = None
+        if self.transform is None or not results:
+            return results, None
+        agreement, self._agreement = self._agreement, None
+        masked = {result.task.client: result.update for result in results if result.update is not None}
+        pool = (
+            "no secure aggregation: no client has keys"
+            if agreement is None
+            else agreement.unmask(masked, make_context("transforms", 0))
+        )
+        if isinstance(pool, str):
+            return [], pool
+        self.loss = pool.loss
+        opened = []
+        for result in results:
+            assert result.update is not None
+            update = dataclasses.replace(result.update, vectors={}, partial_sum=pool)
+            opened.append(dataclasses.replace(result, update=update))
+        return opened, None

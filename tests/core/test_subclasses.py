@@ -190,7 +190,7 @@ def test_noise_on_a_mean_refuses_what_weighs_in_a_way_of_its_own(
     weighs = derived(base, **{method: WAYS[method]})
     mixed = type("Mixed", (type("Ways", (), {method: WAYS[method]}), base), {"__module__": __name__, "__doc__": "A."})
     for kind in (weighs, mixed):
-        with pytest.raises(SettingError, match="lets a client's data decide|individual updates"):
+        with pytest.raises(SettingError, match=r"lets a client's data decide|individual updates"):
             recipes.fedavg().with_(aggregation=kind(), transforms=transforms)
 
 
