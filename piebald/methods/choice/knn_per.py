@@ -22,10 +22,9 @@ from piebald.contracts import (
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.choice.guard import Verdict, judge
 from piebald.methods.choice.neighbours import interpolated, neighbour_shares
-from piebald.methods.choice.record import finite, grouped, reason
+from piebald.methods.choice.record import finite, grouped, marked, marked_name, reason
 from piebald.methods.training.features import no_features
 
-BASES = ("global", "cluster", "personal", "local")
 NEIGHBOURS = "neighbours"
 TENTHS = tuple(number / 10 for number in range(10))
 
@@ -69,7 +68,7 @@ class KnnPer(OwnChoice):
         asked = context.row_outputs(model, "validation")
         found = [self._chosen(*pair) for pair in zip(memories, asked, strict=True)]
         metrics = {key: torch.tensor([one[key] for one in found], dtype=torch.float64) for key in found[0]}
-        metrics["base"] = torch.full((len(found),), float(BASES.index(name)), dtype=torch.float64)
+        metrics |= marked("base", [name] * len(found), [name])
         tries = [(int(one["k"]), one["lam"]) for one in found]
         metrics |= self._scores("validation", (name, NEIGHBOURS), "validation", asked, memories, tries, context)
         metrics["examples"] = torch.tensor([len(one.labels) for one in asked])
@@ -89,7 +88,7 @@ class KnnPer(OwnChoice):
         """See `OwnChoice`: as `choice.record`, with `neighbours`, the k, lam and scale of the chosen interpolation, for
         `models.NearestNeighbours`.
         """
-        told, base = finite(metrics), BASES[int(metrics["base"])]
+        told, base = finite(metrics), marked_name("base", metrics)
         verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
         made: dict[str, Any] = {
             "chosen": NEIGHBOURS if verdict.chosen else base,

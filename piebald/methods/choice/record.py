@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from piebald.methods.choice.candidates import CANDIDATES
 from piebald.methods.choice.guard import FEWEST_ROWS, Verdict
 
@@ -37,12 +40,13 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
         is None or left out.
     """
-    told = finite(metrics)
-    chosen = CANDIDATES[int(metrics["chosen"])]
-    verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
+    told, shared = finite(metrics), int(metrics["shared"])
+    chosen, names = marked_name("chosen", metrics), [name for name in CANDIDATES if f"chosen/{name}" in metrics]
+    best = names.index(marked_name("best", metrics))
+    verdict = Verdict(names.index(chosen), best, metrics["difference"], metrics["error"])
     made: dict[str, Any] = {
         "chosen": chosen,
-        "why": reason(verdict, CANDIDATES, int(metrics["fallback"]) + 1, rows) if metrics["shared"] else ALONE,
+        "why": reason(verdict, names, shared, rows) if shared else ALONE,
         "rows": rows,
         "candidates": grouped(told, "validation"),
         "difference": told["difference"],
@@ -51,7 +55,7 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
     if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
         made["epochs"] = int(epochs)
     if chosen == "mixed":
-        made["mixture"] = {"of": CANDIDATES[int(metrics["mixed/of"])], "share": float(metrics["mixed/share"])}
+        made["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
     if (judged := int(metrics.get("judged/rows", 0))) > 0:
         made["judged"] = {"rows": judged, **grouped(told, "judged")}
         if "alone/difference" in told:
@@ -71,6 +75,27 @@ def loses(choice: Mapping[str, Any]) -> bool:
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Metrics as plain values, None for what is not defined."""
     return {name: None if not math.isfinite(value) else float(value) for name, value in metrics.items()}
+
+
+def marked(group: str, names: Sequence[str], choices: Sequence[str]) -> dict[str, Tensor]:
+    """Return the clients' names as metrics [c]: "GROUP/CHOICE" is 1 for those whose name it is, and 0 for the others.
+
+    Examples:
+        >>> marked("chosen", ["local", "global"], ["global", "local"])
+        {'chosen/global': tensor([0., 1.]), 'chosen/local': tensor([1., 0.])}
+    """
+    return {f"{group}/{choice}": torch.tensor([float(name == choice) for name in names]) for choice in choices}
+
+
+def marked_name(group: str, metrics: Mapping[str, float]) -> str:
+    """Return the name that `marked` has marked in one client's metrics.
+
+    Examples:
+        >>> marked_name("chosen", {"chosen/global": 0.0, "chosen/local": 1.0, "shared": 1.0})
+        'local'
+    """
+    prefix = f"{group}/"
+    return next(name.removeprefix(prefix) for name, value in metrics.items() if name.startswith(prefix) and value)
 
 
 def grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str, float | None]]:
