@@ -73,17 +73,17 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _build_tables(cls, fields: Any) -> Any:
-        made = dict(fields)
+        components = dict(fields)
         for axis in cls.axes:
             if axis == "transforms":
-                given: Any = made.get(axis, ())
-                alone = isinstance(given, Component | Mapping | str)
-                if not alone and not isinstance(given, list | tuple):
-                    raise SettingError(f"transforms must be a list of components or tables, got {shown(given)}")
-                made[axis] = tuple(build(axis, one) for one in ([given] if alone else given))
-            elif axis in made:
-                made[axis] = build(axis, made[axis])
-        return made
+                value: Any = components.get(axis, ())
+                alone = isinstance(value, Component | Mapping | str)
+                if not alone and not isinstance(value, list | tuple):
+                    raise SettingError(f"transforms must be a list of components or tables, got {shown(value)}")
+                components[axis] = tuple(build(axis, table) for table in ([value] if alone else value))
+            elif axis in components:
+                components[axis] = build(axis, components[axis])
+        return components
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -99,8 +99,8 @@ class Recipe(BaseModel):
                     f"choose another training, or drop {transform.kind}"
                 )
         for component in self.components:
-            if why := component.incompatible_with(self):
-                raise ValueError(why)
+            if reason := component.incompatible_with(self):
+                raise ValueError(reason)
         self._check_disclosures()
         return self
 
@@ -117,12 +117,12 @@ class Recipe(BaseModel):
             )
 
     def _check_disclosures(self) -> None:
-        hiding = next((one.kind for one in self.components if one.protects), None)
+        hiding = next((component.kind for component in self.components if component.protects), None)
         for component in self.components if hiding else ():
-            if told := component.discloses():
+            if disclosed := component.discloses():
                 raise ValueError(
-                    f"{hiding} protects what clients send but {component.kind} has them tell {told}, which no privacy "
-                    f"budget counts: choose another {component.axis}, or drop {hiding}"
+                    f"{hiding} protects what clients send but {component.kind} has them tell {disclosed}, which no "
+                    f"privacy budget counts: choose another {component.axis}, or drop {hiding}"
                 )
 
     def _check_cached(self) -> None:
@@ -165,7 +165,7 @@ class Recipe(BaseModel):
             return
         whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
         whole += [] if self.clustering.is_single() else [self.clustering]
-        whole += [one for one in self.transforms if one.protects or one.noises_mean()]
+        whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
         for component in whole:
             advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
             advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
@@ -173,7 +173,11 @@ class Recipe(BaseModel):
                 f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
                 f"change of the whole one: {advice}, or give all clients the whole one"
             )
-        keeping = [one.kind for one in self.transforms if isinstance(one, Compressor) and one.keeps_state]
+        keeping = [
+            transform.kind
+            for transform in self.transforms
+            if isinstance(transform, Compressor) and transform.keeps_state
+        ]
         if trainer.changes_parts and keeping:
             raise ValueError(
                 f"{trainer.kind} gives a client another part of the model for each task but {keeping[0]} keeps "
@@ -192,15 +196,15 @@ class Recipe(BaseModel):
     @property
     def components(self) -> tuple[Component, ...]:
         """All components, transforms in their order."""
-        found: list[Component] = []
+        components: list[Component] = []
         for axis in self.axes:
-            found += self.transforms if axis == "transforms" else [getattr(self, axis)]
-        return tuple(found)
+            components += self.transforms if axis == "transforms" else [getattr(self, axis)]
+        return tuple(components)
 
     @property
     def masking(self) -> MaskingTransform | None:
         """The transform after which the server sees only sums, or None."""
-        return next((one for one in self.transforms if isinstance(one, MaskingTransform)), None)
+        return next((transform for transform in self.transforms if isinstance(transform, MaskingTransform)), None)
 
     @property
     def _colluding(self) -> list[Transform]:
@@ -210,7 +214,7 @@ class Recipe(BaseModel):
     @property
     def noises_mean(self) -> bool:
         """Whether a transform adds noise to the mean of updates, to hide clients."""
-        return any(one.noises_mean() for one in self.transforms)
+        return any(transform.noises_mean() for transform in self.transforms)
 
     def expected_updates(self, known: int) -> float | None:
         """How many updates a step expects, where noise on their mean hides clients: their sum is divided by that.
@@ -244,7 +248,7 @@ class Recipe(BaseModel):
     def adapted_to(self, spec: ModelSpec) -> Recipe:
         """The recipe with those settings filled in that follow from its components together and from the model."""
         adapted = {axis: getattr(self, axis).adapted_to(self, spec) for axis in self.axes if axis != "transforms"}
-        transforms = tuple(one.adapted_to(self, spec) for one in self.transforms)
+        transforms = tuple(transform.adapted_to(self, spec) for transform in self.transforms)
         return self._rebuilt(self.fields, {**adapted, "transforms": transforms})
 
     def with_(self, **components: Any) -> Recipe:
@@ -260,14 +264,14 @@ class Recipe(BaseModel):
 
     def replaced(self, components: Mapping[str, Any]) -> Recipe:
         """This recipe with other components, see `with_`; what is no reference yet in their tables, names nothing."""
-        fields, made = dict(self.fields), dict(components)
-        for axis, given in components.items():
+        fields, replaced = dict(self.fields), dict(components)
+        for axis, component in components.items():
             if axis not in self.axes:
                 raise unknown("axis", axis, self.axes)
             if axis != "transforms":  # settings of recipes are never those of transforms
-                made[axis], fields = replace(self.name, fields, axis, getattr(self, axis), given)
-        return self._rebuilt(fields, made)
+                replaced[axis], fields = replace(self.name, fields, axis, getattr(self, axis), component)
+        return self._rebuilt(fields, replaced)
 
     def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
-        made = {axis: getattr(self, axis) for axis in self.axes} | dict(components)
-        return Recipe(name=self.name, fields=fields, paper=self.paper, **made)
+        values = {axis: getattr(self, axis) for axis in self.axes} | dict(components)
+        return Recipe(name=self.name, fields=fields, paper=self.paper, **values)

@@ -41,12 +41,12 @@ class ClientPool:
 
     def choose(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
         """A seeded choice of idle clients, in increasing order."""
-        taken = len(self.busy) + len(self.excluded)
-        if not taken:
+        unavailable = len(self.busy) + len(self.excluded)
+        if not unavailable:
             return select(clients, count, *words)
         if not isinstance(clients, range):
             return select([c for c in clients if c not in self.busy and c not in self.excluded], count, *words)
-        if 2 * (taken + count) <= len(clients):
+        if 2 * (unavailable + count) <= len(clients):
             return self._draw(len(clients), count, *words)
         if self._free is None or self._range != len(clients):
             self._range = len(clients)
@@ -88,8 +88,10 @@ class ClientPool:
 
     def no_update_reason(self, rounds: int) -> str:
         """Why no update of so many rounds counted."""
-        why = f"clients' {self._refusals()}" if self.excluded else "look at the reasons in the run's table of results"
-        return f"in {rounds} round{'' if rounds == 1 else 's'} no update counted: {why}"
+        reason = (
+            f"clients' {self._refusals()}" if self.excluded else "look at the reasons in the run's table of results"
+        )
+        return f"in {rounds} round{'' if rounds == 1 else 's'} no update counted: {reason}"
 
     def _refusals(self) -> str:
         last = list(self.excluded.values())[-1]
@@ -98,11 +100,11 @@ class ClientPool:
             "do (standardise = 'federated' in [data])"
         )
 
-    def _draw(self, known: int, count: int, *words: int | str) -> list[int]:
+    def _draw(self, total: int, count: int, *words: int | str) -> list[int]:
         """Draw until enough idle clients are found; most are idle, so this ends soon."""
         draw, chosen = brief_generator("select", *words), set[int]()
         while len(chosen) < count:
-            for client in draw.integers(known, size=2 * (count - len(chosen))).tolist():
+            for client in draw.integers(total, size=2 * (count - len(chosen))).tolist():
                 if client not in self.busy and client not in self.excluded and len(chosen) < count:
                     chosen.add(client)
         return sorted(chosen)

@@ -46,7 +46,7 @@ class ClientQueries:
             result = self._runtime.next()
             if result is None:  # nothing is under way any more, so they will never come
                 now = self._runtime.now()
-                answers += [Result(one, None, now, now, failure="no answer") for one in missing.values()]
+                answers += [Result(task, None, now, now, failure="no answer") for task in missing.values()]
                 break
             if missing.pop(result.task.id, None) is not None:
                 answers.append(result)

@@ -161,20 +161,20 @@ class ClusterModels:
 
     def _moved(self, labels: Sequence[int], cohort: Cohort, make_context: MakeContext) -> list[Counted]:
         """Step the clusters that updates belong to."""
-        found = sorted(set(labels))
-        if len(found) == 1:
-            return self._move(found[0], cohort, make_context)
+        numbers = sorted(set(labels))
+        if len(numbers) == 1:
+            return self._move(numbers[0], cohort, make_context)
         counted: dict[int, Counted] = {}
-        for label in found:
-            rows = [row for row, own in enumerate(labels) if own == label]
+        for label in numbers:
+            rows = [row for row, number in enumerate(labels) if number == label]
             counted |= zip(rows, self._move(label, cohort.rows(rows), make_context), strict=True)
         return [counted[row] for row in range(len(labels))]
 
     def _join(self, counted: Sequence[Counted], context: ServerContext) -> None:
         """Let all clusters go on from the mean of their models, where that is due."""
         weights = dict[int, float]()
-        for one in counted:  # without a weight of its own, each counts once
-            weights[one.cluster] = weights.get(one.cluster, 0.0) + (1.0 if one.weight is None else one.weight)
+        for count in counted:  # without a weight of its own, each counts once
+            weights[count.cluster] = weights.get(count.cluster, 0.0) + (1.0 if count.weight is None else count.weight)
         clustering = self.recipe.clustering
         shares = clustering.join(weights, context) or {}
         if not sum(shares.values()):
@@ -203,11 +203,11 @@ class ClusterModels:
 
     def _regroup(self, clients: Sequence[int], labels: Sequence[int]) -> None:
         for client, label in zip(clients, labels, strict=True):
-            left = self.clusters.get(self.cluster_of.get(client, 0))
-            if left is not None and left.cache is not None and label != self.cluster_of.get(client, 0):
-                model = torch.empty_like(left.model)
-                left.cache.drop(client, model)
-                left.settle(model if left.cache.whole > 0 else left.model)
+            former = self.clusters.get(self.cluster_of.get(client, 0))
+            if former is not None and former.cache is not None and label != self.cluster_of.get(client, 0):
+                model = torch.empty_like(former.model)
+                former.cache.drop(client, model)
+                former.settle(model if former.cache.whole > 0 else former.model)
             self.cluster_of[client] = label
 
     def _move(self, label: int, members: Cohort, make_context: MakeContext) -> list[Counted]:
@@ -232,7 +232,7 @@ class ClusterModels:
             arrived = StepContext(len(members.updates), context.known, members.version, shares)
             vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)
             cluster.server_vectors = cluster.kept(vectors, cluster.server_vectors)
-        return [Counted(label, *one) for one in zip(shares, weights, members.staleness, strict=True)]
+        return [Counted(label, *numbers) for numbers in zip(shares, weights, members.staleness, strict=True)]
 
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
         recipe = self.recipe
@@ -258,13 +258,13 @@ class ClusterModels:
     ) -> None:
         """Move a cluster's model by an average, behind the transforms."""
         recipe, expected = self.recipe, self.recipe.expected_updates(context.known)
-        told = StepContext(
+        step = StepContext(
             len(shares), context.known, version, shares, expected=expected, state=cluster.optimizer_state
         )
         for place, transform in reversed(list(enumerate(recipe.transforms))):
             rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
-            average = transform.on_server(average, dataclasses.replace(told, rng_key=rng_key, state={}))
-        model, state = recipe.server_optimizer.step(cluster.model, average, told)
+            average = transform.on_server(average, dataclasses.replace(step, rng_key=rng_key, state={}))
+        model, state = recipe.server_optimizer.step(cluster.model, average, step)
         cluster.optimizer_state = cluster.kept(state, cluster.optimizer_state)
         for variance in self.variances:
             model[variance].clamp_(min=0.0)
@@ -300,18 +300,18 @@ class ClusterModels:
                 numbers[number]["steps"] = cluster.steps
             if cluster.cache is not None:
                 tensors[f"{here}/cache/sums"], numbers[number]["cache"] = cluster.cache.state()
-        kept = []
+        component_states = []
         for (axis, number), values in self.kept.items():
             plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
             tensors |= {f"kept/{axis}/{number}/{n}": value for n, value in values.items() if isinstance(value, Tensor)}
-            kept.append([axis, number, plain])
+            component_states.append([axis, number, plain])
         return Checkpoint(
             tensors,
             {
                 "main": self.main_number,
                 "cluster_of": sorted(self.cluster_of.items()),
                 "clusters": numbers,
-                "kept": kept,
+                "kept": component_states,
             },
         )
 
@@ -330,12 +330,12 @@ class ClusterModels:
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "cluster":
-                number, what, *own = rest.split("/")
+                number, part, *names = rest.split("/")
                 cluster = self.cluster(int(number), tensors[f"cluster/{number}/model"])
-                if what == "model":
+                if part == "model":
                     cluster.settle(tensor)
-                elif what != "cache":
-                    getattr(cluster, what)[own[0]] = cluster.keep(tensor)
+                elif part != "cache":
+                    getattr(cluster, part)[names[0]] = cluster.keep(tensor)
             elif kind == "kept":
                 axis, number, own_name = rest.split("/", 2)
                 self.kept[axis, int(number)][own_name] = tensor

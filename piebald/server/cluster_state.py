@@ -65,7 +65,7 @@ class ClusterModel:
 
     def kept(self, vectors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Vectors to keep in place of others; what is the same tensor as before is kept already."""
-        return {name: one if one is before.get(name) else self.keep(one) for name, one in vectors.items()}
+        return {name: vector if vector is before.get(name) else self.keep(vector) for name, vector in vectors.items()}
 
     def note_step(self, version: int) -> None:
         """Take note of a step from this version."""
@@ -137,7 +137,7 @@ def capped(weights: Sequence[float], largest: float) -> list[float]:
     for count, weight in enumerate(down):  # so many are above the limit
         limit = largest * rest / (1 - count * largest)
         if weight <= limit * (1 + 1e-12):
-            return [min(one, limit) for one in weights]
+            return [min(weight, limit) for weight in weights]
         rest -= weight
     raise AssertionError("of several weights, not all are above the limit")
 
@@ -194,14 +194,14 @@ def fitting_models(
     if cached:
         tensors |= {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("last/")}
         words.append("the last models of clients")
-    taken = [axis for axis in same if in_order and (whole or axis != "clustering")]
-    kept = [(axis, number, plain) for axis, number, plain in values["kept"] if axis in taken]
-    for axis, number, _ in kept:
+    axes = [axis for axis in same if in_order and (whole or axis != "clustering")]
+    states = [(axis, number, plain) for axis, number, plain in values["kept"] if axis in axes]
+    for axis, number, _ in states:
         place = f"kept/{axis}/{number}/"
         tensors |= {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(place)}
-    words += [f"the state of {axis}" for axis in sorted({axis for axis, _, plain in kept if plain})]
+    words += [f"the state of {axis}" for axis in sorted({axis for axis, _, plain in states if plain})]
     cluster_of = values["cluster_of"] if whole else []
-    return Checkpoint(tensors, {"cluster_of": cluster_of, "clusters": clusters, "kept": [*map(list, kept)]}), words
+    return Checkpoint(tensors, {"cluster_of": cluster_of, "clusters": clusters, "kept": [*map(list, states)]}), words
 
 
 def _cluster_tensors(
@@ -224,7 +224,7 @@ def _cluster_tensors(
         if place[2] in kinds or (place[2] == "server_vectors" and shapes.get("/".join(place[3:])) == tensor.shape):
             tensors["/".join(["cluster", str(numbers[int(place[1])]), *place[2:]])] = tensor
     words = [f"{len(numbers)} cluster models" if len(numbers) > 1 else "the global model"]
-    found = {name.split("/")[2] for name in tensors}
-    words += ["the server optimizer's state"] if "optimizer_state" in found else []
-    words += ["what the server sends besides the model"] if "server_vectors" in found else []
+    parts = {name.split("/")[2] for name in tensors}
+    words += ["the server optimizer's state"] if "optimizer_state" in parts else []
+    words += ["what the server sends besides the model"] if "server_vectors" in parts else []
     return tensors, words

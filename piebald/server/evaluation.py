@@ -49,8 +49,8 @@ class EvaluationPlan:
     @property
     def asked(self) -> list[Query]:
         """All that clients may be asked."""
-        every = (self.query, self.validate, self.count) if self.every else ()
-        return [one for one in every if one is not None]
+        queries = (self.query, self.validate, self.count) if self.every else ()
+        return [query for query in queries if query is not None]
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
         """Whether a version is evaluated; `last` says that the run ends with it."""
@@ -59,17 +59,17 @@ class EvaluationPlan:
     def queries(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The clients that are asked at every evaluation out of `known`, each with its query."""
         clients = self._asked(known, seed)
-        asked = [(client, self.query) for client in clients]
+        pairs = [(client, self.query) for client in clients]
         if self.validate is not None and self.validate != self.query:
-            asked += [(client, self.validate) for client in clients]
-        return asked if self.common is None else [*asked, (SERVER_ID, self.common)]
+            pairs += [(client, self.validate) for client in clients]
+        return pairs if self.common is None else [*pairs, (SERVER_ID, self.common)]
 
     def counting(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The same clients, each with the query about classes; none where nothing is counted."""
         return [] if self.count is None else [(client, self.count) for client in self._asked(known, seed)]
 
-    def _asked(self, known: int, seed: int) -> Sequence[int]:
-        return range(known) if self.clients is None else select(range(known), self.clients, "measure", seed)
+    def _asked(self, total: int, seed: int) -> Sequence[int]:
+        return range(total) if self.clients is None else select(range(total), self.clients, "measure", seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +147,21 @@ def class_query(
     """
     if wanted is False or (wanted is None and not simulates):
         return None
-    classes, why = len(clients.classes or ()), None
+    classes, reason = len(clients.classes or ()), None
     if not asked:
-        why = "needs evaluations: set evaluate_every to 1 or more"
+        reason = "needs evaluations: set evaluate_every to 1 or more"
     elif not work.objective.classifies or not classes or tuple(work.outputs) != (classes,):
-        why = "needs classes, and a model with an output for each"
+        reason = "needs classes, and a model with an output for each"
     elif not simulates and work.choice is not None:
-        why = f"does not fit keep = {work.choice.kind!r} in a federation, whose sites tell nobody what they chose"
+        reason = f"does not fit keep = {work.choice.kind!r} in a federation, whose sites tell nobody what they chose"
     elif not 2 <= classes <= MOST_CLASSES:
-        why = f"is for 2 to {MOST_CLASSES} classes, there are {classes}"
+        reason = f"is for 2 to {MOST_CLASSES} classes, there are {classes}"
     elif asked > MOST_CLIENTS:
-        why = f"is for at most {MOST_CLIENTS:,} clients, {asked:,} are evaluated: set evaluate_clients"
-    if why is None:
+        reason = f"is for at most {MOST_CLIENTS:,} clients, {asked:,} are evaluated: set evaluate_clients"
+    if reason is None:
         return Confusion(split=split, classes=classes)
     if wanted:
-        raise SettingError(f"per_class {why}, or leave it out")
+        raise SettingError(f"per_class {reason}, or leave it out")
     return None
 
 
@@ -170,9 +170,11 @@ def confusion_rows(answers: Sequence[Result], version: int, work: ClientWork) ->
     model = "personal" if isinstance(work.trainer, Personalizes) or work.layout.private else "global"
     return [
         row
-        for one in answers
-        if one.update is not None and isinstance(one.task.query, Confusion)
-        for row in counted(version, one.task.client, model, one.task.query.split, one.update.vectors["confusion"])
+        for answer in answers
+        if answer.update is not None and isinstance(answer.task.query, Confusion)
+        for row in counted(
+            version, answer.task.client, model, answer.task.query.split, answer.update.vectors["confusion"]
+        )
     ]
 
 
@@ -206,26 +208,30 @@ class CompletedModels:
         """
         owns = () if self._work.own_models is None else range(len(self._work.own_models.models))
         for cluster in models.clusters.values():
-            asked = [client for client in clients if models.of(client) is cluster]
-            found = {number: self._buffers(number, asked, ask) for number in (None, *owns)}
-            known = {number: buffers for number, buffers in found.items() if buffers is not None}
-            cluster.own_buffers |= {str(number): buffers for number, buffers in known.items() if number is not None}
-            if None in known:
+            members = [client for client in clients if models.of(client) is cluster]
+            answers = {number: self._buffers(number, members, ask) for number in (None, *owns)}
+            complete = {number: buffers for number, buffers in answers.items() if buffers is not None}
+            cluster.own_buffers |= {str(number): buffers for number, buffers in complete.items() if number is not None}
+            if None in complete:
                 model = cluster.model.clone()
-                model[self._work.layout.shared_trained : self._work.layout.shared] = known[None]
+                model[self._work.layout.shared_trained : self._work.layout.shared] = complete[None]
                 cluster.settle(model)
 
     def _buffers(self, number: int | None, clients: Sequence[int], ask: Ask) -> Tensor | None:
         """The mean of the buffers that clients tell of a model, None where nobody does."""
         query = self._work.trainer.completing_query(number)
         layout = self._work.numbered(number).layout
-        told = [] if query is None else [one.update for one in ask([(client, query) for client in clients])]
+        updates = [] if query is None else [result.update for result in ask([(client, query) for client in clients])]
         size = (layout.shared - layout.shared_trained,)
-        answers = [one for one in told if one is not None and one.examples and one.vectors["buffers"].shape == size]
+        answers = [
+            update
+            for update in updates
+            if update is not None and update.examples and update.vectors["buffers"].shape == size
+        ]
         if not answers:
             return None
-        weights = [float(min(one.examples, self._most or one.examples)) for one in answers]
-        mean = weighted_mean([one.vectors for one in answers], "buffers", weights, sum(weights)).float()
+        weights = [float(min(answer.examples, self._most or answer.examples)) for answer in answers]
+        mean = weighted_mean([answer.vectors for answer in answers], "buffers", weights, sum(weights)).float()
         for span in layout.variances:
             mean[span.start - layout.shared_trained : span.stop - layout.shared_trained].clamp_(min=0.0)
         return mean
@@ -239,8 +245,8 @@ class CompletedModels:
         buffers = None if number is None else cluster.own_buffers.get(str(number))
         if number is None or buffers is None:
             return cluster.model
-        model, own, made = self._used.get(number, (None, None, None))
-        if made is None or model is not cluster.model or own is not buffers:
-            made = self._work.with_buffers(number, cluster.model, buffers)
-            self._used[number] = cluster.model, buffers, made
-        return made
+        model, earlier, completed = self._used.get(number, (None, None, None))
+        if completed is None or model is not cluster.model or earlier is not buffers:
+            completed = self._work.with_buffers(number, cluster.model, buffers)
+            self._used[number] = cluster.model, buffers, completed
+        return completed

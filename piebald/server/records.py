@@ -115,11 +115,11 @@ def score_rows(result: Result, version: int) -> list[TableRow]:
 
 def mean_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over clients by "model/metric"."""
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for row in rows:
         if row["client"] is not None:
-            found.setdefault(f"{row['model']}/{row['metric']}", []).append(row["value"])
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            values_by_name.setdefault(f"{row['model']}/{row['metric']}", []).append(row["value"])
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 # ------------------------------------------------------------------------------------------------ state as plain values
@@ -152,11 +152,11 @@ def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, 
     rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
     for result in results:
-        update, own = result.update, result.task.id
-        tensors |= {f"queued/{own}/{n}": vector for n, vector in (update.vectors if update else {}).items()}
+        update, number = result.update, result.task.id
+        tensors |= {f"queued/{number}/{n}": vector for n, vector in (update.vectors if update else {}).items()}
         row = {name: getattr(result, name) for name in _RESULT}
         answer = None if update is None else {name: getattr(update, name) for name in names}
-        rows.append({"id": own, "update": answer, "result": row})
+        rows.append({"id": number, "update": answer, "result": row})
     return rows, tensors
 
 

@@ -167,16 +167,16 @@ class ResultIntake:
 
         It concerns vectors whose shape nobody knows beforehand; those of one step are averaged, so they must be alike.
         """
-        sound, odd = list(results), list[tuple[Result, str]]()
+        sound, unlike = list(results), list[tuple[Result, str]]()
         for name in self._uploads:
-            updates = {id(one): one.update for one in sound if one.update is not None}
-            shapes = {place: one.vectors[name].shape for place, one in updates.items() if name in one.vectors}
+            updates = {id(result): result.update for result in sound if result.update is not None}
+            shapes = {place: update.vectors[name].shape for place, update in updates.items() if name in update.vectors}
             if len({*shapes.values()}) > 1:
                 common = Counter(shapes.values()).most_common(1)[0][0]
                 reason = f"must send {name} like the {list(common)} of most"
-                odd += [(one, reason) for one in sound if shapes.get(id(one), common) != common]
-                sound = [one for one in sound if shapes.get(id(one), common) == common]
-        return sound, odd
+                unlike += [(result, reason) for result in sound if shapes.get(id(result), common) != common]
+                sound = [result for result in sound if shapes.get(id(result), common) == common]
+        return sound, unlike
 
 
 class MaskedRounds:

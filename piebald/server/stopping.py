@@ -81,9 +81,9 @@ class StoppingCriteria(Component):
 
     def note_means(self, tally: RunTotals, means: Mapping[str, float], metric: str, higher: bool) -> None:
         """Take the mean scores of an evaluation into account: those of personal models where there are some."""
-        found = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
-        if found and math.isfinite(found[0]):
-            self.note(tally, found[0], higher)
+        scores = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
+        if scores and math.isfinite(scores[0]):
+            self.note(tally, scores[0], higher)
 
     def note(self, tally: RunTotals, score: float, higher: bool) -> None:
         """Take a new mean score into account."""
@@ -126,7 +126,7 @@ class StalledSteps:
             counted: how each of them counted.
             notes: where the warning is recorded.
         """
-        if any(one.share > 0 for one in counted):
+        if any(count.share > 0 for count in counted):
             self._steps = self._updates = 0
             self._clients.clear()
             return
@@ -137,10 +137,10 @@ class StalledSteps:
         if self.told or self._steps < _STEPS or waits:
             return
         self.told = True
-        what = f"all {self._updates} updates had weight 0" if self._updates else "every task failed"
+        cause = f"all {self._updates} updates had weight 0" if self._updates else "every task failed"
         text = (
-            f"no update has counted in the last {self._steps} server steps ({what}), so they have not moved the model: "
-            "look at the weights and reasons in the run's results, or choose another aggregation or score"
+            f"no update has counted in the last {self._steps} server steps ({cause}), so they have not moved the "
+            "model: look at the weights and reasons in the run's results, or choose another aggregation or score"
         )
         _log.warning("%s", text)
         notes.note("aggregation", 0, "stalled", text)

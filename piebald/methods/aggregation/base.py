@@ -61,15 +61,15 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
     Raises:
         SettingError: the aggregator returns something else.
     """
-    found = aggregator.aggregate(cohort, context)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], torch.Tensor):
+    result = aggregator.aggregate(cohort, context)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
         raise SettingError(
             f"aggregation {aggregator.kind!r} must return the average change, a tensor, and the share of each update, "
-            f"got {shown(found)}"
+            f"got {shown(result)}"
         )
-    if not isinstance(found[1], Sequence) or len(found[1]) != len(cohort.clients):
+    if not isinstance(result[1], Sequence) or len(result[1]) != len(cohort.clients):
         raise SettingError(
             f"aggregation {aggregator.kind!r} must return a share for each of {len(cohort.clients)} updates, got "
-            f"{shown(found[1])}"
+            f"{shown(result[1])}"
         )
-    return found
+    return result

@@ -34,11 +34,11 @@ class HeldAverage(Aggregator):
         assert cohort.matrix is not None
         weights = [float(update.examples) if self.weights == "examples" else 1.0 for update in cohort.updates]
         apart = any("classes" in update.vectors for update in cohort.updates)
-        if not apart and all(one is None for one in cohort.held):
+        if not apart and all(positions is None for positions in cohort.held):
             return self._plain(cohort.matrix, weights)
         held = torch.zeros(cohort.matrix.shape, dtype=torch.bool)
-        for row, own in enumerate(cohort.held or [None] * len(weights)):
-            held[row, slice(None) if own is None else own] = True
+        for row, positions in enumerate(cohort.held or [None] * len(weights)):
+            held[row, slice(None) if positions is None else positions] = True
         if apart:
             self._leave_out_classes(held, cohort, context)
         count = weighted_sum(held.float(), weights)

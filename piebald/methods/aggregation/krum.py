@@ -87,15 +87,15 @@ def ranked(distances: Tensor, expected: int) -> Tensor:
     return order[scores(distances, expected)[order].argsort(stable=True)]
 
 
-def _one_by_one(distances: Tensor, expected: int, wanted: int) -> Tensor:
+def _one_by_one(distances: Tensor, expected: int, size: int) -> Tensor:
     """Rows that Krum chooses when it is asked again and again without those it chose before; in the order of rows."""
-    left = torch.arange(len(distances))
-    for _ in range(wanted):
-        best = ranked(distances[left][:, left], expected)[0]
-        left = torch.cat([left[:best], left[best + 1 :]])
-    taken = torch.ones(len(distances), dtype=torch.bool)
-    taken[left] = False
-    return taken.nonzero().flatten()
+    remaining = torch.arange(len(distances))
+    for _ in range(size):
+        best = ranked(distances[remaining][:, remaining], expected)[0]
+        remaining = torch.cat([remaining[:best], remaining[best + 1 :]])
+    is_chosen = torch.ones(len(distances), dtype=torch.bool)
+    is_chosen[remaining] = False
+    return is_chosen.nonzero().flatten()
 
 
 def near_the_median(matrix: Tensor, near: int) -> tuple[Tensor, Tensor]:

@@ -56,8 +56,8 @@ class EqualWeighted(Linear):
     """Every update counts the same."""
 
     def reads_data(self) -> bool:
-        own = (EqualWeighted.weight, EqualWeighted.undamped_weight, EqualWeighted.aggregate, EqualWeighted.prepare)
-        return self.overrides(*own)
+        methods = (EqualWeighted.weight, EqualWeighted.undamped_weight, EqualWeighted.aggregate, EqualWeighted.prepare)
+        return self.overrides(*methods)
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return 1.0

@@ -56,10 +56,10 @@ class ProductAverage(Aggregator):
             )
         shared = {slot.name for slot in spec.layout.slots if slot.stop <= spec.layout.shared}
         if half := next((pair for pair in pairs if len(shared & {*pair}) == 1), None):
-            kept = half.inner if half.outer in shared else half.outer
+            private = half.inner if half.outer in shared else half.outer
             return (
-                f"{self.kind} needs both matrices of an adapter, but {kept} is private: share both, keep both private, "
-                "or choose another aggregation"
+                f"{self.kind} needs both matrices of an adapter, but {private} is private: share both, keep both "
+                "private, or choose another aggregation"
             )
         return None
 
@@ -94,10 +94,10 @@ class ProductAverage(Aggregator):
         if self.average == "changes":
             stack(context.model, rank, 1.0)
         for row, share in enumerate(shares):
-            own = _held_rank(pair.inner, cohort.held[row] if cohort.held else None)
-            stack(cohort.model(row), own, share)
+            held_rank = _held_rank(pair.inner, cohort.held[row] if cohort.held else None)
+            stack(cohort.model(row), held_rank, share)
             if self.average == "changes":
-                stack(cohort.sent[row], own, -share)
+                stack(cohort.sent[row], held_rank, -share)
         return truncated(torch.cat(inners), torch.cat(outers, 1), _view(context.spec.initial, pair.inner).double())
 
 

@@ -54,8 +54,8 @@ class StalenessWeighted(Linear):
 
     def reads_data(self) -> bool:
         weighs = (StalenessWeighted.weight, StalenessWeighted.undamped_weight, StalenessWeighted.damping)
-        mine = self.overrides(*weighs, StalenessWeighted.aggregate, StalenessWeighted.prepare)
-        return mine or self.base.reads_data()
+        is_other = self.overrides(*weighs, StalenessWeighted.aggregate, StalenessWeighted.prepare)
+        return is_other or self.base.reads_data()
 
     def needs_validation_rows(self) -> bool:
         return self.base.needs_validation_rows()

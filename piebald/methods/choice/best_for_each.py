@@ -73,9 +73,9 @@ class BestForEach(OwnChoice):
 
 def _losses(models: Mapping[str, Tensor], context: ClientContext, split: Split) -> list[Tensor]:
     """The losses [models, rows] of each client."""
-    found = [context.row_losses(model, split) for model in models.values()]
-    counts = found[0][1].tolist()
-    return [torch.stack([losses[row, :count] for losses, _ in found]) for row, count in enumerate(counts)]
+    scored = [context.row_losses(model, split) for model in models.values()]
+    counts = scored[0][1].tolist()
+    return [torch.stack([losses[row, :count] for losses, _ in scored]) for row, count in enumerate(counts)]
 
 
 def _judged(split: Split, models: Mapping[str, Tensor], context: ClientContext) -> dict[str, Tensor]:

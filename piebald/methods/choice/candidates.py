@@ -117,8 +117,8 @@ class ClientCandidates(Candidates):
     ) -> None:
         super().__init__(lambda models: context.losses(models, "validation"))
         self._inputs, self._context, self._trainer = inputs, context, trainer
-        shared, own = self._untrained()
-        self.models = {**shared, **own}
+        shared, personal = self._untrained()
+        self.models = {**shared, **personal}
         if inputs.shared:  # else the model that was not sent is the local one
             self.add_best_pass("fine_tuned", [self._tuned(inputs.model)], first=1)
             if tasks:

@@ -34,6 +34,6 @@ def own_choice(keep: str | Mapping[str, Any], split: Split | None) -> OwnChoice 
     for name in _OF_RUN:
         if name in table:
             raise SettingError(f"keep cannot set {name}, which the run says: leave it out")
-    made = build("query", table)
-    assert isinstance(made, OwnChoice)
-    return made.model_copy(update={"split": split})
+    choice = build("query", table)
+    assert isinstance(choice, OwnChoice)
+    return choice.model_copy(update={"split": split})

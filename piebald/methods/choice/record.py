@@ -40,27 +40,27 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
         is None or left out.
     """
-    told, shared = finite(metrics), int(metrics["shared"])
+    values, shared = finite(metrics), int(metrics["shared"])
     chosen, names = marked_name("chosen", metrics), [name for name in CANDIDATES if f"chosen/{name}" in metrics]
     best = names.index(marked_name("best", metrics))
     verdict = Verdict(names.index(chosen), best, metrics["difference"], metrics["error"])
-    made: dict[str, Any] = {
+    choice: dict[str, Any] = {
         "chosen": chosen,
         "why": reason(verdict, names, shared, rows) if shared else ALONE,
         "rows": rows,
-        "candidates": grouped(told, "validation"),
-        "difference": told["difference"],
-        "error": told["error"],
+        "candidates": grouped(values, "validation"),
+        "difference": values["difference"],
+        "error": values["error"],
     }
     if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
-        made["epochs"] = int(epochs)
+        choice["epochs"] = int(epochs)
     if chosen == "mixed":
-        made["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
+        choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
     if (judged := int(metrics.get("judged/rows", 0))) > 0:
-        made["judged"] = {"rows": judged, **grouped(told, "judged")}
-        if "alone/difference" in told:
-            made["alone"] = {"difference": told["alone/difference"], "error": told["alone/error"]}
-    return made
+        choice["judged"] = {"rows": judged, **grouped(values, "judged")}
+        if "alone/difference" in values:
+            choice["alone"] = {"difference": values["alone/difference"], "error": values["alone/error"]}
+    return choice
 
 
 def loses(choice: Mapping[str, Any]) -> bool:
@@ -100,13 +100,13 @@ def marked_name(group: str, metrics: Mapping[str, float]) -> str:
 
 def grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str, float | None]]:
     """The scores "GROUP/MODEL/METRIC" of one group, by model and metric."""
-    found: dict[str, dict[str, float | None]] = {}
+    scores: dict[str, dict[str, float | None]] = {}
     for name, value in told.items():
         kind, _, rest = name.partition("/")
         model, _, metric = rest.partition("/")
         if kind == group and metric:
-            found.setdefault(model, {})[metric] = value
-    return found
+            scores.setdefault(model, {})[metric] = value
+    return scores
 
 
 def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words: Mapping[str, str] = WORDS) -> str:
@@ -120,13 +120,13 @@ def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words
         words: for the names.
     """
     chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
-    kept, error = f"so it keeps {fallback}", verdict.error
+    result, error = f"so it keeps {fallback}", verdict.error
     if rows == 0:
-        return f"it has no validation rows, {kept}"
+        return f"it has no validation rows, {result}"
     if rows < FEWEST_ROWS and shared:
-        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {kept}"
+        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {result}"
     if not math.isfinite(verdict.difference):
-        return f"no model has a finite loss on its {rows} validation rows, {kept}"
+        return f"no model has a finite loss on its {rows} validation rows, {result}"
     if chosen == best == fallback or not shared:
         return f"{best} has the lowest loss on its {rows} validation rows"
     if chosen == best:

@@ -90,11 +90,11 @@ def assigned(clustering: Clustering, cohort: Cohort, known: Mapping[int, int], c
     Raises:
         SettingError: the clustering returns something else.
     """
-    found = clustering.assign(cohort, known, context)
-    fine = isinstance(found, Sequence) and len(found) == len(cohort.clients)
-    if not fine or not all(isinstance(one, int | np.integer) and one >= 0 for one in found):
+    labels = clustering.assign(cohort, known, context)
+    fine = isinstance(labels, Sequence) and len(labels) == len(cohort.clients)
+    if not fine or not all(isinstance(label, int | np.integer) and label >= 0 for label in labels):
         raise SettingError(
             f"clustering {clustering.kind!r} must return a cluster, a whole number of at least 0, for each of "
-            f"{len(cohort.clients)} updates, got {shown(found)}"
+            f"{len(cohort.clients)} updates, got {shown(labels)}"
         )
-    return [int(one) for one in found]
+    return [int(label) for label in labels]

@@ -56,7 +56,7 @@ class Cfl(Clustering):
         scale: dict[str, float] = context.state.setdefault("scale", {})
         fresh, cuts = max([0, *known.values(), *labels]) + 1, list[dict[str, float]]()
         for label in sorted(set(labels)):
-            rows = [row for row, own in enumerate(labels) if own == label]
+            rows = [row for row, number in enumerate(labels) if number == label]
             inner = gram(cohort.parameters[rows])
             lengths = inner.diagonal().clamp(min=0).sqrt()
             longest, mean = float(lengths.max()), float(inner.mean().clamp(min=0).sqrt())

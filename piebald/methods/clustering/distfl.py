@@ -184,9 +184,9 @@ class Distfl(Clustering):
             return f"distfl makes up inputs of real numbers, which this model cannot read: {advice}"
         if self.knowledge == "noise" or self.layers or _shared(batch_norm_targets(spec.model, 1.0), spec):
             return None
-        why = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
+        reason = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
         return (
-            f"distfl reads the statistics of batch norms but this model {why}: let clients upload some with "
+            f"distfl reads the statistics of batch norms but this model {reason}: let clients upload some with "
             "training = { kind = 'with_moments', layers = [...] }, or take a model that shares batch norms"
         )
 
@@ -203,24 +203,26 @@ class Distfl(Clustering):
         if not self._groups_at(cohort.version + 1):
             return [self.main_cluster(state) if number is None else number for number in before]
         began = time.perf_counter()
-        sound, odd = self._told_apart(cohort, context)
+        sound, far_rows = self._told_apart(cohort, context)
         used = [int(number) for number in state.get("used", [0])]
         labels: dict[int, int] = {}
         if sound:
-            made, answers, module = self._knowledge(cohort, sound, context)
+            synthesis, answers, module = self._knowledge(cohort, sound, context)
             matrix = divergences(answers)
             clients = [cohort.clients[row] for row in sound]
-            found = self._found(matrix.numpy(), clients, cohort.version, context)
-            names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
-            names = self._with_absent(names, clients, found, answers, known, made.x, module, context)
+            search = self._found(matrix.numpy(), clients, cohort.version, context)
+            names = tracked(search.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
+            names = self._with_absent(names, clients, search, answers, known, synthesis.x, module, context)
             labels = dict(zip(sound, names, strict=True))
             state["normal"] = normal_cluster(self.normal, labels, cohort, known, self.voters, context)
-            self._report(context, clients, names, matrix, found, made, began)
+            self._report(context, clients, names, matrix, search, synthesis, began)
         fresh = max([*used, *labels.values()]) + 1
-        for row in odd:
-            own, client = before[row], cohort.clients[row]
-            alone = own is not None and own not in {number for other, number in known.items() if other != client}
-            labels[row] = own if own is not None and alone and own not in labels.values() else fresh
+        for row in far_rows:
+            earlier, client = before[row], cohort.clients[row]
+            alone = earlier is not None and earlier not in {
+                number for member, number in known.items() if member != client
+            }
+            labels[row] = earlier if earlier is not None and alone and earlier not in labels.values() else fresh
             fresh = max(fresh, labels[row] + 1)
         state["used"] = sorted({*used, *labels.values()})
         return [labels[row] for row in range(len(cohort.clients))]
@@ -242,13 +244,13 @@ class Distfl(Clustering):
         models = (cohort.model(row) for row in range(len(cohort.clients)))
         lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
         limit = self.reach * float(torch.tensor(lengths).median())
-        odd = [row for row, length in enumerate(lengths) if length > limit > 0]
-        for row in odd:
+        far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
+        for row in far_rows:
             context.exclude_update(
                 cohort.clients[row],
                 f"model of length {lengths[row]:.3g} is over {self.reach:g} times the median one: it trains alone",
             )
-        return [row for row in range(len(lengths)) if row not in set(odd)], odd
+        return [row for row in range(len(lengths)) if row not in set(far_rows)], far_rows
 
     # -- what they know
 
@@ -261,24 +263,28 @@ class Distfl(Clustering):
         rng = torch_generator("distfl", spec.seed, cohort.version)
         noise = torch.randn((self.probes, *spec.shape), generator=rng)
         if self.knowledge == "noise":
-            made = Synthesis(noise, float("nan"), 0)
+            synthesis = Synthesis(noise, float("nan"), 0)
         else:
             spec.layout.load(module, self._pre_aggregated(cohort, rows, spec))
-            kept = context.state.get("probes")
-            start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
+            probes = context.state.get("probes")
+            start = probes if isinstance(probes, Tensor) and probes.shape == noise.shape else noise
             targets = self._targets(module, cohort, rows, spec)
-            made = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
-            context.state["probes"] = made.x
-        return made, responses(module, spec.layout, self._uploads(cohort, rows, spec), made.x, self._afresh), module
+            synthesis = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
+            context.state["probes"] = synthesis.x
+        return (
+            synthesis,
+            responses(module, spec.layout, self._uploads(cohort, rows, spec), synthesis.x, self._afresh),
+            module,
+        )
 
     def _pre_aggregated(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Tensor:
         """One model [p] for all (eq. 3): the mean of trained parameters, and the median of the running statistics."""
-        made = torch.zeros(spec.layout.size)
+        mean_model = torch.zeros(spec.layout.size)
         for model in self._uploads(cohort, rows, spec):
-            made += model / len(rows)
+            mean_model += model / len(rows)
         here = slice(spec.layout.shared_trained, spec.layout.shared)
-        made[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
-        return made
+        mean_model[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
+        return mean_model
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
@@ -310,14 +316,14 @@ class Distfl(Clustering):
             state, near, [clients[place] for place in inside.tolist()], version, self.remember, self.forget
         )
         if len(clients) < FEW and self.clusters is None and self.threshold is None:
-            found = by_links(near, self.apart if means.rounds > 1 else math.inf)
+            search = by_links(near, self.apart if means.rounds > 1 else math.inf)
         else:
             rng = generator("one cloud", context.spec.seed, version)
-            asked = self.clusters is not None or self.threshold is not None
-            found = self._cut(means.unlike, self.accept)
-            if not asked:
-                found = believed(found, means, self._cut, self.accept, self.agree, self.deviations, rng)
-        return with_outliers(found, inside, matrix)
+            is_given = self.clusters is not None or self.threshold is not None
+            search = self._cut(means.unlike, self.accept)
+            if not is_given:
+                search = believed(search, means, self._cut, self.accept, self.agree, self.deviations, rng)
+        return with_outliers(search, inside, matrix)
 
     def _cut(self, distances: Matrix, accept: float) -> ClusterSearch:
         least = min(self.least, max(1, len(distances) // 2))
@@ -327,7 +333,7 @@ class Distfl(Clustering):
         self,
         names: list[int],
         clients: Sequence[int],
-        found: ClusterSearch,
+        search: ClusterSearch,
         answers: Tensor,
         known: Mapping[int, int],
         probes: Tensor,
@@ -342,7 +348,7 @@ class Distfl(Clustering):
         models = (torch.cat([context.models[number], spec.initial[spec.layout.shared :]]) for number in absent)
         theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = divergences(torch.cat([answers, theirs]))
-        return adopted(names, [known.get(client) for client in clients], found, absent, whole.numpy(), count, self.far)
+        return adopted(names, [known.get(client) for client in clients], search, absent, whole.numpy(), count, self.far)
 
     # -- what is put on record
 
@@ -352,8 +358,8 @@ class Distfl(Clustering):
         clients: list[int],
         names: list[int],
         matrix: Tensor,
-        found: ClusterSearch,
-        made: Synthesis,
+        search: ClusterSearch,
+        synthesis: Synthesis,
         began: float,
     ) -> None:
         if len(clients) <= _SHOWN:
@@ -363,13 +369,13 @@ class Distfl(Clustering):
         context.note(
             "clustering",
             {
-                "score": found.score,
-                "agreement": found.agreement,
-                "surplus": found.surplus,
-                "threshold": found.threshold,
-                "tried": {str(count): score for count, score in found.tried.items()},
-                "mismatch": made.mismatch if made.mismatch == made.mismatch else None,
-                "steps": made.steps,
+                "score": search.score,
+                "agreement": search.agreement,
+                "surplus": search.surplus,
+                "threshold": search.threshold,
+                "tried": {str(count): score for count, score in search.tried.items()},
+                "mismatch": synthesis.mismatch if synthesis.mismatch == synthesis.mismatch else None,
+                "steps": synthesis.steps,
                 "seconds": time.perf_counter() - began,
             },
         )

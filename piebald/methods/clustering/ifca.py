@@ -69,7 +69,9 @@ class Ifca(Clustering):
         if self.warm and len(models) < 2:
             return {}
         fresh = [models.get(number) for number in range(self.k)]
-        drawn = [one if one is not None else self._drawn(number, models, spec) for number, one in enumerate(fresh)]
+        drawn = [
+            model if model is not None else self._drawn(number, models, spec) for number, model in enumerate(fresh)
+        ]
         return {"candidates": torch.stack(drawn)}
 
     def _first(self, cohort: Cohort, context: ServerContext) -> list[int]:
@@ -77,10 +79,10 @@ class Ifca(Clustering):
 
         models = torch.stack([cohort.model_parameters(row) for row in range(len(cohort.clients))])
         points = coordinates(models).cpu().numpy()
-        wanted = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
+        count = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
         state = key("ifca", context.spec.seed) % 2**32
-        found: list[Any] = KMeans(wanted, n_init=self.restarts, random_state=state).fit_predict(points).tolist()
-        return [int(label) for label in found]
+        labels: list[Any] = KMeans(count, n_init=self.restarts, random_state=state).fit_predict(points).tolist()
+        return [int(label) for label in labels]
 
     def _drawn(self, number: int, models: Mapping[int, Tensor], spec: ModelSpec) -> Tensor:
         """A first model like the run's own, from other random numbers; in a warm run one that k-means left empty."""

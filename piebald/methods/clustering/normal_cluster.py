@@ -42,7 +42,9 @@ def normal_cluster(
     models = _models(labels, cohort, context)
     if criterion == "server_rows":
         answers = context.query([QueryRequest(SERVER_ID, RootLoss(), {"model": model}) for model in models.values()])
-        losses = dict(zip(models, (math.inf if one is None else one.metrics["loss"] for one in answers), strict=True))
+        losses = dict(
+            zip(models, (math.inf if answer is None else answer.metrics["loss"] for answer in answers), strict=True)
+        )
     else:
         losses = ballot(models, [cohort.clients[row] for row in sorted(labels)], voters, context)
     context.note(f"{criterion}_loss", {str(number): loss for number, loss in losses.items()})
@@ -53,6 +55,6 @@ def _models(labels: Mapping[int, int], cohort: Cohort, context: ServerContext) -
     """The mean model [s] of each cluster; of clusters that are absent, their model."""
     models = dict(context.models)
     for number in set(labels.values()):
-        own = [row for row, mine in labels.items() if mine == number]
-        models[number] = torch.stack([cohort.model(row) for row in own]).mean(0)
+        rows = [row for row, label in labels.items() if label == number]
+        models[number] = torch.stack([cohort.model(row) for row in rows]).mean(0)
     return dict(sorted(models.items()))

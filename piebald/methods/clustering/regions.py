@@ -60,10 +60,10 @@ class Regions(Clustering):
         return [self.cluster(client) for client in cohort.clients]
 
     def join(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
-        kept: dict[str, float] = context.state.setdefault("weights", {})  # JSON has text for keys
+        totals: dict[str, float] = context.state.setdefault("weights", {})  # JSON has text for keys
         for number, weight in weights.items():
-            kept[str(number)] = kept.get(str(number), 0.0) + weight
+            totals[str(number)] = totals.get(str(number), 0.0) + weight
         if (context.version + 1) % self.region_rounds:
             return None
         context.state["weights"] = {}
-        return {int(number): weight for number, weight in sorted(kept.items())}
+        return {int(number): weight for number, weight in sorted(totals.items())}

@@ -27,13 +27,13 @@ def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Te
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
                 layer.momentum = 0.0  # what it remembers stays
-    found = []
+    answers = []
     with torch.no_grad():
         for model in models:
             layout.load(module, model)
             vectors = [x] if afresh else torch.split(x, 256)
-            found.append(torch.cat([module(part).softmax(1) for part in vectors]))
-    return torch.stack(found)
+            answers.append(torch.cat([module(part).softmax(1) for part in vectors]))
+    return torch.stack(answers)
 
 
 def divergences(answers: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ def divergences(answers: Tensor) -> Tensor:
     p = answers.double() * (1 - FLOOR) + FLOOR / classes
     logs = p.log().reshape(count, -1)
     p = p.reshape(count, -1)
-    found = ((p * logs).sum(1, keepdim=True) - p @ logs.T) / probes
-    return found.clamp(min=0).fill_diagonal_(0)
+    divergence = ((p * logs).sum(1, keepdim=True) - p @ logs.T) / probes
+    return divergence.clamp(min=0).fill_diagonal_(0)
 
 
 def symmetric(matrix: Tensor) -> Tensor:
@@ -69,5 +69,5 @@ def unlikeness(divergence: Tensor) -> Tensor:
     pairs = symmetric(divergence)
     inner = -(pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()) / 2
     lengths = inner.diagonal().clamp(min=1e-12).sqrt()
-    found = (1 - inner / lengths[:, None] / lengths[None, :]).clamp(0, 2)
-    return symmetric(found).fill_diagonal_(0)
+    distances = (1 - inner / lengths[:, None] / lengths[None, :]).clamp(0, 2)
+    return symmetric(distances).fill_diagonal_(0)

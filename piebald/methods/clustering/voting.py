@@ -30,15 +30,17 @@ def ballot(
         voters: how many of them are, a seeded choice at each step; None asks all.
         context: what puts the questions; a model to each voter for each answer, which is counted as bytes.
     """
-    asked = clients if voters is None else select(clients, voters, "voters", context.spec.seed, context.version)
+    electorate = clients if voters is None else select(clients, voters, "voters", context.spec.seed, context.version)
     order = list(models)
-    questions = [QueryRequest(client, Validate(), {"model": models[number]}) for client in asked for number in order]
+    questions = [
+        QueryRequest(client, Validate(), {"model": models[number]}) for client in electorate for number in order
+    ]
     answers = context.query(questions)
-    said: dict[int, list[float]] = {number: [] for number in order}
-    for voter in range(len(asked)):
-        told = answers[voter * len(order) : (voter + 1) * len(order)]
-        losses = [one.metrics["loss"] for one in told if one is not None and one.examples > 0]
+    losses_by_model: dict[int, list[float]] = {number: [] for number in order}
+    for voter in range(len(electorate)):
+        votes = answers[voter * len(order) : (voter + 1) * len(order)]
+        losses = [vote.metrics["loss"] for vote in votes if vote is not None and vote.examples > 0]
         if len(losses) == len(order) and all(map(math.isfinite, losses)):  # half a vote is none
             for number, loss in zip(order, losses, strict=True):
-                said[number].append(loss)
-    return {number: statistics.median(losses) if losses else math.inf for number, losses in said.items()}
+                losses_by_model[number].append(loss)
+    return {number: statistics.median(losses) if losses else math.inf for number, losses in losses_by_model.items()}

@@ -118,15 +118,19 @@ class Compressor(Transform):
         return torch.from_numpy(self.unpack(packed.numpy(), context))
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        masking = next((one for one in recipe.transforms if isinstance(one, MaskingTransform)), None)
+        masking = next((transform for transform in recipe.transforms if isinstance(transform, MaskingTransform)), None)
         summed = isinstance(self, SendsSameNumbers) and self.same_for_all
         if masking is not None and not summed:
             return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed} drop {self.kind}"
-        transforms = [one for one in recipe.transforms if isinstance(one, Transform)]
-        alone = [one for one in transforms if not (isinstance(one, MaskingTransform) or one.colludes())]
+        transforms = [transform for transform in recipe.transforms if isinstance(transform, Transform)]
+        alone = [
+            transform
+            for transform in transforms
+            if not (isinstance(transform, MaskingTransform) or transform.colludes())
+        ]
         if alone[-1] is not self:
             return f"{self.kind} packs an update, so nothing can be done to it afterwards: put it last, once"
-        noising = [one for one in transforms if one.noises_mean()]
+        noising = [transform for transform in transforms if transform.noises_mean()]
         if noising and not self.keeps_clip:
             return (
                 f"{noising[0].kind} at the server counts on updates no longer than its clip, but what {self.kind} "
@@ -190,16 +194,16 @@ class LossyCompressor(Compressor):
         return {MEMORY: torch.zeros(spec.layout.shared_trained)} if self.remembers else {}
 
     def compress(self, change: Tensor, state: Mapping[str, Tensor], context: WireContext) -> Compressed:
-        wanted, buffers = change[: context.trained], change[context.trained :]
+        due, buffers = change[: context.trained], change[context.trained :]
         if self.remembers:
-            wanted = wanted + state[MEMORY]
+            due = due + state[MEMORY]
         with np.errstate(all="ignore"):  # numbers near the largest ones become infinite, and are refused as such
-            body, kept = self.encode(wanted.numpy(), state, context)
+            body, memory = self.encode(due.numpy(), state, context)
             sent = torch.from_numpy(self.decode(body, context))
         if self.remembers:
-            kept = {**kept, MEMORY: wanted - sent}
+            memory = {**memory, MEMORY: due - sent}
         packed = np.concatenate([body, buffers.numpy().view(np.uint8)])
-        return Compressed(torch.from_numpy(packed), torch.cat([sent, buffers]), kept)
+        return Compressed(torch.from_numpy(packed), torch.cat([sent, buffers]), memory)
 
     def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
         start = len(packed) - 4 * (context.layout.shared - context.trained)

@@ -48,7 +48,7 @@ def own_shares(which: str, graph: MaskingGraph, client: int, root: bytes) -> dic
 def shares_by_holder(graph: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
     """What each holder of a client's shares has: its share of the key, then its share of the seed."""
     both = [own_shares(which, graph, client, root) for which in ("masks", "self")]
-    return {holder: b"".join(one[graph.place(holder)] for one in both) for holder in graph.holders(client)}
+    return {holder: b"".join(shares[graph.place(holder)] for shares in both) for holder in graph.holders(client)}
 
 
 def share_digest(share: bytes, which: str, graph: MaskingGraph, owner: int, holder: int) -> bytes:
@@ -126,5 +126,5 @@ def survivor_claim(graph: MaskingGraph, shown: bytes, senders: Sequence[int], su
 
     The context stands for the run's list of clients, their keys and all settings.
     """
-    lists = (" ".join(map(str, one)) for one in (senders, survivors))
+    lists = (" ".join(map(str, clients)) for clients in (senders, survivors))
     return b"survivors:" + masks.derive(graph.context, "survivors", shown, *lists)

@@ -28,11 +28,11 @@ Words = str | bytes | int
 
 def derive(secret: bytes, *words: Words, length: int = KEY) -> bytes:
     """Bytes that belong to a secret and these words alone (SHAKE256 over both, each with its length)."""
-    made = hashlib.shake_256()
+    digest = hashlib.shake_256()
     for word in (b"piebald secure aggregation", secret, *words):
         plain = word.encode() if isinstance(word, str) else str(word).encode() if isinstance(word, int) else word
-        made.update(struct.pack("<Q", len(plain)) + plain)
-    return made.digest(length)
+        digest.update(struct.pack("<Q", len(plain)) + plain)
+    return digest.digest(length)
 
 
 def private_key(root: bytes, purpose: str) -> bytes:

@@ -21,10 +21,10 @@ def round_stochastically(numbers: np.ndarray[Any, Any], seed: bytes) -> np.ndarr
         numbers: float64 [n], below 2^62 in absolute value.
         seed: 32 bytes; its key stream says which way each number goes, so the same seed rounds the same way again.
     """
-    stream, found = key_stream(seed), np.empty(len(numbers), np.int64)
+    stream, rounded = key_stream(seed), np.empty(len(numbers), np.int64)
     for start in range(0, len(numbers), _PIECE):
         piece = numbers[start : start + _PIECE]
         bits = np.frombuffer(stream.update(bytes(8 * len(piece))), dtype="<u8") >> np.uint64(11)
         below = np.floor(piece)
-        found[start : start + _PIECE] = below.astype(np.int64) + (bits.astype(np.float64) * 2.0**-53 < piece - below)
-    return found
+        rounded[start : start + _PIECE] = below.astype(np.int64) + (bits.astype(np.float64) * 2.0**-53 < piece - below)
+    return rounded
