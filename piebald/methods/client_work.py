@@ -91,11 +91,11 @@ class ClientWork(ModelSpec):
         return max(work.layout.size for work in self.different())
 
     def held(self, number: int | None) -> Tensor | None:
-        """Which of the shared numbers the model of this number has, see `OwnModel.held`."""
+        """Return which of the shared numbers the model of this number has, see `OwnModel.held`."""
         return None if number is None or self.own_models is None else self.own_models.models[number].held
 
     def held_of(self, task: Task) -> Tensor | None:
-        """Which of the shared numbers the model of a task has."""
+        """Return which of the shared numbers the model of a task has."""
         return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))
 
     def with_buffers(self, number: int, model: Tensor, buffers: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class ClientWork(ModelSpec):
         return next((transform for transform in self.transforms if isinstance(transform, Compressor)), None)
 
     def wire_context(self, client: int, rng_version: int | str) -> WireContext:
-        """What both ends know of the update of a client's task."""
+        """Return what both ends know of the update of a client's task."""
         return WireContext(self.layout, self.seed, client, rng_version)
 
     def decompress(self, packed: Tensor, task: Task) -> Tensor:
@@ -151,7 +151,7 @@ class ClientWork(ModelSpec):
         return self.compressor.decompress(packed, self.of_task(task).wire_context(task.client, task.rng_version))
 
     def masked_places(self, client: int, version: int) -> Whole | None:
-        """Which of the shared numbers of an update are masked and sent, None for all."""
+        """Return which of the shared numbers of an update are masked and sent, None for all."""
         compressor = self.compressor if self.masking is not None else None
         if not isinstance(compressor, SendsSameNumbers):
             return None
@@ -159,7 +159,7 @@ class ClientWork(ModelSpec):
 
     @property
     def row_privacy(self) -> RowPrivacy | None:
-        """How training hides single rows, or None."""
+        """The way in which training hides single rows, or None."""
         return self.trainer.row_privacy()
 
     @property
@@ -182,7 +182,7 @@ class ClientWork(ModelSpec):
 
     @property
     def needs_protected_state(self) -> bool:
-        """Whether a client's state must come from work that is protected as this one is, for what leaves to be so.
+        """True if a client's state must come from work that is protected as this one is, for what leaves to be so.
 
         Rows are hidden in what is computed beside private layers only if they are hidden in those layers; and a
         compressor sends now what it did not send before.  A sum hides that, too, whatever it comes from.
@@ -198,11 +198,11 @@ class ClientWork(ModelSpec):
         return self.trainer.initial_state(self.initial, self.layout.shared) | memory
 
     def server_vectors(self) -> dict[str, Tensor]:
-        """What the server sends with a training task besides the model, before the first step."""
+        """Return what the server sends with a training task besides the model, before the first step."""
         return self.trainer.server_vectors(self.layout.shared)
 
     def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
-        """What the result of a task may hold, from a client that has so many rows of each split."""
+        """Return what the result of a task may hold, from a client that has so many rows of each split."""
         if (task_work := self.of_task(task)) is not self:
             return task_work.result_form(task, rows)
         if task.query is not None:

@@ -213,11 +213,12 @@ class Recipe(BaseModel):
 
     @property
     def noises_mean(self) -> bool:
-        """Whether a transform adds noise to the mean of updates, to hide clients."""
+        """True if a transform adds noise to the mean of updates, to hide clients."""
         return any(transform.noises_mean() for transform in self.transforms)
 
     def expected_updates(self, known: int) -> float | None:
-        """How many updates a step expects, where noise on their mean hides clients: their sum is divided by that.
+        """Return how many updates a step expects, where noise on their mean hides clients: their sum is divided by
+        that.
 
         None where no transform adds such noise, and where steps are no rounds of one cluster that wait for everybody.
         """
@@ -227,7 +228,7 @@ class Recipe(BaseModel):
 
     @property
     def requires_individual_updates(self) -> bool:
-        """Whether individual updates must reach the server, so that they cannot be summed where clients train."""
+        """True if individual updates must reach the server, so that they cannot be summed where clients train."""
         return (
             not computes_from_sum(self.aggregation)
             or self.clustering.requires_individual_updates
@@ -239,7 +240,7 @@ class Recipe(BaseModel):
 
     @property
     def needs_matrix(self) -> bool:
-        """Whether a step needs the changes side by side; else they are read one after another, a piece at a time."""
+        """True if a step needs the changes side by side; else they are read one after another, a piece at a time."""
         compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
         if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
             return compares

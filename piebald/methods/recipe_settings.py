@@ -1,4 +1,4 @@
-"""What becomes of a recipe's own settings where one of its components is replaced: what is recorded is what trains."""
+"""The settings of a recipe when one of its components is replaced: those that are recorded are those that train."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def setting_name(axis: str, field: str) -> str:
 
 
 def holds(component: Component, setting: str, value: Any) -> bool:
-    """Whether a component holds a recipe's setting: under its name there, with the same value."""
+    """Return whether a component holds a recipe's setting: under its name there, with the same value."""
     field = next(
         (field for field in type(component).model_fields if setting_name(component.axis, field) == setting), None
     )

@@ -34,7 +34,7 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.
 
 @dataclass(frozen=True, slots=True)
 class PrivacyBudget:
-    """What a whole run spends.
+    """The privacy budget that a whole run spends.
 
     Attributes:
         epsilon_rdp, epsilon_pld: by Renyi differential privacy and by the privacy loss distribution, both upper bounds;
@@ -255,8 +255,9 @@ def _at_server(recipe: Recipe, noise: float, total: int, rounds: int, delta: flo
 
 
 def _often(recipe: Recipe) -> str:
-    kind = recipe.scheduling.kind
-    return f"with {kind} scheduling, a client may send more than once between two steps; a real site counts that"
+    in_rounds = recipe.scheduling.round_kind() is not None
+    often = "may send more than once between two steps" if in_rounds else "sends as often as it is done"
+    return f"with {recipe.scheduling.kind} scheduling, a client {often}; a real site counts that"
 
 
 def _unknown(delta: float, rounds: int, reason: str) -> PrivacyBudget:
@@ -264,7 +265,7 @@ def _unknown(delta: float, rounds: int, reason: str) -> PrivacyBudget:
 
 
 def installed() -> bool:
-    """Whether the accountants are there."""
+    """Return whether the accountants are there."""
     import importlib.util
 
     return importlib.util.find_spec("dp_accounting") is not None

@@ -1,4 +1,4 @@
-"""What statistics with noise have spent of a privacy budget, in all questions together."""
+"""The part of a privacy budget that statistics with noise have spent, in all questions together."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Ledger:
 
     @property
     def spent(self) -> PrivacyBudget:
-        """What has been spent."""
+        """The budget that has been spent."""
         return budget([noise for _, noise in self._spent], self.delta)
 
     @property
     def questions(self) -> list[tuple[str, float]]:
-        """What was asked, each with its noise in units of a row's influence."""
+        """The questions that were asked, each with its noise in units of a row's influence."""
         return list(self._spent)
 
     @checked
@@ -154,7 +154,7 @@ class Ledger:
 
 
 def budget(noises: list[float], delta: float, where: str = "server") -> PrivacyBudget:
-    """What Gaussian mechanisms spend together, whose noises are given in units of a row's influence."""
+    """Return what Gaussian mechanisms spend together, whose noises are given in units of a row's influence."""
     if not noises:
         return PrivacyBudget(0.0, 0.0, delta, 0, "Nothing has been asked.", "row")
     together = 1 / math.sqrt(sum(noise**-2 for noise in noises))

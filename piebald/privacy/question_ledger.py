@@ -110,7 +110,7 @@ class QuestionLedger:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many questions of each kind were answered about these rows, or some of them."""
+        """The number of questions of each kind were answered about these rows, or some of them."""
         return dict(Counter(question.kind for question in self._about()))
 
     @property
@@ -158,7 +158,7 @@ class QuestionLedger:
         return NoiseSource(key.digest())
 
     def _about(self) -> list[CountedQuestion]:
-        """What was asked about these rows, or some of them."""
+        """Return what was asked about these rows, or some of them."""
         return [
             question
             for question in self._asked
@@ -218,7 +218,7 @@ class QuestionLedger:
 
 
 def _record(path: Path) -> _Record | None:
-    """What a copy holds, None where there is none.
+    """Return what a copy holds, None where there is none.
 
     Raises:
         SettingError: it cannot be read.

@@ -15,7 +15,7 @@ from piebald.methods.scheduling.base import Scheduler
 
 
 class ClientPool:
-    """Which clients are busy, excluded or initialized.  The cost of a choice grows with the clients that are chosen,
+    """The clients that are busy, excluded or initialized.  The cost of a choice grows with the clients that are chosen,
     not with those that are registered.
 
     Attributes:
@@ -81,13 +81,13 @@ class ClientPool:
             self._free.discard(client)
 
     def stuck_reason(self) -> str:
-        """Why no client can be asked although none is busy."""
+        """Return why no client can be asked although none is busy."""
         if not self.excluded:
             return "no client can be asked and none is under way: look at the devices' on intervals"
         return f"no client is left to ask: all {len(self.excluded)} were excluded because their {self._refusals()}"
 
     def no_update_reason(self, rounds: int) -> str:
-        """Why no update of so many rounds counted."""
+        """Return why no update of so many rounds counted."""
         reason = (
             f"clients' {self._refusals()}" if self.excluded else "look at the reasons in the run's table of results"
         )

@@ -1,4 +1,4 @@
-"""What components at the server are offered: queries to clients, and the context that they are asked through."""
+"""Queries to clients, and the context through which components at the server put them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ClientQueries:
         return refusals
 
     def _reject_reason(self, result: Result) -> str | None:
-        """Why an answer cannot be used, or None; one that is no answer is noted."""
+        """Return why an answer cannot be used, or None; one that is no answer is noted."""
         try:
             reason = self._checked(result)
         except Exception as error:  # whatever one answer raises is the fault of its client
@@ -103,7 +103,7 @@ class ClientQueries:
 
 
 class LoopState(Protocol):
-    """What a context shows of the server loop, and does through it."""
+    """The part of the server loop that a context shows, and acts through."""
 
     recipe: Recipe
     client_pool: ClientPool

@@ -107,7 +107,7 @@ class ClusterModels:
         return self.cluster(self.cluster_of.get(client, self.main_number) if number is None else number)
 
     def missed(self, task: Task, version: int) -> int:
-        """How many server steps the update of a task has missed by now.
+        """Return how many server steps the update of a task has missed by now.
 
         Where there are several clusters, those of its own; but a round is one step of them all.
         """

@@ -54,7 +54,7 @@ class ClusterModel:
     keep: Keep = where_it_is
 
     def missed(self, sent: int) -> int:
-        """How many of its own steps an update missed whose model was sent at this version."""
+        """Return how many of its own steps an update missed whose model was sent at this version."""
         forgotten = max(0, self.steps[0] - sent) if len(self.steps) == STEPS else 0  # at most, of long ago
         return forgotten + len(self.steps) - bisect_left(self.steps, sent)
 
@@ -75,7 +75,7 @@ class ClusterModel:
 
 
 class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
-    """How an update counted: its cluster, its share of the average, its weight before normalization, its staleness."""
+    """An update's part in a step: its cluster, its share of the average, its raw weight, its staleness."""
 
     cluster: int
     share: float

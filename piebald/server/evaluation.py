@@ -26,7 +26,7 @@ Ask = Callable[[Sequence[tuple[int, Query]]], Sequence[Result]]  # clients about
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """When and on which clients models are evaluated for the report.
+    """The plan of evaluations for the report: when, and on which clients.
 
     Attributes:
         query: what clients are asked.
@@ -53,7 +53,7 @@ class EvaluationPlan:
         return [query for query in queries if query is not None]
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
-        """Whether a version is evaluated; `last` says that the run ends with it."""
+        """Return whether a version is evaluated; `last` says that the run ends with it."""
         return bool(self.every) and (last or version % self.every == 0 or version == rounds)
 
     def queries(self, known: int, seed: int) -> list[tuple[int, Query]]:
@@ -192,7 +192,7 @@ class CompletedModels:
 
     @property
     def needed(self) -> bool:
-        """Whether models lack anything."""
+        """True if models lack anything."""
         return self._work.trainer.completing_query(None) is not None
 
     def complete(self, models: ClusterModels, clients: Sequence[int], ask: Ask) -> None:

@@ -72,7 +72,7 @@ class ModelCache:
                 self._pass(self.store.get(client)["model"], before, None, 0.0, out)
 
     def _fallen(self) -> bool:
-        """Whether so little weight is left that the rounding of what is gone could matter."""
+        """Return whether so little weight is left that the rounding of what is gone could matter."""
         self._largest = max(self._largest, self.whole)
         return self.whole <= _FALLEN * self._largest
 

@@ -47,7 +47,7 @@ def result_row(
 
 
 def refusal(result: Result, reason: str) -> TableRow:
-    """What is noted of a result that was refused."""
+    """Return what is noted of a result that was refused."""
     kind = "train" if result.task.query is None else result.task.query.kind
     return {"client": result.task.client, "task": result.task.id, "kind": kind, "reason": reason}
 
@@ -86,7 +86,7 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
 
 
 def split_of(query: Query | None) -> Split:
-    """Which of a client's rows an evaluation is about."""
+    """Return which of a client's rows an evaluation is about."""
     return query.split if isinstance(query, Evaluate | Validate) else "test"
 
 
@@ -182,7 +182,7 @@ class StepWriter:
         self._pending: tuple[TableRow, list[TableRow], list[TableRow]] | None = None
 
     def due(self, version: int, elapsed: float) -> bool:
-        """Whether a checkpoint belongs to the step to `version`, after `elapsed` seconds of the run."""
+        """Return whether a checkpoint belongs to the step to `version`, after `elapsed` seconds of the run."""
         return self._saving <= SAVING * elapsed if self._every is None else version % self._every == 0
 
     def write(

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class ResultChecks(Component):
-    """What an update must satisfy to count.
+    """The conditions that an update must satisfy to count.
 
     Attributes:
         longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector),
@@ -46,11 +46,11 @@ class ResultChecks(Component):
 
     @property
     def limits_weights(self) -> bool:
-        """Whether what one update counts is limited, so that updates cannot be summed before the server has them."""
+        """True if what one update counts is limited, so that updates cannot be summed before the server has them."""
         return self.max_examples is not None or self.max_weight < 1
 
     def unlimited_reason(self, recipe: Recipe) -> str | None:
-        """Why the weights of a recipe's updates cannot be limited as wanted, or None."""
+        """Return why the weights of a recipe's updates cannot be limited as wanted, or None."""
         if self.limits_weights and recipe.masking is not None:
             return (
                 f"{recipe.masking.kind} hides what single updates count, so max_examples and max_weight cannot be "
@@ -68,7 +68,7 @@ class ResultChecks(Component):
         return self.longest_step * max(norm, 1.0)
 
     def reject_reason(self, result: Result, layout: Layout, limit: float, uploads: Sequence[str] = ()) -> str | None:
-        """Why a result may not count, or None.  An update that was summed early was checked where it was summed.
+        """Return why a result may not count, or None.  An update that was summed early was checked where it was summed.
 
         Args:
             result: what came.
@@ -112,7 +112,7 @@ class ResultChecks(Component):
 
     @staticmethod
     def _number_reason(update: Update) -> str | None:
-        """Why the numbers beside the vectors cannot be, or None.  A loss may be infinite where training fails."""
+        """Return why the numbers beside the vectors cannot be, or None.  A loss may be infinite: training can fail."""
         reason = count_reason("examples", update.examples, MOST_ROWS) or count_reason("steps", update.steps, MOST_ROWS)
         for name, value in update.metrics.items():
             if reason is None and name != "loss" and not math.isfinite(value):
@@ -197,7 +197,7 @@ class MaskedRounds:
             self._agreement = self.transform.agree_keys(clients, make_context("transforms", 0))
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
-        """What a client's task brings for masking."""
+        """Return what a client's task brings for masking."""
         return {} if self._agreement is None else self._agreement.vectors(client)
 
     @property
@@ -206,7 +206,7 @@ class MaskedRounds:
         return {} if self._agreement is None else self._agreement.absent
 
     def reject_reason(self, result: Result, work: ClientWork) -> str | None:
-        """Why a masked update may not count, or None."""
+        """Return why a masked update may not count, or None."""
         assert self.transform is not None
         if result.failure is not None or result.update is None:
             return result.failure or "no answer"

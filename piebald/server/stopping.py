@@ -1,4 +1,4 @@
-"""When a run stops, and when it stands still."""
+"""The end of a run: limits that stop it, and a warning when it stands still."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = 3  # server steps in a row
 
 @dataclass(slots=True)
 class RunTotals:
-    """What a run has used so far, and its best score.
+    """The totals of a run so far, and its best score.
 
     Attributes:
         updates: that counted.  nbytes: in both directions.  wall: real seconds, over all sittings.
@@ -67,11 +67,11 @@ class StoppingCriteria(Component):
 
     @property
     def measures(self) -> bool:
-        """Whether a limit depends on scores."""
+        """True if a limit depends on scores."""
         return self.target is not None or self.patience is not None
 
     def used_up(self, tally: RunTotals, now: float) -> bool:
-        """Whether a limit that needs no score has been met."""
+        """Return whether a limit that needs no score has been met."""
         return (
             (self.updates is not None and tally.updates >= self.updates)
             or (self.seconds is not None and now >= self.seconds)
@@ -97,7 +97,7 @@ class StoppingCriteria(Component):
 
 
 class TakesNotes(Protocol):
-    """Where a note for the run folder goes: the server's loop."""
+    """A taker of notes for the run folder: the server's loop."""
 
     def note(self, axis: str, cluster: int, name: str, value: Any) -> None: ...
 

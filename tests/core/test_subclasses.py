@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ def test_no_budget_is_stated_where_a_client_may_be_asked_again(base: type[Any]) 
     whole = recipes.fedavg().with_(transforms=[LOCAL])
     again = budget(whole.with_(scheduling=derived(base, num_to_request=greedy)(**settings)))
     assert again.epsilon_pld == float("inf")
-    assert "may send more than once between two steps" in again.meaning
+    assert re.search("may send more than once between two steps|sends as often as it is done", again.meaning)
     assert budget(whole.with_(scheduling=base(**settings))).epsilon_pld < float("inf")
     assert budget(whole.with_(scheduling=Asynchronous())).epsilon_pld == float("inf")
 

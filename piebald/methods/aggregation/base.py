@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Aggregator(Component):
-    """How the updates of a step are combined.
+    """The rule by which the updates of a step are combined.
 
     An aggregator sees single updates, unless it is an `aggregation.Linear`, whose weighted sum may be formed where
     clients train or under encryption.

@@ -84,7 +84,9 @@ class Dvw(Linear):
     def _own(
         self, cohort: Cohort, row: int, query: Validate, evaluators: Sequence[int], context: ServerContext
     ) -> list[Update]:
-        """What came with an update about its own model, if it can be used and its client is among the evaluators."""
+        """Return what came with an update about its own model, if it can be used and its client is among the
+        evaluators.
+        """
         matrix = cohort.updates[row].vectors.get("confusion")
         if matrix is None or cohort.clients[row] not in evaluators or not bool(matrix.sum().isfinite()):
             return []

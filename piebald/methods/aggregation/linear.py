@@ -18,7 +18,7 @@ class Linear(Aggregator):
     axis = "aggregation"
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        """How much one update counts, before weights are made to sum to one; from its numbers, not its vectors."""
+        """Return how much one update counts before weights are made to sum to one, from its numbers alone."""
         raise NotImplementedError
 
     def undamped_weight(self, update: Update) -> float:
@@ -79,7 +79,8 @@ def is_plain_mean(aggregator: object) -> bool:
 
 
 def computes_from_sum(aggregator: Aggregator) -> TypeGuard[Linear]:
-    """Whether the aggregator's result follows from the weighted sum of the changes and from each update's numbers.
+    """Return whether the aggregator's result follows from the weighted sum of the changes and from each update's
+    numbers.
 
     True for a `Linear` that neither aggregates in a way of its own nor prepares cohorts.
     """
@@ -87,13 +88,13 @@ def computes_from_sum(aggregator: Aggregator) -> TypeGuard[Linear]:
 
 
 def weighs_by_examples(aggregator: object) -> bool:
-    """Whether the weight of an update follows from its number of rows, and from nothing that training finds out."""
+    """Return whether the weight of an update follows from its number of rows, and from nothing found in training."""
     from_rows = (ExampleWeighted.weight, EqualWeighted.weight)
     return isinstance(aggregator, Linear) and type(aggregator).weight in from_rows
 
 
 def computes_from_masked_sum(aggregator: Aggregator) -> bool:
-    """Whether the aggregator's result follows from the weighted sum and the sum of weights alone.
+    """Return whether the aggregator's result follows from the weighted sum and the sum of weights alone.
 
     That is all that a server learns under secure aggregation, so an aggregator with damped weights is refused as well.
     """

@@ -142,7 +142,7 @@ def _view(model: Tensor, slot: Slot) -> Tensor:
 
 
 def _held_rank(inner: Slot, held: Tensor | None) -> int:
-    """How many rows of A a client has."""
+    """Return how many rows of A a client has."""
     if held is None:
         return inner.shape[0]
     return int(((held >= inner.start) & (held < inner.stop)).sum()) // inner.shape[1]

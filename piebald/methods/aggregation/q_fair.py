@@ -52,7 +52,7 @@ def initial_loss(update: Update) -> float:
 
 
 def needs_initial_loss(kind: str, recipe: RecipeComponents) -> str | None:
-    """Why an aggregator that weights by losses cannot work beside a trainer that does not send them, or None."""
+    """Return why an aggregator that weights by losses cannot work beside a trainer that does not send them, or None."""
     trainer = recipe.training
     if isinstance(trainer, Trainer) and trainer.sends_initial_loss:
         return None

@@ -94,7 +94,7 @@ class ExpectsAttackers(Robust):
         return max(0, math.ceil(self.most() * count) - 1)
 
     def expected(self, count: int) -> int:
-        """How many attackers to reckon with among `count` updates."""
+        """Return how many attackers to reckon with among `count` updates."""
         attackers = math.ceil(self.attackers * count - 1e-9) if isinstance(self.attackers, float) else self.attackers
         return min(int(attackers), self.tolerates(count))
 

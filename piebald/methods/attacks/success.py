@@ -68,7 +68,7 @@ class AttackSuccess:
 
 
 class Trigger(Protocol):
-    """What marks inputs: `partition.Backdoor`."""
+    """A mark on inputs, such as `partition.Backdoor`."""
 
     target: int
 

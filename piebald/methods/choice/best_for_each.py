@@ -79,7 +79,7 @@ def _losses(models: Mapping[str, Tensor], context: ClientContext, split: Split) 
 
 
 def _judged(split: Split, models: Mapping[str, Tensor], context: ClientContext) -> dict[str, Tensor]:
-    """How good the chosen model is on other rows, beside the shared one and the local one."""
+    """Return how good the chosen model is on other rows, beside the shared one and the local one."""
     metrics: dict[str, Tensor] = {}
     for name, model in models.items():
         scores, metrics["judged/rows"] = context.score(model, split)

@@ -1,4 +1,4 @@
-"""What a run ends with (`keep`): a name, or the table of a choice that each client makes for itself."""
+"""The models that a run ends with (`keep`): a name, or the table of a choice that each client makes for itself."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ FEWEST_ROWS = 10  # with fewer rows a standard error is itself a matter of luck
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the guard says about one client.
+    """The guard's verdict about one client.
 
     Attributes:
         chosen: the number of the chosen model.

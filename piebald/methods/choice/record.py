@@ -64,8 +64,8 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
 
 
 def loses(choice: Mapping[str, Any]) -> bool:
-    """Whether the chosen model is worse than the client's own local one, by more than two standard errors of the loss
-    on the rows that models are judged by.
+    """Return whether the chosen model is worse than the client's own local one, by more than two standard errors of the
+    loss on the rows that models are judged by.
     """
     alone = choice.get("alone") or {}
     difference, error = alone.get("difference"), alone.get("error")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Clustering(Component):
-    """Which clients are aggregated with which.
+    """The assignment of clients to clusters, whose updates are aggregated together.
 
     Only `assign` must be defined; the other methods have a default for clusterings that do no more than that.
 
@@ -65,7 +65,7 @@ class Clustering(Component):
 
     @property
     def clusters_to_join(self) -> int:
-        """How many such clusters there are, numbered from 0."""
+        """The number of such clusters there are, numbered from 0."""
         return 0
 
     def cluster(self, client: int) -> int | None:

@@ -228,7 +228,7 @@ class Distfl(Clustering):
         return [labels[row] for row in range(len(cohort.clients))]
 
     def _groups_at(self, step: int) -> bool:
-        """Whether the uploads of this step, from 1 up, are grouped."""
+        """Return whether the uploads of this step, from 1 up, are grouped."""
         since = step - self.first
         return since == 0 if self.every == 0 else since >= 0 and since % self.every == 0
 
@@ -382,7 +382,7 @@ class Distfl(Clustering):
 
 
 def _reads_real_numbers(spec: ModelSpec) -> bool:
-    """Whether a model takes inputs that are made up, as one of tokens does not."""
+    """Return whether a model takes inputs that are made up, as one of tokens does not."""
     assert isinstance(spec.shape, tuple)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""What rounds of DistFL have found about pairs of clients, for those that took part most recently."""
+"""The divergences of pairs of clients over the rounds of DistFL, for those that took part most recently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several clusters is the normal one: its model represents the run, and newcomers start from it."""
+"""The choice of the normal one of several clusters: its model represents the run, and newcomers start from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How differently models respond: responses (DistFL, eq. 5) and their divergences (eq. 6)."""
+"""Models compared by how they respond: responses (DistFL, eq. 5) and their divergences (eq. 6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOOR = 1e-6  # the least probability: a divergence stays finite where a model i
 
 
 def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Tensor, afresh: bool = False) -> Tensor:
-    """What each model makes of the probes: class probabilities [n, z, classes].
+    """Return what each model makes of the probes: class probabilities [n, z, classes].
 
     Args:
         module: a module of the models' form in evaluation mode, whose numbers are overwritten.

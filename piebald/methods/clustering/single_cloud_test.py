@@ -1,4 +1,4 @@
-"""Is it one cloud?  A test of found clusters against a single Gaussian cloud of the same shape, and of far outliers.
+"""A test of found clusters against a single Gaussian cloud of the same shape, and of far outliers.
 
 Any cloud of points can be cut in two, and clients whose data come from one distribution are such a cloud: each differs
 from the others by the rows that it happens to hold, in the same way in every round.  So it is no evidence that the same
@@ -29,7 +29,8 @@ def gram_of(divergence: Matrix) -> Matrix:
 
 
 def evidence(gram: Matrix, labels: Labels, rng: np.random.Generator) -> float:
-    """How many standard deviations more of the spread the clusters explain than as many clusters of one cloud do.
+    """Return how many standard deviations more of the spread the clusters explain than as many clusters of one cloud
+    do.
 
     The share explained is the squared distances of clusters' means from the common one, weighted by size, over those of
     the points (SigClust, Liu et al. 2008, has its complement).  For one cloud it is that of points with the same
@@ -95,7 +96,7 @@ def _explained(gram: Matrix, labels: Labels) -> float:
 
 
 def isolation(divergence: Matrix) -> Matrix:
-    """How far each client's nearest other is, over the median of that [n]: about 1, and large for a far outlier.
+    """Return how far each client's nearest other is, over the median of that [n]: about 1, and large for a far outlier.
 
     The nearest one, since members of a small cluster are far from most others, too, but not from one another.  A client
     whose nearest is by half nearer than most, so that it has a cluster to belong to, counts 1 at most.

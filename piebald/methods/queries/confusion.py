@@ -72,7 +72,7 @@ class Confusion(Query):
 
 
 def matrix_reason(answer: Update, classes: int) -> str | None:
-    """Why an answer does not carry a confusion matrix of as many rows as it says, or None."""
+    """Return why an answer does not carry a confusion matrix of as many rows as it says, or None."""
     matrix = answer.vectors.get("confusion")
     if matrix is None or tuple(matrix.shape) != (classes**2,):
         sent = "nothing" if matrix is None else f"{list(matrix.shape)}"

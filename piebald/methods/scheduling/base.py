@@ -9,7 +9,7 @@ from piebald.contracts.component import Component
 
 
 class ServerView(NamedTuple):  # made for every result, and a tuple is made four times as fast as a frozen dataclass
-    """What a scheduler decides on: numbers only, so that a million clients cost nothing.
+    """The state that a scheduler decides on: numbers only, so that a million clients cost nothing.
 
     Attributes:
         version: server steps made.
@@ -34,7 +34,7 @@ class ServerView(NamedTuple):  # made for every result, and a tuple is made four
 
 
 class Scheduler(Component):
-    """When the server requests training, and when it steps.  Whom it asks is a seeded choice among idle clients.
+    """The decision when the server requests training, and when it steps.  Whom it asks is chosen by a seed.
 
     Attributes:
         rounds_setting: a setting with which steps are rounds, as it is advised, where they need not be.
@@ -87,6 +87,6 @@ class Scheduler(Component):
 
     @property
     def rounds_advice(self) -> str:
-        """How to get steps that are rounds, in words."""
+        """Advice for getting steps that are rounds."""
         setting = f", or set its {self.rounds_setting}" if self.rounds_setting else ""
         return f"choose scheduling = 'synchronous'{setting}"

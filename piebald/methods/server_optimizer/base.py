@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ServerOptimizer(Component):
-    """How the global model moves, given the averaged change.
+    """The rule by which the global model moves, given the averaged change.
 
     Attributes:
         from_current_model: True where changes are measured from the global model, not from the model that was sent.

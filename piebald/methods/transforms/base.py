@@ -52,7 +52,7 @@ class Transform(Component):
         return self.overrides(Transform.collude)
 
     def noises_mean(self) -> bool:
-        """Whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
+        """Return whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
         return False
 
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
@@ -72,7 +72,7 @@ class MaskingTransform(Transform):
 
     @abstractmethod
     def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
-        """What one client sends instead of its update.
+        """Return what one client sends instead of its update.
 
         Raises:
             Declined: the client sends nothing.
@@ -80,4 +80,4 @@ class MaskingTransform(Transform):
 
     @abstractmethod
     def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
-        """Why a masked update cannot be one, or None."""
+        """Return why a masked update cannot be one, or None."""

@@ -29,7 +29,7 @@ _SLACK = 1024  # bytes by which a packed change may be longer than twice the cha
 
 @dataclass(frozen=True, slots=True)
 class WireContext:
-    """What both ends know of an update, and so need not send.
+    """The facts about an update that both ends know, and so need not send.
 
     Attributes:
         layout: that of the model.
@@ -87,11 +87,11 @@ class Compressor(Transform):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a client keeps anything for it between tasks."""
+        """True if a client keeps anything for it between tasks."""
         return False
 
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
-        """What a client keeps for it, before the first task; names begin with `COMPRESSION`."""
+        """Return what a client keeps for it, before the first task; names begin with `COMPRESSION`."""
         return {}
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Compressor(Transform):
         """
 
     def decompress(self, packed: Tensor, context: WireContext) -> Tensor:
-        """What the receiver makes of packed bytes: the change [s].
+        """Return what the receiver makes of packed bytes: the change [s].
 
         Raises:
             ValueError: these bytes are no packed change; memory is never taken for what they claim.
@@ -153,13 +153,13 @@ class SendsSameNumbers(Protocol):
 
     @property
     def same_for_all(self) -> bool:
-        """Whether all clients of a round send the same ones."""
+        """True if all clients of a round send the same ones."""
 
     def sent_numbers(self, layout: Layout) -> int:
-        """How many numbers are sent of the shared ones."""
+        """Return how many numbers are sent of the shared ones."""
 
     def sent_places(self, context: WireContext) -> Whole:
-        """Which of the shared numbers these are, in increasing order; the same for all clients of a version."""
+        """Return which of the shared numbers these are, in increasing order; the same for all clients of a version."""
 
 
 class LossyCompressor(Compressor):
@@ -169,7 +169,7 @@ class LossyCompressor(Compressor):
 
     @property
     def remembers(self) -> bool:
-        """Whether the client keeps what it did not send, and adds it to its next change."""
+        """True if the client keeps what it did not send, and adds it to its next change."""
         return False
 
     @abstractmethod

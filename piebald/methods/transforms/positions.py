@@ -68,7 +68,7 @@ def unpack(data: Bytes, count: int, total: int) -> Whole:
 
 
 def _gaps(positions: Whole) -> Whole:
-    """How many positions lie between each and the one before it."""
+    """Return how many positions lie between each and the one before it."""
     return np.diff(positions, prepend=-1) - 1
 
 

@@ -48,7 +48,7 @@ class TopK(WithErrorFeedback):
 
 
 def count_of(share: float, total: int) -> int:
-    """How many of `total` numbers a share of them is: at least one."""
+    """Return how many of `total` numbers a share of them is: at least one."""
     return min(total, max(1, round(share * total)))
 
 

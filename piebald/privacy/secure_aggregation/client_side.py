@@ -33,7 +33,7 @@ def replied(task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
 
 
 def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
-    """What leaves instead of a trained update: the update itself where nothing masks."""
+    """Return what leaves instead of a trained update: the update itself where nothing masks."""
     masking = work.masking
     if masking is None:
         return update, None

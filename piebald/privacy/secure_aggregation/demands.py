@@ -1,4 +1,4 @@
-"""What a client demands of the graph of a sum before it shares anything."""
+"""The demands of a client on the graph of a sum before it shares anything."""
 
 from __future__ import annotations
 

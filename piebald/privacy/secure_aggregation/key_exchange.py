@@ -54,7 +54,7 @@ MakeGraph = Callable[[Sequence[int], Sequence[bytes]], MaskingGraph]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentShares:
-    """What one client sent of its secrets.
+    """The shares of its secrets that one client sent.
 
     Attributes:
         boxes: by who reads them.
@@ -86,7 +86,7 @@ class ExchangedKeys:
         return [neighbour for neighbour in self.graph.neighbours[client] if neighbour in self.sent]
 
     def right(self, holder: int, owner: int, which: str, share: bytes) -> bool:
-        """Whether a share is the one that its owner has published a digest of."""
+        """Return whether a share is the one that its owner has published a digest of."""
         published = self.sent[owner].published[holder]
         digest = published[: masks.KEY] if which == "masks" else published[masks.KEY :]
         return share_digest(share, which, self.graph, owner, holder) == digest
@@ -128,7 +128,7 @@ def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, c
 
 
 def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, Tensor]]) -> Answers:
-    """What clients answered, of those that answered."""
+    """Return what clients answered, of those that answered."""
     answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
     return {client: answer.vectors for client, answer in zip(about, answers, strict=True) if answer is not None}
 
@@ -137,7 +137,7 @@ def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, T
 
 
 def _keys(commit: bool, clients: Sequence[int], context: AsksClients) -> Answers:
-    """What clients answer about their keys; where they commit to them before, all of these must answer.
+    """Return what clients answer about their keys; where they commit to them before, all of these must answer.
 
     If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
     among rings.
@@ -176,7 +176,7 @@ def _sound(answers: Answers, promised: Mapping[int, bytes], context: AsksClients
 
 
 def _sent(graph: MaskingGraph, client: int, answer: Mapping[str, Tensor]) -> SentShares | str:
-    """What a client sent of its secrets, or what is wrong with it."""
+    """Return what a client sent of its secrets, or what is wrong with it."""
     boxes, published = texts(answer[SHARES], BOX), texts(answer[PUBLISHED], DIGESTS)
     readers, holders, proofs = graph.neighbours[client], graph.holders(client), texts(answer[PROOF], masks.KEY)
     if (len(boxes), len(published), len(proofs)) != (len(readers), len(holders), 1):

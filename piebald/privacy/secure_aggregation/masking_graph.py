@@ -78,21 +78,21 @@ class MaskingGraph:
 
     @property
     def holders_each(self) -> int:
-        """How many hold shares of a client's keys: its neighbours and itself."""
+        """The number of hold shares of a client's keys: its neighbours and itself."""
         return len(self.neighbours[self.members[0]]) + 1
 
     @property
     def complete(self) -> bool:
-        """Whether all are neighbours of all."""
+        """True if all are neighbours of all."""
         return self.holders_each == len(self.members)
 
     @property
     def quorum(self) -> int:
-        """How many clients must sign one list of survivors: the same share of them as of a key's shares."""
+        """The number of clients must sign one list of survivors: the same share of them as of a key's shares."""
         return quorum(len(self.members), self.holders_each, self.threshold)
 
     def holders(self, client: int) -> tuple[int, ...]:
-        """Who has shares of a client's keys: its neighbours and itself, increasing."""
+        """Return who has shares of a client's keys: its neighbours and itself, increasing."""
         return tuple(sorted((*self.neighbours[client], client)))
 
     def place(self, client: int) -> int:

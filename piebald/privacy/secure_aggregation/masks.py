@@ -46,7 +46,7 @@ def public_key(private: bytes) -> bytes:
 
 
 def is_public_key(theirs: bytes) -> bool:
-    """Whether keys can be agreed on with a public key; with a point of low order nobody can."""
+    """Return whether keys can be agreed on with a public key; with a point of low order nobody can."""
     try:
         agree(bytes(KEY), theirs)
     except Declined:
@@ -73,7 +73,7 @@ def encrypt_box(key: bytes, text: bytes) -> bytes:
 
 
 def decrypt_box(key: bytes, box: bytes) -> bytes:
-    """What is in a box.
+    """Return what is in a box.
 
     Raises:
         Declined: it was made with another key, or changed.
@@ -105,5 +105,5 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
 
 
 def key_stream(seed: bytes) -> CipherContext:
-    """What turns zeros into the key stream of AES-256 in counter mode under a seed of 32 bytes."""
+    """Return what turns zeros into the key stream of AES-256 in counter mode under a seed of 32 bytes."""
     return Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()

@@ -32,7 +32,7 @@ _ROUGH = 1e-4  # of the range: a standard deviation of the rounding of the mean 
 
 
 class Confirmation(NamedTuple):
-    """What one survivor has signed: its signature, and the digest of what it was shown."""
+    """The statement of one survivor: its signature, and the digest of what it was shown."""
 
     signature: bytes
     shown: bytes
@@ -66,7 +66,7 @@ class SumSettings(Protocol):
         """The numbers of a sum."""
 
     def numbers(self, spec: ModelSpec) -> int:
-        """How many numbers of the model are masked and sent."""
+        """Return how many numbers of the model are masked and sent."""
 
     def spread(self, sums: Tensor, context: ServerContext) -> Tensor:
         """Their sums at their places among all shared numbers [s]."""
@@ -130,7 +130,7 @@ class SecureRound:
     def _confirmed(
         self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients
     ) -> Mapping[int, Confirmation]:
-        """What survivors have signed about their list.
+        """Return what survivors have signed about their list.
 
         Raises:
             Declined: they are too few.

@@ -261,7 +261,7 @@ class SecureAggregation(MaskingTransform):
         return _HEAD + self.numbers(spec) + sum(math.prod(shape) for shape in (self.vectors or {}).values())
 
     def numbers(self, spec: ModelSpec) -> int:
-        """How many numbers of the model are masked and sent."""
+        """Return how many numbers of the model are masked and sent."""
         packs = self._packing()
         return spec.layout.shared if packs is None else packs.sent_numbers(spec.layout)
 

@@ -85,8 +85,8 @@ class Unmasking(KeyQuery):
 
 
 class _Arrival(NamedTuple):
-    """Who is in a sum, as one client was told: the graph, who sent shares, whose masked updates arrived; and the digest
-    of what this client was shown.
+    """The clients in a sum, as one of them was told: the graph, who sent shares, and whose masked updates arrived; and
+    the digest of what this client was shown.
     """
 
     graph: MaskingGraph
@@ -95,12 +95,12 @@ class _Arrival(NamedTuple):
     shown: bytes
 
     def claim(self, shown: bytes) -> bytes:
-        """What a client signs that was shown this."""
+        """Return what a client signs that was shown this."""
         return survivor_claim(self.graph, shown, self.senders, self.survivors)
 
 
 def _arrived(vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform) -> _Arrival:
-    """What a question about survivors is about.
+    """Return what a question about survivors is about.
 
     Raises:
         Declined: nothing is masked yet, or the survivors' sum must not be opened, or it signed another list.
