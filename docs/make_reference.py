@@ -87,7 +87,7 @@ def base_class(axis: str) -> type[Component]:
 
 def summary(thing: Any) -> str:
     """A docstring without its sections, as one paragraph for each of its paragraphs."""
-    text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns):", inspect.getdoc(thing) or "")[0]
+    text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns|Examples):", inspect.getdoc(thing) or "")[0]
     text = text.replace("`parameters.matching`", PRIVATE)
     return "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
 

@@ -39,6 +39,14 @@ class Recipe(BaseModel):
 
     Raises:
         SettingError: a component is missing or unknown, or two of them cannot work together.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> recipe = recipes.fedavg(lr=0.1, cohort=10)
+        >>> recipe.training.lr, recipe.scheduling.cohort, recipe.aggregation.kind
+        (0.1, 10, 'example_weighted')
+        >>> [component.kind for component in recipe.components][:3]
+        ['sgd', 'full', 'synchronous']
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -260,6 +268,12 @@ class Recipe(BaseModel):
 
         Raises:
             SettingError: there is no such axis or component, or the new component has no place for such a setting.
+
+        Examples:
+            >>> from piebald import recipes
+            >>> recipe = recipes.fedavg(lr=0.1).with_(aggregation="krum", training={"kind": "proximal", "mu": 0.5})
+            >>> recipe.aggregation.kind, recipe.training.mu, recipe.training.lr
+            ('krum', 0.5, 0.1)
         """
         return self.replaced(USERS.mark(components))
 

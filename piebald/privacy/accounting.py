@@ -73,6 +73,11 @@ def central(noise: NotNegative, share: Fraction, rounds: Count, delta: Fraction)
         share: the probability with which each client is asked in a round, independently, in (0, 1].
         rounds: server steps.
         delta: in (0, 1).
+
+    Examples:
+        >>> budget = central(noise=1.0, share=0.1, rounds=100, delta=1e-5)
+        >>> round(budget.epsilon_rdp, 1), budget.unit
+        (7.9, 'client')
     """
     drawn = (
         "It counts as asked in every round, as where all are, or where clients learn who takes part."
@@ -123,6 +128,10 @@ def local(noise: NotNegative, rounds: Count, delta: Fraction) -> PrivacyBudget:
         noise: multiplier of the noise.
         rounds: how often one client sends, at most.
         delta: in (0, 1).
+
+    Examples:
+        >>> round(local(noise=10.0, rounds=1, delta=1e-5).epsilon_pld, 1)
+        0.7
     """
     meaning = (
         "Whoever sees all changes of the model that one client uploads, the server included, learns little about which "
@@ -297,7 +306,12 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above."""
+    """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above.
+
+    Examples:
+        >>> round(gaussian_epsilon(noise=1.0, delta=1e-5), 3)
+        4.377
+    """
     from scipy.special import log_ndtr, ndtr
 
     def spent(epsilon: float) -> float:

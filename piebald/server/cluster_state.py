@@ -127,6 +127,10 @@ def capped(weights: Sequence[float], largest: float) -> list[float]:
 
     The largest ones are lowered to one common value, the others stay.  Where that is not possible, because fewer than
     1 / `largest` weights are above 0, those become equal.
+
+    Examples:
+        >>> capped([1.0, 1.0, 8.0], largest=0.5)
+        [1.0, 1.0, 2.0]
     """
     down = sorted(weights, reverse=True)
     positive = sum(weight > 0 for weight in down)

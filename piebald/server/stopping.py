@@ -48,6 +48,11 @@ class StoppingCriteria(Component):
         bytes: sent in both directions.
         target: mean score on clients' own rows that is good enough.
         patience: measurements in a row without a better mean score.
+
+    Examples:
+        >>> stop = StoppingCriteria(updates=100, target=0.9)
+        >>> stop.used_up(RunTotals(updates=100), now=0.0), stop.measures
+        (True, True)
     """
 
     axis = "stop"

@@ -48,7 +48,12 @@ class Agnostic(Aggregator):
 
 
 def on_simplex(point: Tensor) -> Tensor:
-    """The nearest vector [n] with numbers of at least 0 that sum to one (Duchi et al. 2008, figure 1)."""
+    """The nearest vector [n] with numbers of at least 0 that sum to one (Duchi et al. 2008, figure 1).
+
+    Examples:
+        >>> on_simplex(torch.tensor([0.5, 0.9, 0.0]))
+        tensor([0.3000, 0.7000, 0.0000])
+    """
     ordered = point.sort(descending=True).values
     counts = torch.arange(1, len(point) + 1, dtype=point.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts

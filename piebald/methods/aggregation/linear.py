@@ -46,7 +46,13 @@ class Linear(Aggregator):
 
 
 class ExampleWeighted(Linear):
-    """By training rows (McMahan et al. 2017; HDAFL, algorithm 1)."""
+    """By training rows (McMahan et al. 2017; HDAFL, algorithm 1).
+
+    Examples:
+        >>> from piebald.contracts import Update
+        >>> ExampleWeighted().weight(Update({}, examples=30, steps=3, metrics={}))
+        30.0
+    """
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return float(update.examples)
@@ -74,7 +80,12 @@ class GradientNormWeighted(Linear):
 
 
 def is_plain_mean(aggregator: object) -> bool:
-    """Return whether every update counts the same in a mean, whatever its client has, sends or missed."""
+    """Return whether every update counts the same in a mean, whatever its client has, sends or missed.
+
+    Examples:
+        >>> is_plain_mean(EqualWeighted()), is_plain_mean(ExampleWeighted())
+        (True, False)
+    """
     return isinstance(aggregator, EqualWeighted) and not aggregator.reads_data()
 
 

@@ -39,6 +39,10 @@ class StalenessWeighted(Linear):
         function: "constant" s = 1; "polynomial" s = (t + 1) ** -a; "hinge" s = 1 up to t = b, then
             1 / (a (t - b) + 1).
         a, b: of the functions.
+
+    Examples:
+        >>> [round(StalenessWeighted(a=0.5).damping(missed), 3) for missed in (0, 3, 8)]
+        [1.0, 0.5, 0.333]
     """
 
     base: AnyLinear = EqualWeighted()

@@ -24,6 +24,12 @@ def own_choice(keep: str | Mapping[str, Any], split: Split | None) -> OwnChoice 
 
     Raises:
         SettingError: there is no such choice or setting.
+
+    Examples:
+        >>> own_choice("last", "test") is None
+        True
+        >>> own_choice({"kind": "knn_per", "k": [5]}, "test").k
+        (5,)
     """
     if keep in _OF_ALL:
         return None

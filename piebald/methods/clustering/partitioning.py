@@ -57,6 +57,11 @@ def by_silhouette(
         least: the fewest clients of a cluster.
         clusters: exactly so many clusters instead, if there are so many that are large enough.
         threshold: cut the tree at this average distance instead.
+
+    Examples:
+        >>> points = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 5.2])
+        >>> by_silhouette(np.abs(points[:, None] - points[None, :])).labels
+        array([0, 0, 0, 1, 1, 1])
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -189,6 +194,10 @@ def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -
         labels: [n], new clusters.
         known: the old number of each client, None for newcomers.
         taken: all numbers that were ever used.
+
+    Examples:
+        >>> tracked(np.array([0, 0, 1, 1]), known=[7, 7, 7, 2], taken=[2, 7])
+        [7, 7, 2, 2]
     """
     from scipy.optimize import linear_sum_assignment
 

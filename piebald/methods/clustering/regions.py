@@ -28,6 +28,11 @@ class Regions(Clustering):
         regions: how many, among which clients are dealt in turn; or the clients of each region by number, where those
             who are not named form one more.
         region_rounds: rounds within regions before a step of all, at least 1.
+
+    Examples:
+        >>> regions = Regions(regions=[[0, 1], [2]])
+        >>> [regions.cluster(client) for client in range(4)]
+        [0, 0, 1, 2]
     """
 
     compares_changes: ClassVar[bool] = False

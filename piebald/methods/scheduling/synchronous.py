@@ -24,6 +24,12 @@ class Synchronous(Scheduler):
         sampling: "fixed" asks a cohort of that size.  "poisson" asks each client independently with probability
             cohort / clients, so that sizes vary and a round may be empty (McMahan et al. 2018, algorithm 1): the
             privacy budget of noise at the server is then several times smaller.
+
+    Examples:
+        >>> Synchronous(cohort=0.1).expected_updates(known=50)
+        5
+        >>> Synchronous(cohort=10, sampling="poisson").inclusion(known=40)
+        0.25
     """
 
     cohort: CohortSize = 1.0

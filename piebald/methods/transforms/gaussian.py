@@ -45,6 +45,12 @@ class Gaussian(Transform):
         epsilon: of one upload, instead of `noise`; above 0.
         delta: of one upload, where epsilon is given.
         where: where the noise is added.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> noise = Gaussian(clip=1.0, noise=0.5)
+        >>> recipes.fedavg().with_(transforms=[noise], aggregation="equal_weighted").noises_mean
+        True
     """
 
     protects = True

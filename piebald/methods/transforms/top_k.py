@@ -48,7 +48,12 @@ class TopK(WithErrorFeedback):
 
 
 def count_of(share: float, total: int) -> int:
-    """Return how many of `total` numbers a share of them is: at least one."""
+    """Return how many of `total` numbers a share of them is: at least one.
+
+    Examples:
+        >>> count_of(0.01, 250), count_of(0.01, 10)
+        (2, 1)
+    """
     return min(total, max(1, round(share * total)))
 
 
