@@ -18,6 +18,7 @@ from piebald.contracts import ClientContext, Cohort, ServerContext, TrainInput, 
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.methods.aggregation import EqualWeighted, StalenessWeighted
+from piebald.methods.choice import KnnPer, own_choice
 from piebald.methods.clustering import SingleCluster
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling import Asynchronous, Deadline, Synchronous
@@ -132,6 +133,15 @@ def test_a_subclass_that_adds_nothing_runs_as_its_base_to_the_bit(recipe: Callab
     assert torch.equal(ours, theirs)
     assert run.meta["privacy"] == other.meta["privacy"]
     assert [row["weight"] for row in run.results] == [row["weight"] for row in other.results]
+
+
+def test_a_choice_of_the_users_is_a_kind_to_keep() -> None:
+    mine = derived(KnnPer)
+    choice = own_choice({"kind": mine.kind, "k": [3]}, "test")
+    assert isinstance(choice, mine)
+    assert choice.k == (3,)
+    with pytest.raises(SettingError, match="version to keep called 'evaluate'"):
+        own_choice({"kind": "evaluate"}, "test")
 
 
 def test_narrow_networks_take_a_subclass_of_the_single_cluster() -> None:

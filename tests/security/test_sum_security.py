@@ -12,7 +12,6 @@ from scipy import stats
 from piebald.contracts import SumDemands
 from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
-from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import public_keys
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph
 from piebald.privacy.secure_aggregation.security import (
@@ -20,6 +19,7 @@ from piebald.privacy.secure_aggregation.security import (
     SECURITY,
     SumParameters,
     colluders_needed,
+    demands_reject_reason,
     exposure,
     failure,
     parameters,

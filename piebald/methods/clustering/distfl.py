@@ -98,7 +98,7 @@ class Distfl(Clustering):
         threshold: cut at this average unlikeness instead, in (0, 2]; with "linked", link below this divergence in nats.
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
-        normal: which cluster is the normal one: "largest"; "vote", see `voting`; or "server_rows", the one with the
+        normal: which cluster is the normal one: "largest"; "vote", see `ballot`; or "server_rows", the one with the
             smallest loss on rows that the server holds.  If half of the clients or more attack, only "server_rows" can
             find it: nothing that clients send can.
         remember: clients whose pairs are remembered from round to round, 4 bytes for each of five numbers of a pair; of

@@ -26,7 +26,6 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import (
     BOX,
     DIGESTS,
@@ -47,6 +46,7 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     MEMBERS,
     MaskingGraph,
     clients_in,
+    demands_reject_reason,
     rows,
     texts,
 )

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import MASKING
+from piebald.contracts import MASKING, SumDemands
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation.masks import KEY, derive
-from piebald.privacy.secure_aggregation.security import quorum
+from piebald.privacy.secure_aggregation.security import SECURITY, exposure, quorum
 
 MEMBERS, KEYS, CONTEXT = MASKING + "members", MASKING + "keys", MASKING + "context"
 
@@ -186,3 +186,26 @@ def clients_in(tensor: Tensor | None) -> list[int]:
     if numbers is None or sorted({*numbers}) != numbers or (numbers and numbers[0] < 0):
         raise Declined("what should be increasing client numbers is something else")
     return list(map(int, numbers))
+
+
+def demands_reject_reason(graph: MaskingGraph, demands: SumDemands) -> str | None:
+    """The reason why a client takes no part in a sum over this graph, or None."""
+    clients, holders, shares = len(graph.members), graph.holders_each, graph.threshold
+    if shares < round(demands.threshold * holders, 9):
+        return (
+            f"{shares} of {holders} shares open a mask, this site demands a share of {demands.threshold:.3g}: raise "
+            "secure_aggregation's threshold"
+        )
+    if not graph.complete and demands.neighbours is not None and holders - 1 < demands.neighbours:
+        return (
+            f"clients have {holders - 1} neighbours, this site demands {demands.neighbours}: raise "
+            "secure_aggregation's neighbours"
+        )
+    bad = math.floor(demands.colluding * clients)
+    sure = 2 * graph.quorum - clients > bad and shares > bad
+    if sure and (graph.complete or exposure(clients, holders - 1, shares, bad) <= 2.0**-SECURITY):
+        return None
+    return (
+        f"{bad} of {clients} clients that collude could open an update with {holders - 1} neighbours and a threshold "
+        f"of {shares}: raise them, or leave neighbours out"
+    )

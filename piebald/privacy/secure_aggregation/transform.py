@@ -50,7 +50,7 @@ from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
-from piebald.privacy.secure_aggregation.rounding import round_stochastically
+from piebald.privacy.secure_aggregation.masks import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 
