@@ -56,13 +56,8 @@ TRAINER_SETTINGS = {
 }
 # Modules that define what components, clients and runtimes may offer beyond their base class.
 CAPABILITIES = (
-    "training.base",
     "contracts.training",
-    "transforms.base",
-    "scheduling.base",
-    "clustering.base",
-    "aggregation.base",
-    "server_optimizer.base",
+    "methods.transforms.base",
     "contracts.data",
     "contracts.runtime",
     "runtimes.base",
@@ -226,9 +221,16 @@ def component_lines(axis: str, name: str, component: type[Component]) -> list[st
 def capability_lines() -> list[str]:
     """What components, clients and runtimes may offer beyond their base class, and who asks for it."""
     text = ["## Capabilities", ""]
-    text += ["A base class has the one to three methods that every component of its axis has.  What only some of them"]
-    text += ["do is a small protocol of its own: a component has the capability if it has the methods, and whoever"]
-    text += ["needs it asks with `isinstance`.", "", "| capability | who asks | what it adds |", "|---|---|---|"]
+    text += ["A component defines the one or two methods without which it would do nothing.  All else has a default in"]
+    text += ["the base class of its axis: what a component may do besides is a method that it overrides.", ""]
+    text += ["| axis | method | what it says |", "|---|---|---|"]
+    for axis in AXES:
+        for name in own_names(base_class(axis)):
+            member = vars(base_class(axis)).get(name)
+            if isinstance(member, property) or inspect.isfunction(member):
+                text += [f"| `{axis}` | `{name}` | {cell(first_paragraph(member))} |"]
+    text += ["", "What things of several kinds may offer is a protocol, which whoever needs it asks for by type:", ""]
+    text += ["| capability | who asks | what it adds |", "|---|---|---|"]
     for cls in capabilities():
         askers = ", ".join(f"`{module}`" for module in asked_by(cls.__name__)) or "-"
         offers = ", ".join(f"`{name}`" for name in own_names(cls))
