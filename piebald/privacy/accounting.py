@@ -110,8 +110,10 @@ def fixed_cohorts(
         delta: in (0, 1).
         secret: nobody knows who was asked, and all clients can be asked in every round; else only the first bound.
     """
+    # a neighbour has zeros in place of one client's updates, so the clip is the sensitivity
     plain, account = _spent(noise, 1.0, rounds, delta, ""), "nothing is gained from their choice"
     if secret and noise:
+        # replacing a client moves the sum by up to twice the clip
         least = _without_replacement(noise / 2, cohort, known, rounds, delta)
         if least < plain.epsilon_pld:
             account = "accounted as drawn without replacement from clients that can all be asked in every round"
@@ -285,6 +287,7 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
         raise SettingError(f"delta must be above 0 and below 1, got {delta}")
     if not noise:
         return PrivacyBudget(math.inf, math.inf, delta, releases, "No noise is added, so nothing is hidden.")
+    # the quick bound first: the other accountants take minutes where it is useless anyway
     rough = _renyi(noise, share, releases, delta, ORDERS)
     if rough > _USELESS:
         return PrivacyBudget(rough, rough, delta, releases, meaning)

@@ -58,6 +58,7 @@ class ClientPool:
 
         Who knows it gains nothing from clients being drawn by chance, so it is drawn as noise is.
         """
+        # over all clients, also busy ones: a sample must not depend on who is idle
         drawn = np.flatnonzero(NoiseSource.repeatable(long_key("cohort", *words)).uniform(known) < share).tolist()
         here = clients if isinstance(clients, range) else set(clients)
         return [c for c in drawn if c in here and c not in self.busy and c not in self.excluded]

@@ -237,6 +237,7 @@ class ClusterModels:
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
         recipe = self.recipe
         from_current = recipe.server_optimizer.from_current_model or recipe.clustering.from_current_model
+        # a stale change counts from the model it will be added to, not from the one it started at
         if from_current and members.matrix is not None:
             away = torch.stack(list(members.sent)) - cluster.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
@@ -261,6 +262,7 @@ class ClusterModels:
         step = StepContext(
             len(shares), context.known, version, shares, expected=expected, state=cluster.optimizer_state
         )
+        # two-ended: what was done last on the client is undone or answered first here
         for place, transform in reversed(list(enumerate(recipe.transforms))):
             rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
             average = transform.on_server(average, dataclasses.replace(step, rng_key=rng_key, state={}))

@@ -79,6 +79,7 @@ class ModelCache:
     def _renew(self, out: Tensor | None) -> None:
         """Form the sums from the last models, in O(clients x model), and write the global model if there is one."""
         self.sums.zero_()
+        # summed anew and exactly, so that what was taken away leaves no trace
         self.whole = self._largest = math.fsum(self.weights.values())
         for client, weight in sorted(self.weights.items()):  # a resumed run adds in the same order
             if weight:

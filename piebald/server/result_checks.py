@@ -92,6 +92,7 @@ class ResultChecks(Component):
                 return f"must send {name}, sent nothing"
             if sent is not None and (vector.dtype != sent.dtype or vector.shape != sent.shape):
                 return f"must send {name} like the {described(sent)} it got, sent {described(vector)}"
+        # one pass finds both a number that is not finite and a step that is too long
         norm = self.norm(change)
         if not math.isfinite(norm):
             return "not finite"

@@ -71,6 +71,7 @@ def confidence(history: Tensor) -> Tensor:
     if len(history) == 1:
         return torch.ones(1, dtype=torch.float64)
     inner = gram(history)
+    # a client that never moved has length 0, and cosines must stay finite
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()
     cosines = inner / (lengths[:, None] * lengths[None, :])
     cosines.fill_diagonal_(-math.inf)

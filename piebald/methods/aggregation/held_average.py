@@ -45,6 +45,7 @@ class HeldAverage(Aggregator):
         summed = weighted_sum(torch.where(held, cohort.matrix, 0.0), weights)
         somebody = count > 0
         average = torch.where(somebody, summed / torch.where(somebody, count, 1.0), 0.0).float()
+        # the inner `where` keeps the division finite, since torch computes both branches
         inverse = torch.where(somebody, 1 / torch.where(somebody, count, 1.0), 0.0)
         numbers = max(int(somebody.sum()), 1)
         shares = [weight * float((held[row] * inverse).sum()) / numbers for row, weight in enumerate(weights)]

@@ -74,6 +74,7 @@ class Bulyan(ExpectsAttackers):
 def scores(distances: Tensor, expected: int) -> Tensor:
     """Krum's scores [n]: sums of the squared distances [n, n] to the n - f - 2 nearest others, at least one."""
     count = len(distances)
+    # n - f - 2 of the paper may be 0 or less where few updates arrived
     near = min(max(1, count - expected - 2), count - 1)
     if near < 1:
         return torch.zeros(count, dtype=distances.dtype)
@@ -109,6 +110,7 @@ def near_the_median(matrix: Tensor, near: int) -> tuple[Tensor, Tensor]:
     for span, block in blocks(matrix, copies=12):
         values, places = block.double().sort(dim=0, stable=True)
         middle = (values[(rows - 1) // 2] + values[rows // 2]) / 2
+        # in sorted order the nearest values are one window, so there are few candidates
         starts = rows - near + 1
         reach = torch.maximum(middle - values[:starts], values[near - 1 :] - middle)
         least = reach.min(dim=0).values

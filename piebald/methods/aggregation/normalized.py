@@ -57,6 +57,7 @@ class Normalized(Aggregator):
         if not whole:
             return torch.zeros_like(cohort.matrix[0]), [0.0] * len(counted)
         accumulated = [self.accumulated(update.steps) for update in cohort.updates]
+        # tau_eff of eq. 7: the mean over clients of how much their steps count
         effective = sum(rows / whole * a for rows, a in zip(counted, accumulated, strict=True))
         shares = [effective * rows / whole / a if rows else 0.0 for rows, a in zip(counted, accumulated, strict=True)]
         return torch.tensor(shares) @ cohort.matrix, shares

@@ -117,6 +117,7 @@ def truncated(inner: Tensor, outer: Tensor, fresh: Tensor) -> tuple[Tensor, Tens
     Returns:
         A, B, and the share of the product's squared length that is lost.
     """
+    # the singular values of a product of thin matrices are those of a small one between their bases
     (left, above), (right, below) = torch.linalg.qr(outer), torch.linalg.qr(inner.T)
     u, values, v = torch.linalg.svd(above @ below.T)
     count = min(len(fresh), int((values > _ROUNDING * values[0]).sum()))

@@ -93,6 +93,7 @@ class Candidates:
         for models in groups:
             losses = self._losses(models).nan_to_num(math.inf)
             best = zip(losses.min(1).values.tolist(), losses.argmin(1).tolist(), strict=True)
+            # group by group, so that a long search need not hold all of its models
             offers = [(loss, start + number, models[number][row]) for row, (loss, number) in enumerate(best)]
             pairs = zip(chosen or offers, offers, strict=True)
             chosen = [offer if offer[0] < earlier[0] else earlier for earlier, offer in pairs]

@@ -56,6 +56,7 @@ def judge(losses: Tensor, shared: int, errors: float = 1.0, alone: int | None = 
     """
     fallback, rows = max(shared - 1, 0), losses.shape[1]
     means = losses.double().mean(1).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf)
+    # with nothing shared there is nothing to keep instead, and any row is better than none
     enough = rows >= (FEWEST_ROWS if shared else 1)
     if not enough or not math.isfinite(float(means.min())):
         return Verdict(fallback, fallback)

@@ -55,6 +55,7 @@ class Attentive(Clustering):
 
     def weights(self, parameters: Tensor) -> Tensor:
         """The weights [n, n] of clients' parameters [n, t] in what each of them is sent; rows sum to 1."""
+        # float32 would lose the differences of models that are nearly alike
         wide = parameters.double()
         apart = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         shares = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).fill_diagonal_(0)

@@ -88,6 +88,7 @@ class Cfl(Clustering):
             return [], 1.0
         cosines = (inner / lengths.clamp(min=1e-30)[:, None] / lengths.clamp(min=1e-30)[None, :]).numpy()
         away = np.clip(1 - (cosines + cosines.T) / 2, 0, 2)
+        # no distance from itself, whatever rounding leaves of the cosine
         np.fill_diagonal(away, 0)
         sides = fcluster(linkage(squareform(away, checks=False), method="single"), 2, criterion="maxclust")
         first, second = np.flatnonzero(sides == 1), np.flatnonzero(sides == 2)

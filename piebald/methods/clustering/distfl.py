@@ -242,6 +242,7 @@ class Distfl(Clustering):
         """
         trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
         models = (cohort.model(row) for row in range(len(cohort.clients)))
+        # one model at a time: a second cohort side by side may not fit
         lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
         limit = self.reach * float(torch.tensor(lengths).median())
         far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
@@ -326,6 +327,7 @@ class Distfl(Clustering):
         return with_outliers(search, inside, matrix)
 
     def _cut(self, distances: Matrix, accept: float) -> ClusterSearch:
+        # two or three clients may each be a cluster of their own
         least = min(self.least, max(1, len(distances) // 2))
         return by_silhouette(distances, accept, least, self.clusters, self.threshold)
 

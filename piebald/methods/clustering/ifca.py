@@ -78,6 +78,7 @@ class Ifca(Clustering):
         from sklearn.cluster import KMeans
 
         models = torch.stack([cohort.model_parameters(row) for row in range(len(cohort.clients))])
+        # n models span at most n dimensions: k-means sees the same distances in n numbers
         points = coordinates(models).cpu().numpy()
         count = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
         state = key("ifca", context.spec.seed) % 2**32

@@ -46,6 +46,7 @@ def divergences(answers: Tensor) -> Tensor:
         answers: [n, z, classes], each row of probabilities.
     """
     count, probes, classes = answers.shape
+    # a probability of 0 would make a divergence infinite, and with it all later means
     p = answers.double() * (1 - FLOOR) + FLOOR / classes
     logs = p.log().reshape(count, -1)
     p = p.reshape(count, -1)

@@ -112,6 +112,7 @@ class Compressor(Transform):
         Raises:
             ValueError: these bytes are no packed change; memory is never taken for what they claim.
         """
+        # twice the change as float32: whoever claims more wants memory
         most = 8 * context.layout.shared + _SLACK
         if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() > most:
             raise ValueError(f"at most {most:,} bytes are due, sent {packed.dtype} {list(packed.shape)}")

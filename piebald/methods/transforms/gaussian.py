@@ -78,6 +78,7 @@ class Gaussian(Transform):
         share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change)
         # an update that is not finite would be refused in the open: it counts as no change instead
         change = torch.where(norm.isfinite().to(change.device), change * share, 0.0)
+        # the noise belongs to one task, so an update that is sent again is the same to the bit
         if self.where == "client" and self.multiplier:
             sources = [NoiseSource.repeatable(key) for key in keys]
             deviation = self.multiplier * self.clip
@@ -88,6 +89,7 @@ class Gaussian(Transform):
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         if not self.noises_mean():
             return average
+        # one client moves a mean by at most its share of the clip
         most = max(context.shares, default=0.0)
         if context.expected is not None:
             average, most = average * (context.arrived / context.expected), 1 / context.expected
