@@ -249,6 +249,9 @@ def test_no_budget_is_stated_where_a_single_cluster_is_several() -> None:
     several = whole.with_(clustering=derived(SingleCluster, assign=halves)())
     assert budget(several).epsilon_pld == float("inf")
     assert not several.clustering.is_single()
+    assert several.requires_individual_updates
+    with pytest.raises(SettingError, match="needs individual updates"):
+        several.with_(transforms=[SecureAggregation()])
     with pytest.raises(SettingError, match="takes every update as a change of the whole one"):
         recipes.heterofl(widths=[1.0, 0.5]).with_(clustering=derived(SingleCluster, assign=halves)())
 
