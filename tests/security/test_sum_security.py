@@ -13,13 +13,12 @@ from piebald.contracts import SumDemands
 from piebald.core.errors import SettingError
 from piebald.privacy import SecureAggregation
 from piebald.privacy.secure_aggregation.key_material import public_keys
-from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph
+from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, demands_reject_reason
 from piebald.privacy.secure_aggregation.security import (
     AVAILABILITY,
     SECURITY,
     SumParameters,
     colluders_needed,
-    demands_reject_reason,
     exposure,
     failure,
     parameters,
