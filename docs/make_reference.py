@@ -56,13 +56,8 @@ TRAINER_SETTINGS = {
 }
 # Modules that define what components, clients and runtimes may offer beyond their base class.
 CAPABILITIES = (
-    "methods.training.base",
     "contracts.training",
     "methods.transforms.base",
-    "methods.scheduling.base",
-    "methods.clustering.base",
-    "methods.aggregation.base",
-    "methods.server_optimizer.base",
     "contracts.data",
     "contracts.runtime",
     "runtimes.base",
@@ -87,7 +82,7 @@ def base_class(axis: str) -> type[Component]:
 
 def summary(thing: Any) -> str:
     """A docstring without its sections, as one paragraph for each of its paragraphs."""
-    text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns):", inspect.getdoc(thing) or "")[0]
+    text = re.split(r"\n\s*(?:Attributes|Args|Raises|Returns|Examples):", inspect.getdoc(thing) or "")[0]
     text = text.replace("`parameters.matching`", PRIVATE)
     return "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
 
@@ -229,9 +224,16 @@ def component_lines(axis: str, name: str, component: type[Component]) -> list[st
 def capability_lines() -> list[str]:
     """What components, clients and runtimes may offer beyond their base class, and who asks for it."""
     text = ["## Capabilities", ""]
-    text += ["A base class has the one to three methods that every component of its axis has.  What only some of them"]
-    text += ["do is a small protocol of its own: a component has the capability if it has the methods, and whoever"]
-    text += ["needs it asks with `isinstance`.", "", "| capability | who asks | what it adds |", "|---|---|---|"]
+    text += ["A component defines the one or two methods without which it would do nothing.  All else has a default in"]
+    text += ["the base class of its axis: what a component may do besides is a method that it overrides.", ""]
+    text += ["| axis | method | what it says |", "|---|---|---|"]
+    for axis in AXES:
+        for name in own_names(base_class(axis)):
+            member = vars(base_class(axis)).get(name)
+            if isinstance(member, property) or inspect.isfunction(member):
+                text += [f"| `{axis}` | `{name}` | {cell(first_paragraph(member))} |"]
+    text += ["", "What things of several kinds may offer is a protocol, which whoever needs it asks for by type:", ""]
+    text += ["| capability | who asks | what it adds |", "|---|---|---|"]
     for cls in capabilities():
         askers = ", ".join(f"`{module}`" for module in asked_by(cls.__name__)) or "-"
         offers = ", ".join(f"`{name}`" for name in own_names(cls))

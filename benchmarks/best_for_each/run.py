@@ -23,12 +23,12 @@ from piebald import recipes
 from piebald.core.losses import cross_entropy
 from piebald.core.metrics import accuracy
 from piebald.methods.choice import best_for_each
-from piebald.methods.choice.candidates import Candidates
+from piebald.methods.choice.candidates import ClientCandidates
 
 RECIPES = ("fedavg", "hdafl")
 
 
-class Study(Candidates):
+class Study(ClientCandidates):
     """The candidates of one client, which are also scored row by row on its validation and test rows."""
 
     seen: dict[int, dict[str, Any]] = {}  # noqa: RUF012 - what one run has shown
@@ -83,11 +83,11 @@ def measure(name: str, recipe: str, seed: int) -> dict[str, Any]:
     here = piebald.Simulator(engine="sequential", stack=1, workers=0)
     options: dict[str, Any] = {"rounds": ROUNDS[name], "seed": seed, "runtime": here, "measure": "none"}
     began = time.perf_counter()
-    real, best_for_each.Candidates = best_for_each.Candidates, Study  # type: ignore[misc]
+    real, best_for_each.ClientCandidates = best_for_each.ClientCandidates, Study  # type: ignore[misc]
     try:
         run = piebald.run(made, clients, net, evaluate_every=0, keep="best_for_each", **options)
     finally:
-        best_for_each.Candidates = real  # type: ignore[misc]
+        best_for_each.ClientCandidates = real  # type: ignore[misc]
     whole = time.perf_counter() - began - Study.scoring
     for one in run.choices:  # the product chose what is studied here
         assert results.chosen(Study.seen[one["client"]], 1.0) == one["chosen"], (name, recipe, seed, one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -208,6 +208,15 @@ class Component(Settings):
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
         """This component with those settings filled in that follow from the rest of the recipe and from the model."""
         return self
+
+    @classmethod
+    def overrides(cls, *methods: Callable[..., Any]) -> bool:
+        """Return whether the class has other methods in place of some of these methods of its base classes.
+
+        What a base class says about itself holds for a subclass only while the methods that it follows from are the
+        base class's own.
+        """
+        return any(getattr(cls, method.__name__, None) is not method for method in methods)
 
     def table(self) -> dict[str, Any]:
         """This component as plain values: its kind and its fields, without those that are None."""

@@ -391,11 +391,3 @@ class Personalizes(Protocol):
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         """The models [c, p] that clients use for themselves, given what the server last sent."""
-
-
-@runtime_checkable
-class SendsInputMoments(Protocol):
-    """A trainer whose updates carry "moments" of the inputs of these layers."""
-
-    @property
-    def layers(self) -> tuple[str, ...]: ...

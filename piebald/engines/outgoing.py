@@ -21,7 +21,6 @@ from piebald.engines.factored.sum_terms import KnownProducts
 from piebald.engines.factored.vectors import FactoredVectors, to_dense
 from piebald.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.methods.aggregation.linear import weighs_by_examples
-from piebald.methods.training.base import ShapesUploads
 
 
 def updates(
@@ -167,7 +166,7 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
         raise RuntimeFault(
             f"trainer {trainer.kind!r} declares {missing[0]!r} in uploads() but sent nothing of that name"
         )
-    known = trainer.upload_shapes(engine.work) if isinstance(trainer, ShapesUploads) else {}
+    known = trainer.upload_shapes(engine.work)
     for name, part in vectors.items():
         if name in known:  # declared with its shape, so that private numbers do not fit by chance
             if tuple(part.shape[1:]) != known[name]:

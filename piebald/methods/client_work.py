@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.client_models import OwnModels
-from piebald.methods.training.base import (
-    BoundsSteps,
-    HidesRows,
-    KeepsClientState,
-    KeepsServerVectors,
-    LimitsSteps,
-    ShapesUploads,
-    Trainer,
-)
+from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Whole
 from piebald.methods.transforms.compression import Compressor, SendsSameNumbers, WireContext
@@ -61,16 +53,21 @@ class ClientWork(ModelSpec):
         """The number of the model that a task is about: to train at this version, or to answer a query."""
         if self.own_models is None:
             return None
-        own = self.own_models
-        return own.trained(client, version) if query is None else query.model_number(own.number(client))
+        models = self.own_models
+        return models.trained(client, version) if query is None else query.model_number(models.number(client))
 
     def numbered(self, number: int | None) -> Self:
         """The work with the model of this number."""
         if number is None or self.own_models is None:
             return self
-        own = self.own_models.models[number]
+        client_model = self.own_models.models[number]
         return replace(
-            self, model=own.model, layout=own.layout, initial=own.initial, outputs=own.outputs, own_models=None
+            self,
+            model=client_model.model,
+            layout=client_model.layout,
+            initial=client_model.initial,
+            outputs=client_model.outputs,
+            own_models=None,
         )
 
     def of(self, client: int) -> Self:
@@ -91,22 +88,22 @@ class ClientWork(ModelSpec):
     @property
     def largest(self) -> int:
         """Numbers of the largest model of all clients."""
-        return max(one.layout.size for one in self.different())
+        return max(work.layout.size for work in self.different())
 
     def held(self, number: int | None) -> Tensor | None:
-        """Which of the shared numbers the model of this number has, see `OwnModel.held`."""
+        """Return which of the shared numbers the model of this number has, see `OwnModel.held`."""
         return None if number is None or self.own_models is None else self.own_models.models[number].held
 
     def held_of(self, task: Task) -> Tensor | None:
-        """Which of the shared numbers the model of a task has."""
+        """Return which of the shared numbers the model of a task has."""
         return None if self.own_models is None else self.held(self.number_of(task.client, task.version, task.query))
 
     def with_buffers(self, number: int, model: Tensor, buffers: Tensor) -> Tensor:
         """A model [s] with other buffers in the places where the model of this number has its own shared ones."""
-        held, made = self.held(number), model.clone()
-        own = slice(self.numbered(number).layout.shared_trained, None)
-        made[own if held is None else held[own]] = buffers
-        return made
+        held, completed = self.held(number), model.clone()
+        places = slice(self.numbered(number).layout.shared_trained, None)
+        completed[places if held is None else held[places]] = buffers
+        return completed
 
     def cut(self, task: Task) -> Task:
         """A task as it travels: with those numbers of the model that the one it is about has."""
@@ -126,8 +123,8 @@ class ClientWork(ModelSpec):
 
     def uploads(self) -> tuple[str, ...]:
         """Names of the vectors that updates carry besides the model."""
-        told = self.own_query.answer_form(self, _NO_ROWS).vectors if self.own_query is not None else None
-        return (*self.trainer.uploads(), *(told or ()))
+        vectors = self.own_query.answer_form(self, _NO_ROWS).vectors if self.own_query is not None else None
+        return (*self.trainer.uploads(), *(vectors or ()))
 
     @property
     def masking(self) -> MaskingTransform | None:
@@ -138,10 +135,10 @@ class ClientWork(ModelSpec):
     @property
     def compressor(self) -> Compressor | None:
         """The transform that packs updates, or None."""
-        return next((one for one in self.transforms if isinstance(one, Compressor)), None)
+        return next((transform for transform in self.transforms if isinstance(transform, Compressor)), None)
 
     def wire_context(self, client: int, rng_version: int | str) -> WireContext:
-        """What both ends know of the update of a client's task."""
+        """Return what both ends know of the update of a client's task."""
         return WireContext(self.layout, self.seed, client, rng_version)
 
     def decompress(self, packed: Tensor, task: Task) -> Tensor:
@@ -154,71 +151,74 @@ class ClientWork(ModelSpec):
         return self.compressor.decompress(packed, self.of_task(task).wire_context(task.client, task.rng_version))
 
     def masked_places(self, client: int, version: int) -> Whole | None:
-        """Which of the shared numbers of an update are masked and sent, None for all."""
-        one = self.compressor if self.masking is not None else None
-        if not isinstance(one, SendsSameNumbers):
+        """Return which of the shared numbers of an update are masked and sent, None for all."""
+        compressor = self.compressor if self.masking is not None else None
+        if not isinstance(compressor, SendsSameNumbers):
             return None
-        return one.sent_places(self.wire_context(client, version))
+        return compressor.sent_places(self.wire_context(client, version))
 
     @property
     def row_privacy(self) -> RowPrivacy | None:
-        """How training hides single rows, or None."""
-        return self.trainer.row_privacy() if isinstance(self.trainer, HidesRows) else None
+        """The way in which training hides single rows, or None."""
+        return self.trainer.row_privacy()
 
     @property
     def protection(self) -> str | None:
         """The kind of the component that hides rows or updates, or None."""
-        return next((one.kind for one in (self.trainer, *self.transforms) if one.protects), None)
+        return next((component.kind for component in (self.trainer, *self.transforms) if component.protects), None)
 
     @property
     def noise(self) -> str | None:
         """The kind of the component that hides rows or updates by noise, which a budget counts, or None."""
         hiding = (self.trainer, *self.transforms)
-        return next((one.kind for one in hiding if one.protects and not isinstance(one, MaskingTransform)), None)
+        return next(
+            (
+                component.kind
+                for component in hiding
+                if component.protects and not isinstance(component, MaskingTransform)
+            ),
+            None,
+        )
 
     @property
     def needs_protected_state(self) -> bool:
-        """Whether a client's state must come from work that is protected as this one is, for what leaves to be so.
+        """True if a client's state must come from work that is protected as this one is, for what leaves to be so.
 
         Rows are hidden in what is computed beside private layers only if they are hidden in those layers; and a
         compressor sends now what it did not send before.  A sum hides that, too, whatever it comes from.
         """
-        noised = any(one.protects and not isinstance(one, MaskingTransform) for one in self.transforms)
+        noised = any(
+            transform.protects and not isinstance(transform, MaskingTransform) for transform in self.transforms
+        )
         return self.row_privacy is not None or (self.compressor is not None and noised)
 
     def initial_state(self) -> dict[str, Tensor]:
         """A client's state before its first task."""
-        kept = self.compressor.initial_state(self) if self.compressor is not None else {}
-        if not isinstance(self.trainer, KeepsClientState):
-            return kept
-        return self.trainer.initial_state(self.initial, self.layout.shared) | kept
+        memory = self.compressor.initial_state(self) if self.compressor is not None else {}
+        return self.trainer.initial_state(self.initial, self.layout.shared) | memory
 
     def server_vectors(self) -> dict[str, Tensor]:
-        """What the server sends with a training task besides the model, before the first step."""
-        return self.trainer.server_vectors(self.layout.shared) if isinstance(self.trainer, KeepsServerVectors) else {}
+        """Return what the server sends with a training task besides the model, before the first step."""
+        return self.trainer.server_vectors(self.layout.shared)
 
     def result_form(self, task: Task, rows: Mapping[Split, int]) -> ResultForm:
-        """What the result of a task may hold, from a client that has so many rows of each split."""
-        if (own := self.of_task(task)) is not self:
-            return own.result_form(task, rows)
+        """Return what the result of a task may hold, from a client that has so many rows of each split."""
+        if (task_work := self.of_task(task)) is not self:
+            return task_work.result_form(task, rows)
         if task.query is not None:
             return task.query.answer_form(self, rows)
         if self.masking is not None:  # no number of a single update is sent
             return ResultForm(None, (), 0, 0)
         trainer, count = self.trainer, rows["train"]
-        known = trainer.upload_shapes(self) if isinstance(trainer, ShapesUploads) else {}
+        declared = trainer.upload_shapes(self)
         shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
         for name in trainer.uploads():
             sent = task.vectors.get(name)
-            shapes[name] = known.get(name) if sent is None else tuple(sent.shape)
+            shapes[name] = declared.get(name) if sent is None else tuple(sent.shape)
         counts: dict[str, int] = {}
         if self.own_query is not None:
-            told = self.own_query.answer_form(self, rows)
-            shapes |= told.vectors or {}
-            counts = dict.fromkeys(told.vectors or {}, told.examples)
-        steps = trainer.max_steps(count) if isinstance(trainer, LimitsSteps) else MOST_ROWS
-        return ResultForm(shapes, None, count, steps, counts)
-
-    def min_steps(self, examples: int) -> int:
-        """Steps of a training task on so many rows, at least."""
-        return self.trainer.min_steps(examples) if isinstance(self.trainer, BoundsSteps) else 0
+            form = self.own_query.answer_form(self, rows)
+            shapes |= form.vectors or {}
+            counts = dict.fromkeys(form.vectors or {}, form.examples)
+        steps = trainer.max_steps(count)
+        return ResultForm(shapes, None, count, MOST_ROWS if steps is None else steps, counts)

@@ -14,14 +14,14 @@ from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
-from piebald.methods.clustering.base import Clustering, JoinsClusters
+from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe_settings import replace
-from piebald.methods.scheduling.base import Scheduler, round_kind
-from piebald.methods.server_optimizer.base import KeepsServerState, ServerOptimizer
+from piebald.methods.scheduling.base import Scheduler
+from piebald.methods.server_optimizer.base import ServerOptimizer
 from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.sharing.base import Sharing
-from piebald.methods.training.base import GivesOwnModels, KeepsServerVectors, Trainer
-from piebald.methods.transforms.base import Colludes, MaskingTransform, Transform
+from piebald.methods.training.base import Trainer
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import Compressor
 
 
@@ -40,6 +40,14 @@ class Recipe(BaseModel):
 
     Raises:
         SettingError: a component is missing or unknown, or two of them cannot work together.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> recipe = recipes.fedavg(lr=0.1, cohort=10)
+        >>> recipe.training.lr, recipe.scheduling.cohort, recipe.aggregation.kind
+        (0.1, 10, 'example_weighted')
+        >>> [component.kind for component in recipe.components][:3]
+        ['sgd', 'full', 'synchronous']
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -74,17 +82,17 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _build_tables(cls, fields: Any) -> Any:
-        made = dict(fields)
+        components = dict(fields)
         for axis in cls.axes:
             if axis == "transforms":
-                given: Any = made.get(axis, ())
-                alone = isinstance(given, Component | Mapping | str)
-                if not alone and not isinstance(given, list | tuple):
-                    raise SettingError(f"transforms must be a list of components or tables, got {shown(given)}")
-                made[axis] = tuple(build(axis, one) for one in ([given] if alone else given))
-            elif axis in made:
-                made[axis] = build(axis, made[axis])
-        return made
+                value: Any = components.get(axis, ())
+                alone = isinstance(value, Component | Mapping | str)
+                if not alone and not isinstance(value, list | tuple):
+                    raise SettingError(f"transforms must be a list of components or tables, got {shown(value)}")
+                components[axis] = tuple(build(axis, table) for table in ([value] if alone else value))
+            elif axis in components:
+                components[axis] = build(axis, components[axis])
+        return components
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -100,8 +108,8 @@ class Recipe(BaseModel):
                     f"choose another training, or drop {transform.kind}"
                 )
         for component in self.components:
-            if why := component.incompatible_with(self):
-                raise ValueError(why)
+            if reason := component.incompatible_with(self):
+                raise ValueError(reason)
         self._check_disclosures()
         return self
 
@@ -111,19 +119,19 @@ class Recipe(BaseModel):
             return
         looking: list[Component] = [] if computes_from_masked_sum(self.aggregation) else [self.aggregation]
         looking += [self.clustering] if self.clustering.requires_individual_updates else []
-        for component in (*looking, *(one for one in self.transforms if isinstance(one, Colludes))):
+        for component in (*looking, *self._colluding):
             raise ValueError(
                 f"{masking.kind} shows the server only sums but {component.kind} needs individual updates: "
                 f"choose another {component.axis}, or drop {masking.kind}"
             )
 
     def _check_disclosures(self) -> None:
-        hiding = next((one.kind for one in self.components if one.protects), None)
+        hiding = next((component.kind for component in self.components if component.protects), None)
         for component in self.components if hiding else ():
-            if told := component.discloses():
+            if disclosed := component.discloses():
                 raise ValueError(
-                    f"{hiding} protects what clients send but {component.kind} has them tell {told}, which no privacy "
-                    f"budget counts: choose another {component.axis}, or drop {hiding}"
+                    f"{hiding} protects what clients send but {component.kind} has them tell {disclosed}, which no "
+                    f"privacy budget counts: choose another {component.axis}, or drop {hiding}"
                 )
 
     def _check_cached(self) -> None:
@@ -136,7 +144,7 @@ class Recipe(BaseModel):
                 f"updates together: choose another aggregation, or another server_optimizer"
             )
         for transform in self.transforms:
-            if isinstance(transform, MaskingTransform) or type(transform).on_server is not Transform.on_server:
+            if isinstance(transform, MaskingTransform) or transform.overrides(Transform.on_server):
                 raise ValueError(
                     f"{kind} needs every client's own model but {transform.kind} acts on averages: "
                     f"drop {transform.kind}, or choose another server_optimizer"
@@ -144,31 +152,29 @@ class Recipe(BaseModel):
 
     def _check_joined(self) -> None:
         """Refuse what is kept for each cluster beside its model, where cluster models become one again and again."""
-        if not isinstance(self.clustering, JoinsClusters):
+        if not self.clustering.clusters_to_join:
             return
-        kind, optimizer, trainer = self.clustering.kind, self.server_optimizer, self.training
-        if round_kind(self.scheduling) is None:
-            late = ", or set its max_staleness = 0" if self.scheduling.kind == "deadline" else ""
+        kind, optimizer = self.clustering.kind, self.server_optimizer
+        if self.scheduling.round_kind() is None:
             raise ValueError(
-                f"{kind} counts rounds but {self.scheduling.kind} has none: choose scheduling = 'synchronous'{late}"
+                f"{kind} counts rounds but {self.scheduling.kind} has none: {self.scheduling.rounds_advice}"
             )
-        stateful = isinstance(optimizer, KeepsServerState | CachedAverage)
-        sends = isinstance(trainer, KeepsServerVectors) and trainer.server_vectors(self.clustering.clusters)
-        if stateful or sends:
-            one = optimizer if stateful else trainer
+        stateful = optimizer.overrides(ServerOptimizer.initial_state) or isinstance(optimizer, CachedAverage)
+        if stateful or self.training.server_vectors(1):
+            keeping: Component = optimizer if stateful else self.training
             raise ValueError(
-                f"{kind} averages cluster models but nothing would average what {one.kind} keeps for each cluster: "
-                f"choose another {one.axis}, or another clustering"
+                f"{kind} averages cluster models but nothing would average what {keeping.kind} keeps for each cluster: "
+                f"choose another {keeping.axis}, or another clustering"
             )
 
     def _check_parts(self) -> None:
         """Refuse what takes updates as wholes, where clients have parts of the model only."""
         trainer = self.training
-        if not isinstance(trainer, GivesOwnModels) or not trainer.holds_parts:
+        if not trainer.holds_parts:
             return
         whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
-        whole += [] if self.clustering.kind == "single_cluster" else [self.clustering]
-        whole += [one for one in self.transforms if one.protects or one.noises_mean()]
+        whole += [] if self.clustering.is_single() else [self.clustering]
+        whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
         for component in whole:
             advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
             advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
@@ -176,7 +182,11 @@ class Recipe(BaseModel):
                 f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
                 f"change of the whole one: {advice}, or give all clients the whole one"
             )
-        keeping = [one.kind for one in self.transforms if isinstance(one, Compressor) and one.keeps_state]
+        keeping = [
+            transform.kind
+            for transform in self.transforms
+            if isinstance(transform, Compressor) and transform.keeps_state
+        ]
         if trainer.changes_parts and keeping:
             raise ValueError(
                 f"{trainer.kind} gives a client another part of the model for each task but {keeping[0]} keeps "
@@ -195,58 +205,60 @@ class Recipe(BaseModel):
     @property
     def components(self) -> tuple[Component, ...]:
         """All components, transforms in their order."""
-        found: list[Component] = []
+        components: list[Component] = []
         for axis in self.axes:
-            found += self.transforms if axis == "transforms" else [getattr(self, axis)]
-        return tuple(found)
+            components += self.transforms if axis == "transforms" else [getattr(self, axis)]
+        return tuple(components)
 
     @property
     def masking(self) -> MaskingTransform | None:
         """The transform after which the server sees only sums, or None."""
-        return next((one for one in self.transforms if isinstance(one, MaskingTransform)), None)
+        return next((transform for transform in self.transforms if isinstance(transform, MaskingTransform)), None)
+
+    @property
+    def _colluding(self) -> list[Transform]:
+        """The attacks that need the updates of a step side by side."""
+        return [transform for transform in self.transforms if transform.colludes()]
 
     @property
     def noises_mean(self) -> bool:
-        """Whether a transform adds noise to the mean of updates, to hide clients."""
-        return any(one.noises_mean() for one in self.transforms)
+        """True if a transform adds noise to the mean of updates, to hide clients."""
+        return any(transform.noises_mean() for transform in self.transforms)
 
     def expected_updates(self, known: int) -> float | None:
-        """How many updates a step expects, where noise on their mean hides clients: their sum is divided by that.
+        """Return how many updates a step expects, where noise on their mean hides clients: their sum is divided by
+        that.
 
         None where no transform adds such noise, and where steps are no rounds of one cluster that wait for everybody.
         """
-        if not self.noises_mean or self.clustering.kind != "single_cluster":
+        if not self.noises_mean or not self.clustering.is_single():
             return None
         return self.scheduling.expected_updates(known)
 
     @property
     def requires_individual_updates(self) -> bool:
-        """Whether individual updates must reach the server, so that they cannot be summed where clients train."""
+        """True if individual updates must reach the server, so that they cannot be summed where clients train."""
         return (
             not computes_from_sum(self.aggregation)
             or self.clustering.requires_individual_updates
             or self.server_optimizer.from_current_model
             or isinstance(self.server_optimizer, CachedAverage)
-            or any(isinstance(one, Colludes) for one in self.transforms)
-            or round_kind(self.scheduling) != "complete"
+            or bool(self._colluding)
+            or self.scheduling.round_kind() != "complete"
         )
 
     @property
     def needs_matrix(self) -> bool:
-        """Whether a step needs the changes side by side; else they are read one after another, a piece at a time."""
+        """True if a step needs the changes side by side; else they are read one after another, a piece at a time."""
         compares = self.clustering.requires_individual_updates and self.clustering.compares_changes
         if isinstance(self.server_optimizer, CachedAverage):  # which takes one model after another
             return compares
-        return (
-            compares
-            or not computes_from_sum(self.aggregation)
-            or any(isinstance(one, Colludes) for one in self.transforms)
-        )
+        return compares or not computes_from_sum(self.aggregation) or bool(self._colluding)
 
     def adapted_to(self, spec: ModelSpec) -> Recipe:
         """The recipe with those settings filled in that follow from its components together and from the model."""
         adapted = {axis: getattr(self, axis).adapted_to(self, spec) for axis in self.axes if axis != "transforms"}
-        transforms = tuple(one.adapted_to(self, spec) for one in self.transforms)
+        transforms = tuple(transform.adapted_to(self, spec) for transform in self.transforms)
         return self._rebuilt(self.fields, {**adapted, "transforms": transforms})
 
     def with_(self, **components: Any) -> Recipe:
@@ -257,19 +269,25 @@ class Recipe(BaseModel):
 
         Raises:
             SettingError: there is no such axis or component, or the new component has no place for such a setting.
+
+        Examples:
+            >>> from piebald import recipes
+            >>> recipe = recipes.fedavg(lr=0.1).with_(aggregation="krum", training={"kind": "proximal", "mu": 0.5})
+            >>> recipe.aggregation.kind, recipe.training.mu, recipe.training.lr
+            ('krum', 0.5, 0.1)
         """
         return self.replaced(USERS.mark(components))
 
     def replaced(self, components: Mapping[str, Any]) -> Recipe:
         """This recipe with other components, see `with_`; what is no reference yet in their tables, names nothing."""
-        fields, made = dict(self.fields), dict(components)
-        for axis, given in components.items():
+        fields, replaced = dict(self.fields), dict(components)
+        for axis, component in components.items():
             if axis not in self.axes:
                 raise unknown("axis", axis, self.axes)
             if axis != "transforms":  # settings of recipes are never those of transforms
-                made[axis], fields = replace(self.name, fields, axis, getattr(self, axis), given)
-        return self._rebuilt(fields, made)
+                replaced[axis], fields = replace(self.name, fields, axis, getattr(self, axis), component)
+        return self._rebuilt(fields, replaced)
 
     def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
-        made = {axis: getattr(self, axis) for axis in self.axes} | dict(components)
-        return Recipe(name=self.name, fields=fields, paper=self.paper, **made)
+        values = {axis: getattr(self, axis) for axis in self.axes} | dict(components)
+        return Recipe(name=self.name, fields=fields, paper=self.paper, **values)

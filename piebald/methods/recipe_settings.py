@@ -1,4 +1,4 @@
-"""What becomes of a recipe's own settings where one of its components is replaced: what is recorded is what trains."""
+"""The settings of a recipe when one of its components is replaced: those that are recorded are those that train."""
 
 from __future__ import annotations
 
@@ -42,26 +42,28 @@ def replace(
     Raises:
         SettingError: the new component has no place for a setting.
     """
-    made = build(axis, new)
-    own = made.model_fields_set  # what it was given, and not what it has by default
-    known = {setting_name(axis, field): field for field in type(made).model_fields}
+    component = build(axis, new)
+    given_fields = component.model_fields_set  # what it was given, and not what it has by default
+    fields_by_setting = {setting_name(axis, field): field for field in type(component).model_fields}
     recorded, handed = dict(fields), {}
     for setting, value in fields.items():
         if CHOICES.get(setting) == axis:
-            raise SettingError(_lost(name, setting, value, f"{axis} {made.kind!r} replaces what it chooses"))
+            raise SettingError(_lost(name, setting, value, f"{axis} {component.kind!r} replaces what it chooses"))
         if not holds(old, setting, value):
             continue
-        if setting not in known:
+        if setting not in fields_by_setting:
             raise SettingError(
-                _lost(name, setting, value, f"{axis} {made.kind!r}, which replaces {old.kind!r}, has no such setting")
+                _lost(
+                    name, setting, value, f"{axis} {component.kind!r}, which replaces {old.kind!r}, has no such setting"
+                )
             )
-        if known[setting] in own:
-            recorded[setting] = plain(getattr(made, known[setting]))
+        if fields_by_setting[setting] in given_fields:
+            recorded[setting] = plain(getattr(component, fields_by_setting[setting]))
         else:
-            handed[known[setting]] = getattr(old, known[setting])
+            handed[fields_by_setting[setting]] = getattr(old, fields_by_setting[setting])
     if handed:
-        made = type(made)(**{field: getattr(made, field) for field in own} | handed)
-    return made, recorded
+        component = type(component)(**{field: getattr(component, field) for field in given_fields} | handed)
+    return component, recorded
 
 
 def check_once(name: str, axis: str, fields: Mapping[str, Any], table: Mapping[str, Any]) -> None:
@@ -81,7 +83,7 @@ def setting_name(axis: str, field: str) -> str:
 
 
 def holds(component: Component, setting: str, value: Any) -> bool:
-    """Whether a component holds a recipe's setting: under its name there, with the same value."""
+    """Return whether a component holds a recipe's setting: under its name there, with the same value."""
     field = next(
         (field for field in type(component).model_fields if setting_name(component.axis, field) == setting), None
     )
@@ -95,10 +97,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return plain(value.model_dump())
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if callable(value):  # a schedule that is a function
         return {"kind": "function", "function": plugins.reference(value, "a setting")}
-    return [plain(one) for one in value] if isinstance(value, tuple | list) else value
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _plain_like(held: Any, value: Any) -> Any:
@@ -108,17 +110,17 @@ def _plain_like(held: Any, value: Any) -> Any:
     if isinstance(held, tuple) and isinstance(value, str):
         return [value]
     if isinstance(held, tuple) and isinstance(value, list | tuple) and len(held) == len(value):
-        return [_plain_entry(one, given) for one, given in zip(held, value, strict=True)]
+        return [_plain_entry(held_item, item) for held_item, item in zip(held, value, strict=True)]
     return plain(value)
 
 
-def _plain_entry(held: Any, given: Any) -> Any:
+def _plain_entry(held: Any, value: Any) -> Any:
     """An entry of a list in the form of the one that a component holds."""
     if isinstance(held, Component):
-        return plain(build(held.axis, given))
-    table = isinstance(held, BaseModel) and isinstance(given, Mapping)
-    return plain(type(held).model_validate(given)) if table else plain(given)
+        return plain(build(held.axis, value))
+    table = isinstance(held, BaseModel) and isinstance(value, Mapping)
+    return plain(type(held).model_validate(value)) if table else plain(value)
 
 
-def _lost(name: str, setting: str, value: Any, why: str) -> str:
-    return f"{setting} = {shown(value)} of recipe {name!r} would have no effect: {why}; leave one of them out"
+def _lost(name: str, setting: str, value: Any, reason: str) -> str:
+    return f"{setting} = {shown(value)} of recipe {name!r} would have no effect: {reason}; leave one of them out"

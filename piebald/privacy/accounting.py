@@ -14,7 +14,6 @@ from piebald.contracts import Clients
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
 from piebald.core.errors import SettingError
 from piebald.methods.recipe import Recipe
-from piebald.methods.training.base import HidesRows
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
 
@@ -35,7 +34,7 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(11, 65)), 128.
 
 @dataclass(frozen=True, slots=True)
 class PrivacyBudget:
-    """What a whole run spends.
+    """The privacy budget that a whole run spends.
 
     Attributes:
         epsilon_rdp, epsilon_pld: by Renyi differential privacy and by the privacy loss distribution, both upper bounds;
@@ -74,6 +73,11 @@ def central(noise: NotNegative, share: Fraction, rounds: Count, delta: Fraction)
         share: the probability with which each client is asked in a round, independently, in (0, 1].
         rounds: server steps.
         delta: in (0, 1).
+
+    Examples:
+        >>> budget = central(noise=1.0, share=0.1, rounds=100, delta=1e-5)
+        >>> round(budget.epsilon_rdp, 1), budget.unit
+        (7.9, 'client')
     """
     drawn = (
         "It counts as asked in every round, as where all are, or where clients learn who takes part."
@@ -106,13 +110,15 @@ def fixed_cohorts(
         delta: in (0, 1).
         secret: nobody knows who was asked, and all clients can be asked in every round; else only the first bound.
     """
-    plain, how = _spent(noise, 1.0, rounds, delta, ""), "nothing is gained from their choice"
+    # a neighbour has zeros in place of one client's updates, so the clip is the sensitivity
+    plain, account = _spent(noise, 1.0, rounds, delta, ""), "nothing is gained from their choice"
     if secret and noise:
+        # replacing a client moves the sum by up to twice the clip
         least = _without_replacement(noise / 2, cohort, known, rounds, delta)
         if least < plain.epsilon_pld:
-            how = "accounted as drawn without replacement from clients that can all be asked in every round"
+            account = "accounted as drawn without replacement from clients that can all be asked in every round"
         plain = replace(plain, epsilon_rdp=min(plain.epsilon_rdp, least), epsilon_pld=min(plain.epsilon_pld, least))
-    drawn = f"Cohorts of {cohort} of {known} clients have a fixed size: {how}; sampling = 'poisson' spends less."
+    drawn = f"Cohorts of {cohort} of {known} clients have a fixed size: {account}; sampling = 'poisson' spends less."
     return replace(plain, meaning=f"{_CENTRAL} {drawn} {_UNCOVERED}")
 
 
@@ -124,6 +130,10 @@ def local(noise: NotNegative, rounds: Count, delta: Fraction) -> PrivacyBudget:
         noise: multiplier of the noise.
         rounds: how often one client sends, at most.
         delta: in (0, 1).
+
+    Examples:
+        >>> round(local(noise=10.0, rounds=1, delta=1e-5).epsilon_pld, 1)
+        0.7
     """
     meaning = (
         "Whoever sees all changes of the model that one client uploads, the server included, learns little about which "
@@ -156,9 +166,9 @@ def rows(noise: NotNegative, share: Fraction, steps: Count, delta: Fraction, als
         f"of {steps:,} steps; a site counts the updates it sends, also those that a server asks for twice. Scores on "
         "validation and test rows are not covered, which must be other rows, nor are answers to queries."
     )
-    found = replace(_spent(noise, share, steps, delta, " ".join([meaning, also]).strip()), unit="row")
-    wanted = found.epsilon_rdp <= _USELESS
-    return replace(found, epsilon_prv=_by_opacus(noise, share, steps, delta) if wanted else None)
+    budget = replace(_spent(noise, share, steps, delta, " ".join([meaning, also]).strip()), unit="row")
+    is_useful = budget.epsilon_rdp <= _USELESS
+    return replace(budget, epsilon_prv=_by_opacus(noise, share, steps, delta) if is_useful else None)
 
 
 @checked
@@ -172,7 +182,7 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
         delta: by default 1 / (10 rows of the largest client), at most 1e-5.
     """
     trainer = recipe.training
-    privacy = trainer.row_privacy() if isinstance(trainer, HidesRows) else None
+    privacy = trainer.row_privacy()
     delta = min(1e-5, 0.1 / max([1, *sizes])) if delta is None else delta
     if privacy is None or not any(sizes):
         return PrivacyBudget(
@@ -180,10 +190,10 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
         )
     if not isinstance(trainer, Sgd):
         raise SettingError(f"the budget of {trainer.kind!r} is not known: it is no trainer of batches")
-    batch, epochs, own = trainer.step_rows, trainer.epochs, trainer.steps
+    batch, epochs, fixed = trainer.step_rows, trainer.epochs, trainer.steps
     smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
     for size in sorted({size for size in sizes if size}):
-        smallest.setdefault(epochs * math.ceil(size / batch) if own is None else own, size)
+        smallest.setdefault(epochs * math.ceil(size / batch) if fixed is None else fixed, size)
 
     def spent(steps: int) -> float:
         return _renyi(privacy.noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)
@@ -198,14 +208,14 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
 @checked
 def of_run(recipe: Recipe, clients: Clients, rounds: Count | None, simulated: bool = True) -> list[PrivacyBudget]:
     """All budgets of a run; none where the number of rounds is open.  `simulated` is as in `of_recipe`."""
-    found = of_recipe(recipe, len(clients), rounds, simulated=simulated)
-    if isinstance(recipe.training, HidesRows) and rounds is not None:
+    budgets = of_recipe(recipe, len(clients), rounds, simulated=simulated)
+    if recipe.training.row_privacy() is not None and rounds is not None:
         sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
-        if _once_a_round(recipe):
-            found.append(of_rows(recipe, sizes, rounds))
+        if recipe.scheduling.asks_once():
+            budgets.append(of_rows(recipe, sizes, rounds))
         else:
-            found.append(replace(_unknown(min(1e-5, 0.1 / max([1, *sizes])), rounds, _often(recipe)), unit="row"))
-    return found
+            budgets.append(replace(_unknown(min(1e-5, 0.1 / max([1, *sizes])), rounds, _often(recipe)), unit="row"))
+    return budgets
 
 
 @checked
@@ -225,49 +235,48 @@ def of_recipe(
     if rounds is None:
         return []
     delta = min(1e-5, 0.1 / known) if delta is None else delta
-    found = []
+    budgets = []
     for transform in recipe.transforms:
-        if isinstance(transform, Gaussian) and transform.where == "client":
-            once = _once_a_round(recipe)
+        if isinstance(transform, Gaussian) and transform.overrides(Gaussian.on_client, Gaussian.on_server):
+            budgets.append(_unknown(delta, rounds, f"{transform.kind} adds noise in a way of its own"))
+        elif isinstance(transform, Gaussian) and transform.where == "client":
+            once = recipe.scheduling.asks_once()
             budget = local(transform.multiplier, rounds, delta) if once else _unknown(delta, rounds, _often(recipe))
-            found.append(replace(budget, unit="updates"))
+            budgets.append(replace(budget, unit="updates"))
         elif isinstance(transform, Gaussian):
-            found.append(_at_server(recipe, transform.multiplier, known, rounds, delta, simulated))
-    return found
+            budgets.append(_at_server(recipe, transform.multiplier, known, rounds, delta, simulated))
+    return budgets
 
 
-def _at_server(recipe: Recipe, noise: float, known: int, rounds: int, delta: float, simulated: bool) -> PrivacyBudget:
+def _at_server(recipe: Recipe, noise: float, total: int, rounds: int, delta: float, simulated: bool) -> PrivacyBudget:
     """The budget of noise on the mean."""
     if not noise:
         return central(noise, 1.0, rounds, delta)
-    if recipe.clustering.kind != "single_cluster":
-        why = f"{recipe.clustering.kind} forms clusters from updates without noise, and a cluster has fewer clients"
-        return _unknown(delta, rounds, why)
-    expected, share = recipe.expected_updates(known), recipe.scheduling.inclusion(known)
+    if not recipe.clustering.is_single():
+        reason = f"{recipe.clustering.kind} forms clusters from updates without noise, and a cluster has fewer clients"
+        return _unknown(delta, rounds, reason)
+    expected, share = recipe.expected_updates(total), recipe.scheduling.inclusion(total)
     if expected is None:
-        why = "who arrives in time depends on clients' rows, and no step waits for everybody whom it has asked"
-        return _unknown(delta, rounds, why)
+        reason = "who arrives in time depends on clients' rows, and no step waits for everybody whom it has asked"
+        return _unknown(delta, rounds, reason)
     hidden = recipe.masking is None  # in a secure aggregation, clients learn who else takes part
-    if expected < known and share is None:
-        return fixed_cohorts(noise, int(expected), known, rounds, delta, secret=simulated and hidden)
-    return central(noise, expected / known if hidden else 1.0, rounds, delta)
-
-
-def _once_a_round(recipe: Recipe) -> bool:
-    """Whether no client is asked more than once between two server steps."""
-    return recipe.scheduling.kind in ("synchronous", "deadline")
+    if expected < total and share is None:
+        return fixed_cohorts(noise, int(expected), total, rounds, delta, secret=simulated and hidden)
+    return central(noise, expected / total if hidden else 1.0, rounds, delta)
 
 
 def _often(recipe: Recipe) -> str:
-    return f"with {recipe.scheduling.kind} scheduling, a client sends as often as it is done; a real site counts that"
+    in_rounds = recipe.scheduling.round_kind() is not None
+    often = "may send more than once between two steps" if in_rounds else "sends as often as it is done"
+    return f"with {recipe.scheduling.kind} scheduling, a client {often}; a real site counts that"
 
 
-def _unknown(delta: float, rounds: int, why: str) -> PrivacyBudget:
-    return PrivacyBudget(math.inf, math.inf, delta, rounds, f"No budget is stated: {why}.")
+def _unknown(delta: float, rounds: int, reason: str) -> PrivacyBudget:
+    return PrivacyBudget(math.inf, math.inf, delta, rounds, f"No budget is stated: {reason}.")
 
 
 def installed() -> bool:
-    """Whether the accountants are there."""
+    """Return whether the accountants are there."""
     import importlib.util
 
     return importlib.util.find_spec("dp_accounting") is not None
@@ -278,6 +287,7 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
         raise SettingError(f"delta must be above 0 and below 1, got {delta}")
     if not noise:
         return PrivacyBudget(math.inf, math.inf, delta, releases, "No noise is added, so nothing is hidden.")
+    # the quick bound first: the other accountants take minutes where it is useless anyway
     rough = _renyi(noise, share, releases, delta, ORDERS)
     if rough > _USELESS:
         return PrivacyBudget(rough, rough, delta, releases, meaning)
@@ -299,7 +309,12 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above."""
+    """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above.
+
+    Examples:
+        >>> round(gaussian_epsilon(noise=1.0, delta=1e-5), 3)
+        4.377
+    """
     from scipy.special import log_ndtr, ndtr
 
     def spent(epsilon: float) -> float:
@@ -331,13 +346,13 @@ def _renyi(noise: float, share: float, releases: int, delta: float, orders: tupl
 
 
 @cache
-def _without_replacement(noise: float, cohort: int, known: int, releases: int, delta: float) -> float:
+def _without_replacement(noise: float, cohort: int, total: int, releases: int, delta: float) -> float:
     """Epsilon of cohorts without replacement, by Renyi differential privacy for the replacement of one client."""
     event = _event(noise, 1.0, 1)  # says so where the accountants are missing
     import dp_accounting
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    sampled = dp_accounting.SampledWithoutReplacementDpEvent(known, cohort, event)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(total, cohort, event)
     accountant = RdpAccountant(_DRAWN, dp_accounting.NeighboringRelation.REPLACE_ONE)
     composed = accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, releases))
     return float(composed.get_epsilon(delta))

@@ -1,4 +1,4 @@
-"""What statistics with noise have spent of a privacy budget, in all questions together."""
+"""The part of a privacy budget that statistics with noise have spent, in all questions together."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Ledger:
 
     @property
     def spent(self) -> PrivacyBudget:
-        """What has been spent."""
+        """The budget that has been spent."""
         return budget([noise for _, noise in self._spent], self.delta)
 
     @property
     def questions(self) -> list[tuple[str, float]]:
-        """What was asked, each with its noise in units of a row's influence."""
+        """The questions that were asked, each with its noise in units of a row's influence."""
         return list(self._spent)
 
     @checked
@@ -100,7 +100,7 @@ class Ledger:
             self._count(question, noise)
 
     def _count(self, question: str, noise: float) -> None:
-        after = budget([*(one for _, one in self._spent), noise], self.delta)
+        after = budget([*(earlier for _, earlier in self._spent), noise], self.delta)
         if after.epsilon_pld > self.epsilon * (1 + 1e-9):
             raise OverBudget(
                 f"epsilon would be {after.epsilon_pld:.4g} in all {after.releases} questions together, the ledger "
@@ -154,13 +154,13 @@ class Ledger:
 
 
 def budget(noises: list[float], delta: float, where: str = "server") -> PrivacyBudget:
-    """What Gaussian mechanisms spend together, whose noises are given in units of a row's influence."""
+    """Return what Gaussian mechanisms spend together, whose noises are given in units of a row's influence."""
     if not noises:
         return PrivacyBudget(0.0, 0.0, delta, 0, "Nothing has been asked.", "row")
     together = 1 / math.sqrt(sum(noise**-2 for noise in noises))
-    found = accounting.central(together, 1.0, 1, delta)
+    spent = accounting.central(together, 1.0, 1, delta)
     meaning = _MEANING.format(who=_WHO[where], pair=_PAIR.get(where, "add or remove one row"))
-    return replace(found, releases=len(noises), meaning=meaning, unit="row")
+    return replace(spent, releases=len(noises), meaning=meaning, unit="row")
 
 
 @checked

@@ -68,13 +68,13 @@ class _Record(BaseModel):
 
 def records_of(columns: Sequence[NDArray[np.generic]]) -> Records:
     """The digests of rows, whose numbers are in several arrays [n, ...]."""
-    tables = [np.ascontiguousarray(one).reshape(len(one), -1) if len(one) else one for one in columns]
-    return as_records(b"".join(one[row].tobytes() for one in tables) for row in range(len(columns[0])))
+    tables = [np.ascontiguousarray(column).reshape(len(column), -1) if len(column) else column for column in columns]
+    return as_records(b"".join(table[row].tobytes() for table in tables) for row in range(len(columns[0])))
 
 
 def as_records(rows: Iterable[bytes]) -> Records:
     """The digests of rows, each given as bytes."""
-    digests = b"".join(hashlib.blake2b(one, digest_size=8).digest() for one in rows)
+    digests = b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.unique(np.frombuffer(digests, dtype="<u8"))
 
 
@@ -110,13 +110,13 @@ class QuestionLedger:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many questions of each kind were answered about these rows, or some of them."""
-        return dict(Counter(one.kind for one in self._about()))
+        """The number of questions of each kind were answered about these rows, or some of them."""
+        return dict(Counter(question.kind for question in self._about()))
 
     @property
     def summary(self) -> str:
         """The same in words, with what was allowed when the last one of a kind was answered."""
-        most = {one.kind: one.most for one in self._about()}
+        most = {question.kind: question.most for question in self._about()}
         return ", ".join(f"{kind} {count:,} of {most[kind]:,}" for kind, count in self.counts.items())
 
     def spend(
@@ -134,22 +134,22 @@ class QuestionLedger:
             SettingError: the count cannot be read or written.
         """
         with self._alone():
-            about = self._about()
-            if any((one.kind, one.question, one.rows) == (kind, question, self.rows) for one in about):
+            earlier = self._about()
+            if any((answer.kind, answer.question, answer.rows) == (kind, question, self.rows) for answer in earlier):
                 return False
-            if (so_far := sum(one.kind == kind for one in about)) >= most:
+            if (so_far := sum(answer.kind == kind for answer in earlier)) >= most:
                 raise OverLimit(
                     f"this site has answered {so_far:,} questions {kind!r} about its rows, in all runs together, and "
                     f"answers at most {most:,}"
                 )
-            models = {one.model for one in about if one.updates == updates and one.model}
+            models = {answer.model for answer in earlier if answer.updates == updates and answer.model}
             if most_models is not None and model and len(models | {model}) > most_models:
                 raise OverLimit(
                     f"this site examines {most_models:,} models between two updates of its own, and no more"
                 )
-            asked = [*self._asked, CountedQuestion(kind, question, self.rows, most, model, updates, self._site)]
-            self._write(asked)
-            self._asked = asked
+            questions = [*self._asked, CountedQuestion(kind, question, self.rows, most, model, updates, self._site)]
+            self._write(questions)
+            self._asked = questions
         return True
 
     def noise(self, question: str) -> NoiseSource:
@@ -158,11 +158,11 @@ class QuestionLedger:
         return NoiseSource(key.digest())
 
     def _about(self) -> list[CountedQuestion]:
-        """What was asked about these rows, or some of them."""
+        """Return what was asked about these rows, or some of them."""
         return [
-            one
-            for one in self._asked
-            if self._share(one.rows) >= (SAME if one.site != self._site else np.finfo(float).tiny)
+            question
+            for question in self._asked
+            if self._share(question.rows) >= (SAME if question.site != self._site else np.finfo(float).tiny)
         ]
 
     def _share(self, rows: str) -> float:
@@ -172,9 +172,9 @@ class QuestionLedger:
         if rows not in self._shared:
             path = next(filter(Path.exists, (folder / f"rows-{rows}" for folder in self._folders)), None)
             data = b"" if path is None else read_bytes(path, 8 * MOST_RECORDS)
-            others = self._records if path is None else np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
-            common = np.isin(self._records, others, assume_unique=True).sum()
-            self._shared[rows] = float(common / max(min(len(others), len(self._records)), 1))
+            copied = self._records if path is None else np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
+            common = np.isin(self._records, copied, assume_unique=True).sum()
+            self._shared[rows] = float(common / max(min(len(copied), len(self._records)), 1))
         return self._shared[rows]
 
     @contextmanager
@@ -200,13 +200,13 @@ class QuestionLedger:
 
     def _read(self) -> None:
         """Take over what all copies hold."""
-        found = [one for folder in self._folders if (one := _record(folder / FILE)) is not None]
-        if found:
-            self._secret = found[0].secret
-            self._asked = list(dict.fromkeys(asked for record in found for asked in record.asked))
+        records = [record for folder in self._folders if (record := _record(folder / FILE)) is not None]
+        if records:
+            self._secret = records[0].secret
+            self._asked = list(dict.fromkeys(question for record in records for question in record.asked))
 
-    def _write(self, asked: Sequence[CountedQuestion]) -> None:
-        text = json.dumps({"secret": self._secret, "asked": asked})
+    def _write(self, questions: Sequence[CountedQuestion]) -> None:
+        text = json.dumps({"secret": self._secret, "asked": questions})
         for folder in list(self._folders):
             try:
                 rows = folder / f"rows-{self.rows}"
@@ -218,7 +218,7 @@ class QuestionLedger:
 
 
 def _record(path: Path) -> _Record | None:
-    """What a copy holds, None where there is none.
+    """Return what a copy holds, None where there is none.
 
     Raises:
         SettingError: it cannot be read.

@@ -36,13 +36,13 @@ def together(metas: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         epsilon, delta = _sum(budgets)
         if epsilon is None:
-            none = sum(one is None or one["epsilon_pld"] is None for one in budgets)
+            none = sum(budget is None or budget["epsilon_pld"] is None for budget in budgets)
             meaning = (
                 f"Of {UNITS[unit]}: {none} of {len(runs)} runs hide nothing, so nothing is hidden by all together."
             )
         else:
-            what = "in this run" if len(runs) == 1 else f"in all {len(runs)} runs on the same rows together, the sums"
-            meaning = f"Of {UNITS[unit]}: epsilon is at most {epsilon:.4g} at delta {delta:.2g} {what}."
+            scope = "in this run" if len(runs) == 1 else f"in all {len(runs)} runs on the same rows together, the sums"
+            meaning = f"Of {UNITS[unit]}: epsilon is at most {epsilon:.4g} at delta {delta:.2g} {scope}."
         if any(meta.get("lineage") for meta in runs):
             meaning += " What the runs spent that these go on from comes on top."
         table = {"unit": unit, "runs": len(runs), "epsilon": epsilon, "delta": delta}
@@ -52,11 +52,11 @@ def together(metas: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _sum(budgets: Sequence[Budget | None]) -> tuple[float | None, float | None]:
     """Epsilon and delta of all together; None where one is not known, or promises nothing."""
-    known = [one for one in budgets if one is not None and one["epsilon_pld"] is not None]
-    delta = sum(one["delta"] for one in known)
-    if len(known) < len(budgets) or delta >= 1:
+    stated = [budget for budget in budgets if budget is not None and budget["epsilon_pld"] is not None]
+    delta = sum(budget["delta"] for budget in stated)
+    if len(stated) < len(budgets) or delta >= 1:
         return None, None
-    return sum(one["epsilon_pld"] for one in known), delta
+    return sum(budget["epsilon_pld"] for budget in stated), delta
 
 
 def told_together(own: Sequence[Budget] | None, lineage: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
@@ -74,13 +74,13 @@ def told_together(own: Sequence[Budget] | None, lineage: Mapping[str, Any] | Non
         lineage = lineage.get("before")
     budgets = []
     for budget in own:
-        alike = [next((one for one in run if one["unit"] == budget["unit"]), None) for run in before]
+        alike = [next((earlier for earlier in run if earlier["unit"] == budget["unit"]), None) for run in before]
         epsilon, delta = _sum([budget, *alike])
-        others = "another run" if len(before) == 1 else f"{len(before)} others, one after another"
-        told = f"Said of this run alone, which goes on from {others}: of all that was told in all of them "
+        what_before = "another run" if len(before) == 1 else f"{len(before)} others, one after another"
+        meaning = f"Said of this run alone, which goes on from {what_before}: of all that was told in all of them "
         if epsilon is None:
-            told += "no budget is known, and what was told before may be what is hidden now."
+            meaning += "no budget is known, and what was told before may be what is hidden now."
         else:
-            told += f"epsilon is at most {epsilon:.4g} at delta {delta:.2g}, the sums."
-        budgets.append({**budget, "meaning": f"{budget['meaning']} {told}"})
+            meaning += f"epsilon is at most {epsilon:.4g} at delta {delta:.2g}, the sums."
+        budgets.append({**budget, "meaning": f"{budget['meaning']} {meaning}"})
     return budgets

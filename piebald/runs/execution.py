@@ -26,7 +26,7 @@ from piebald.runs.prepare import PreparedRun
 from piebald.runs.progress import Bar
 from piebald.storage.store import RunStore
 from piebald.server import ServerLoop
-from piebald.server.best_version import ModelSnapshot
+from piebald.server.cluster_state import ModelSnapshot
 from piebald.server.cluster_state import Keep
 from piebald.core.stored_vectors import mapped
 

@@ -27,7 +27,7 @@ from piebald.report.tables import History
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
-from piebald.server.best_version import ModelSnapshot
+from piebald.server.cluster_state import ModelSnapshot
 from piebald.methods.sharing.base import Sharing
 
 

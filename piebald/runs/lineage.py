@@ -30,7 +30,7 @@ from piebald.storage.run_folder import START
 from piebald.storage.schema import explained
 from piebald.storage.store import RunStore
 from piebald.engines.stack import PRIVATE
-from piebald.server.inherited_models import fitting_models
+from piebald.server.cluster_state import fitting_models
 from piebald.core.tensor_store import by_client
 
 _STATE = "client_state"

@@ -16,7 +16,6 @@ import torch
 from piebald.core import pytree
 from piebald.methods import recipes
 from piebald.runs.adaptation import check_newcomers, hold_out
-from piebald.methods.aggregation.base import AsksSenders
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.methods.choice import own_choice
 from piebald.methods.choice.final_models import Keep
@@ -42,9 +41,9 @@ from piebald.methods.recipes.named import maker
 from piebald.runtimes.base import RuntimeSettings
 from piebald.methods.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
-from piebald.server.class_counts import class_query
+from piebald.server.evaluation import class_query
 from piebald.server.result_checks import LONGEST_STEP
-from piebald.methods.training.base import GivesOwnModels
+from piebald.methods.training.base import Trainer
 from piebald.version import __version__
 
 Metrics = Mapping[str, Any] | Sequence[str]
@@ -340,13 +339,12 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
     adapted = recipe.adapted_to(spec)
-    asks = adapted.aggregation if isinstance(adapted.aggregation, AsksSenders) and not adapted.transforms else None
-    own_query = None if asks is None else asks.own_query(spec)
+    own_query = None if adapted.transforms else adapted.aggregation.sender_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None
     choice = own_choice(options.keep, judged)
     trainer = recipe.training
     own_models = given.own_models(recipe, spec, rows)
-    if isinstance(trainer, GivesOwnModels):
+    if trainer.overrides(Trainer.own_models):
         if own_models is not None:
             raise SettingError(f"{trainer.kind} makes clients' models from one: give one model, and not one for each")
         own_models = trainer.own_models(spec)

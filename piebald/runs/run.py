@@ -32,7 +32,7 @@ from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.storage.store import RunStore
 from piebald.server import StoppingCriteria
-from piebald.server.best_version import ModelSnapshot
+from piebald.server.cluster_state import ModelSnapshot
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.data.measures.weight_divergence import Measure
 

@@ -1,18 +1,21 @@
-"""The clients that can be asked: available, not busy and not excluded."""
+"""The clients that can be asked, and the choice of those that are."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from piebald.contracts import Task
 from piebald.core.noise import NoiseSource
 from piebald.core.randomness import brief_generator, long_key, select
+from piebald.methods.scheduling.base import Scheduler
 
 
 class ClientPool:
-    """Which clients are busy, excluded or initialized.  The cost of a choice grows with the clients that are chosen,
+    """The clients that are busy, excluded or initialized.  The cost of a choice grows with the clients that are chosen,
     not with those that are registered.
 
     Attributes:
@@ -38,12 +41,12 @@ class ClientPool:
 
     def choose(self, clients: Sequence[int], count: int, *words: int | str) -> list[int]:
         """A seeded choice of idle clients, in increasing order."""
-        taken = len(self.busy) + len(self.excluded)
-        if not taken:
+        unavailable = len(self.busy) + len(self.excluded)
+        if not unavailable:
             return select(clients, count, *words)
         if not isinstance(clients, range):
             return select([c for c in clients if c not in self.busy and c not in self.excluded], count, *words)
-        if 2 * (taken + count) <= len(clients):
+        if 2 * (unavailable + count) <= len(clients):
             return self._draw(len(clients), count, *words)
         if self._free is None or self._range != len(clients):
             self._range = len(clients)
@@ -55,6 +58,7 @@ class ClientPool:
 
         Who knows it gains nothing from clients being drawn by chance, so it is drawn as noise is.
         """
+        # over all clients, also busy ones: a sample must not depend on who is idle
         drawn = np.flatnonzero(NoiseSource.repeatable(long_key("cohort", *words)).uniform(known) < share).tolist()
         here = clients if isinstance(clients, range) else set(clients)
         return [c for c in drawn if c in here and c not in self.busy and c not in self.excluded]
@@ -78,15 +82,17 @@ class ClientPool:
             self._free.discard(client)
 
     def stuck_reason(self) -> str:
-        """Why no client can be asked although none is busy."""
+        """Return why no client can be asked although none is busy."""
         if not self.excluded:
             return "no client can be asked and none is under way: look at the devices' on intervals"
         return f"no client is left to ask: all {len(self.excluded)} were excluded because their {self._refusals()}"
 
     def no_update_reason(self, rounds: int) -> str:
-        """Why no update of so many rounds counted."""
-        why = f"clients' {self._refusals()}" if self.excluded else "look at the reasons in the run's table of results"
-        return f"in {rounds} round{'' if rounds == 1 else 's'} no update counted: {why}"
+        """Return why no update of so many rounds counted."""
+        reason = (
+            f"clients' {self._refusals()}" if self.excluded else "look at the reasons in the run's table of results"
+        )
+        return f"in {rounds} round{'' if rounds == 1 else 's'} no update counted: {reason}"
 
     def _refusals(self) -> str:
         last = list(self.excluded.values())[-1]
@@ -95,11 +101,38 @@ class ClientPool:
             "do (standardise = 'federated' in [data])"
         )
 
-    def _draw(self, known: int, count: int, *words: int | str) -> list[int]:
+    def _draw(self, total: int, count: int, *words: int | str) -> list[int]:
         """Draw until enough idle clients are found; most are idle, so this ends soon."""
         draw, chosen = brief_generator("select", *words), set[int]()
         while len(chosen) < count:
-            for client in draw.integers(known, size=2 * (count - len(chosen))).tolist():
+            for client in draw.integers(total, size=2 * (count - len(chosen))).tolist():
                 if client not in self.busy and client not in self.excluded and len(chosen) < count:
                     chosen.add(client)
         return sorted(chosen)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Invitations:
+    """Draws the clients of a request.
+
+    Attributes:
+        scheduler: says whether cohorts are Poisson samples.
+        client_pool: the clients that can be asked.
+        known: clients in the federation.
+        seed: seed of the run.
+        secret: Poisson samples come from the operating system and not from the seed, which sites know.
+    """
+
+    scheduler: Scheduler
+    client_pool: ClientPool
+    known: int
+    seed: int
+    secret: bool
+
+    def draw(self, clients: Sequence[int], count: int, version: int) -> list[int]:
+        """So many of these clients, or a Poisson sample of them, which may be empty."""
+        share = self.scheduler.inclusion(self.known)
+        if share is None:
+            return self.client_pool.choose(clients, count, self.seed, version)
+        seed = secrets.token_hex(32) if self.secret else self.seed
+        return self.client_pool.sample(clients, self.known, share, seed, version)

@@ -15,19 +15,24 @@ from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepCon
 from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
 from piebald.core.randomness import key
 from piebald.core.tensor_store import TensorStore
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort, aggregated
+from piebald.methods.aggregation.base import Aggregator, aggregated
 from piebald.methods.aggregation.linear import Linear
-from piebald.methods.clustering.base import ChoosesMainCluster, JoinsClusters, MixesModels, assigned
+from piebald.methods.clustering.base import assigned
 from piebald.methods.recipe import Recipe
-from piebald.methods.scheduling.base import round_kind
-from piebald.methods.server_optimizer.base import KeepsServerState
 from piebald.methods.server_optimizer.cached_average import CachedAverage
-from piebald.methods.training.base import KeepsServerVectors
-from piebald.methods.transforms.base import Colludes
-from piebald.server.best_version import ModelSnapshot
-from piebald.server.cluster_state import STEPS, ClusterModel, Counted, Keep, norm_of, where_it_is
+from piebald.methods.transforms.base import Transform
+from piebald.server.cluster_state import (
+    STEPS,
+    ClusterModel,
+    Counted,
+    Keep,
+    ModelSnapshot,
+    norm_of,
+    where_it_is,
+    with_capped_examples,
+    with_capped_shares,
+)
 from piebald.server.model_cache import ModelCache
-from piebald.server.weight_caps import with_capped_examples, with_capped_shares
 
 MakeContext = Callable[[str, int], ServerContext]  # the context of a component, by axis and cluster
 
@@ -75,27 +80,15 @@ class ClusterModels:
     keep: Keep = where_it_is
     last: TensorStore = field(init=False)
     _in_rounds: bool = field(init=False)
-    _main_of: ChoosesMainCluster | None = field(init=False)
-    _joining: JoinsClusters | None = field(init=False)
-    _mixing: MixesModels | None = field(init=False)
-    _colluding: list[tuple[int, Colludes]] = field(init=False)
-    _preparing: PreparesCohort | None = field(init=False)
-    _vectors_of: KeepsServerVectors | None = field(init=False)
+    _colluding: list[tuple[int, Transform]] = field(init=False)
     _side_by_side: bool = field(init=False)
 
     def __post_init__(self) -> None:
         optimizer = self.recipe.server_optimizer
         self.last = TensorStore(optimizer.memory if isinstance(optimizer, CachedAverage) else 0, prefix="last")
-        aggregator, trainer = self.recipe.aggregation, self.recipe.training
-        # asking for a protocol costs more than a step of a small model, so it is done once
-        clustering, transforms = self.recipe.clustering, enumerate(self.recipe.transforms)
-        self._main_of = clustering if isinstance(clustering, ChoosesMainCluster) else None
-        self._joining = clustering if isinstance(clustering, JoinsClusters) else None
-        self._mixing = clustering if isinstance(clustering, MixesModels) else None
-        self._colluding = [(place, one) for place, one in transforms if isinstance(one, Colludes)]
-        self._in_rounds = round_kind(self.recipe.scheduling) is not None
-        self._preparing = aggregator if isinstance(aggregator, PreparesCohort) else None
-        self._vectors_of = trainer if isinstance(trainer, KeepsServerVectors) else None
+        transforms = enumerate(self.recipe.transforms)
+        self._colluding = [(place, transform) for place, transform in transforms if transform.colludes()]
+        self._in_rounds = self.recipe.scheduling.round_kind() is not None
         self._side_by_side = self.recipe.needs_matrix or self.max_weight < 1
 
     @property
@@ -106,16 +99,15 @@ class ClusterModels:
     @property
     def main_number(self) -> int:
         """The number of the main cluster."""
-        return 0 if self._main_of is None else self._main_of.main_cluster(self.kept.get(("clustering", 0), {}))
+        return self.recipe.clustering.main_cluster(self.kept.get(("clustering", 0), {}))
 
     def of(self, client: int) -> ClusterModel:
         """The cluster that a client belongs to; the main one for a newcomer."""
-        if self._joining is not None:
-            return self.cluster(self._joining.cluster(client))
-        return self.cluster(self.cluster_of[client]) if client in self.cluster_of else self.main
+        number = self.recipe.clustering.cluster(client)
+        return self.cluster(self.cluster_of.get(client, self.main_number) if number is None else number)
 
     def missed(self, task: Task, version: int) -> int:
-        """How many server steps the update of a task has missed by now.
+        """Return how many server steps the update of a task has missed by now.
 
         Where there are several clusters, those of its own; but a round is one step of them all.
         """
@@ -137,13 +129,12 @@ class ClusterModels:
         """A cluster by number, created at its first use from the run's first model or from `model`."""
         if number not in self.clusters:
             recipe, model = self.recipe, self.initial if model is None else model
-            optimizer, trainer = recipe.server_optimizer, recipe.training
-            state = optimizer.initial_state(model) if isinstance(optimizer, KeepsServerState) else {}
-            vectors = trainer.server_vectors(len(model)) if isinstance(trainer, KeepsServerVectors) else {}
-            made = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
-            made.optimizer_state, made.server_vectors = made.kept(state, {}), made.kept(vectors, {})
-            made.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
-            self.clusters[number] = made
+            optimizer = recipe.server_optimizer
+            cluster = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
+            cluster.optimizer_state = cluster.kept(optimizer.initial_state(model), {})
+            cluster.server_vectors = cluster.kept(recipe.training.server_vectors(len(model)), {})
+            cluster.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
+            self.clusters[number] = cluster
         return self.clusters[number]
 
     def step(self, cohort: Cohort, make_context: MakeContext) -> list[Counted]:
@@ -161,36 +152,36 @@ class ClusterModels:
         if any(labels) or self.cluster_of:
             self._regroup(cohort.clients, labels)
         counted = self._moved(labels, cohort, make_context)
-        if self._joining is not None:
-            self._join(self._joining, counted, context)
-        if self._mixing is not None:
-            mixed = self._mixing.mix({label: self.clusters[label].model for label in sorted(set(labels))}, context)
-            for label, model in mixed.items():
-                self.cluster(label, model).settle(model)
+        if recipe.clustering.clusters_to_join:
+            self._join(counted, context)
+        trained = {label: self.clusters[label].model for label in sorted(set(labels))}
+        for label, model in recipe.clustering.mix(trained, context).items():
+            self.cluster(label, model).settle(model)
         return counted
 
     def _moved(self, labels: Sequence[int], cohort: Cohort, make_context: MakeContext) -> list[Counted]:
         """Step the clusters that updates belong to."""
-        found = sorted(set(labels))
-        if len(found) == 1:
-            return self._move(found[0], cohort, make_context)
+        numbers = sorted(set(labels))
+        if len(numbers) == 1:
+            return self._move(numbers[0], cohort, make_context)
         counted: dict[int, Counted] = {}
-        for label in found:
-            rows = [row for row, own in enumerate(labels) if own == label]
+        for label in numbers:
+            rows = [row for row, number in enumerate(labels) if number == label]
             counted |= zip(rows, self._move(label, cohort.rows(rows), make_context), strict=True)
         return [counted[row] for row in range(len(labels))]
 
-    def _join(self, joining: JoinsClusters, counted: Sequence[Counted], context: ServerContext) -> None:
+    def _join(self, counted: Sequence[Counted], context: ServerContext) -> None:
         """Let all clusters go on from the mean of their models, where that is due."""
         weights = dict[int, float]()
-        for one in counted:  # without a weight of its own, each counts once
-            weights[one.cluster] = weights.get(one.cluster, 0.0) + (1.0 if one.weight is None else one.weight)
-        shares = joining.joined(weights, context) or {}
+        for count in counted:  # without a weight of its own, each counts once
+            weights[count.cluster] = weights.get(count.cluster, 0.0) + (1.0 if count.weight is None else count.weight)
+        clustering = self.recipe.clustering
+        shares = clustering.join(weights, context) or {}
         if not sum(shares.values()):
             return
         models = torch.stack([self.cluster(number).model for number in shares])
         model = (weighted_sum(models, list(shares.values())) / sum(shares.values())).float()
-        for number in range(joining.clusters):
+        for number in range(clustering.clusters_to_join):
             self.cluster(number).settle(model)
 
     def _step_alone(self, version: int, context: ServerContext) -> None:
@@ -212,11 +203,11 @@ class ClusterModels:
 
     def _regroup(self, clients: Sequence[int], labels: Sequence[int]) -> None:
         for client, label in zip(clients, labels, strict=True):
-            left = self.clusters.get(self.cluster_of.get(client, 0))
-            if left is not None and left.cache is not None and label != self.cluster_of.get(client, 0):
-                model = torch.empty_like(left.model)
-                left.cache.drop(client, model)
-                left.settle(model if left.cache.whole > 0 else left.model)
+            former = self.clusters.get(self.cluster_of.get(client, 0))
+            if former is not None and former.cache is not None and label != self.cluster_of.get(client, 0):
+                model = torch.empty_like(former.model)
+                former.cache.drop(client, model)
+                former.settle(model if former.cache.whole > 0 else former.model)
             self.cluster_of[client] = label
 
     def _move(self, label: int, members: Cohort, make_context: MakeContext) -> list[Counted]:
@@ -225,9 +216,7 @@ class ClusterModels:
         context = make_context("aggregation", label)
         if self.cluster_of and not self._in_rounds:
             members = dataclasses.replace(members, missed=[cluster.missed(sent) for sent in members.versions])
-        if self._preparing is not None:
-            members = self._preparing.prepare(members, context)
-        members = with_capped_examples(members, self.max_weight)
+        members = with_capped_examples(aggregator.prepare(members, context), self.max_weight)
         weights = _weights(aggregator, members)
         if cluster.cache is not None:
             shares = self._swap(cluster, cluster.cache, members, weights)
@@ -235,19 +224,20 @@ class ClusterModels:
             shares = self._average(label, cluster, members, context)
         cluster.committed += sum(update.steps for update in members.updates)
         cluster.note_step(members.version)
-        trainer = self._vectors_of
-        if trainer is not None and cluster.server_vectors:
+        trainer = self.recipe.training
+        if cluster.server_vectors:
             means = _plain_means(
-                members.updates, [name for name in cluster.server_vectors if name in self.recipe.training.uploads()]
+                members.updates, [name for name in cluster.server_vectors if name in trainer.uploads()]
             )
             arrived = StepContext(len(members.updates), context.known, members.version, shares)
             vectors = trainer.update_server_vectors(cluster.server_vectors, means, arrived)
             cluster.server_vectors = cluster.kept(vectors, cluster.server_vectors)
-        return [Counted(label, *one) for one in zip(shares, weights, members.staleness, strict=True)]
+        return [Counted(label, *numbers) for numbers in zip(shares, weights, members.staleness, strict=True)]
 
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
         recipe = self.recipe
         from_current = recipe.server_optimizer.from_current_model or recipe.clustering.from_current_model
+        # a stale change counts from the model it will be added to, not from the one it started at
         if from_current and members.matrix is not None:
             away = torch.stack(list(members.sent)) - cluster.model
             members = dataclasses.replace(members, matrix=members.matrix + away)
@@ -269,13 +259,14 @@ class ClusterModels:
     ) -> None:
         """Move a cluster's model by an average, behind the transforms."""
         recipe, expected = self.recipe, self.recipe.expected_updates(context.known)
-        told = StepContext(
+        step = StepContext(
             len(shares), context.known, version, shares, expected=expected, state=cluster.optimizer_state
         )
+        # two-ended: what was done last on the client is undone or answered first here
         for place, transform in reversed(list(enumerate(recipe.transforms))):
             rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
-            average = transform.on_server(average, dataclasses.replace(told, rng_key=rng_key, state={}))
-        model, state = recipe.server_optimizer.step(cluster.model, average, told)
+            average = transform.on_server(average, dataclasses.replace(step, rng_key=rng_key, state={}))
+        model, state = recipe.server_optimizer.step(cluster.model, average, step)
         cluster.optimizer_state = cluster.kept(state, cluster.optimizer_state)
         for variance in self.variances:
             model[variance].clamp_(min=0.0)
@@ -311,23 +302,23 @@ class ClusterModels:
                 numbers[number]["steps"] = cluster.steps
             if cluster.cache is not None:
                 tensors[f"{here}/cache/sums"], numbers[number]["cache"] = cluster.cache.state()
-        kept = []
+        component_states = []
         for (axis, number), values in self.kept.items():
             plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
             tensors |= {f"kept/{axis}/{number}/{n}": value for n, value in values.items() if isinstance(value, Tensor)}
-            kept.append([axis, number, plain])
+            component_states.append([axis, number, plain])
         return Checkpoint(
             tensors,
             {
                 "main": self.main_number,
                 "cluster_of": sorted(self.cluster_of.items()),
                 "clusters": numbers,
-                "kept": kept,
+                "kept": component_states,
             },
         )
 
     def begin_with(self, taken: Checkpoint) -> None:
-        """Begin with what a finished run left (`inherited_models.fitting_models`)."""
+        """Begin with what a finished run left (`cluster_state.fitting_models`)."""
         self.restore(taken, 0)
         self.last.adopt(taken.tensors)
         self.initial = self.main.model  # of clusters that appear later
@@ -341,12 +332,12 @@ class ClusterModels:
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
             if kind == "cluster":
-                number, what, *own = rest.split("/")
+                number, part, *names = rest.split("/")
                 cluster = self.cluster(int(number), tensors[f"cluster/{number}/model"])
-                if what == "model":
+                if part == "model":
                     cluster.settle(tensor)
-                elif what != "cache":
-                    getattr(cluster, what)[own[0]] = cluster.keep(tensor)
+                elif part != "cache":
+                    getattr(cluster, part)[names[0]] = cluster.keep(tensor)
             elif kind == "kept":
                 axis, number, own_name = rest.split("/", 2)
                 self.kept[axis, int(number)][own_name] = tensor

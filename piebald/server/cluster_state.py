@@ -1,15 +1,22 @@
-"""The state of one cluster, and how an update counted in it."""
+"""The state of one cluster, limits to how much an update counts in it, and what a new run takes over of it."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from piebald.contracts import Checkpoint, Cohort
+from piebald.core.machine import on_host
+from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.aggregation.linear import Linear
+from piebald.methods.client_work import ClientWork
 from piebald.server.model_cache import ModelCache
 
 Keep = Callable[[Tensor], Tensor]  # a vector that is kept, and perhaps moved to where there is more room
@@ -48,7 +55,7 @@ class ClusterModel:
     keep: Keep = where_it_is
 
     def missed(self, sent: int) -> int:
-        """How many of its own steps an update missed whose model was sent at this version."""
+        """Return how many of its own steps an update missed whose model was sent at this version."""
         forgotten = max(0, self.steps[0] - sent) if len(self.steps) == STEPS else 0  # at most, of long ago
         return forgotten + len(self.steps) - bisect_left(self.steps, sent)
 
@@ -59,7 +66,7 @@ class ClusterModel:
 
     def kept(self, vectors: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Vectors to keep in place of others; what is the same tensor as before is kept already."""
-        return {name: one if one is before.get(name) else self.keep(one) for name, one in vectors.items()}
+        return {name: vector if vector is before.get(name) else self.keep(vector) for name, vector in vectors.items()}
 
     def note_step(self, version: int) -> None:
         """Take note of a step from this version."""
@@ -69,7 +76,7 @@ class ClusterModel:
 
 
 class Counted(NamedTuple):  # made for every update, and a tuple is made four times as fast as a frozen dataclass
-    """How an update counted: its cluster, its share of the average, its weight before normalization, its staleness."""
+    """An update's part in a step: its cluster, its share of the average, its raw weight, its staleness."""
 
     cluster: int
     share: float
@@ -80,3 +87,149 @@ class Counted(NamedTuple):  # made for every update, and a tuple is made four ti
 def norm_of(model: Tensor) -> float:
     """The Euclidean length of a vector."""
     return float(torch.linalg.vector_norm(model).item())  # twice as fast as float alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSnapshot:
+    """Global models [s] by cluster, and the cluster of each client that was assigned to one (others are in `main`).
+
+    `own_buffers` are those of clients' own models, by cluster and by the number of the model as text.
+    """
+
+    clusters: Mapping[int, Tensor]
+    cluster_of: Mapping[int, int]
+    main: int = 0
+    own_buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    def on_host(self) -> ModelSnapshot:
+        """The same, with all tensors on the host."""
+        buffers = {number: on_host(tensors) for number, tensors in self.own_buffers.items()}
+        clusters = {number: model.cpu() for number, model in self.clusters.items()}
+        return ModelSnapshot(clusters, self.cluster_of, self.main, buffers)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ModelSnapshot:
+        """The models in a checkpoint of the server."""
+        names = [name.split("/") for name in checkpoint.tensors]
+        clusters = {
+            int(name[1]): checkpoint.tensors["/".join(name)] for name in names if name[0::2] == ["cluster", "model"]
+        }
+        buffers: dict[int, dict[str, Tensor]] = {}
+        for name in names:
+            if name[0::2] == ["cluster", "own_buffers"]:
+                buffers.setdefault(int(name[1]), {})[name[3]] = checkpoint.tensors["/".join(name)]
+        values = checkpoint.values["cluster_models"]
+        cluster_of = {int(client): int(cluster) for client, cluster in values["cluster_of"]}
+        return cls(clusters, cluster_of, values.get("main", 0), buffers)
+
+
+def capped(weights: Sequence[float], largest: float) -> list[float]:
+    """Weights of which none has more than the share `largest` of their sum.
+
+    The largest ones are lowered to one common value, the others stay.  Where that is not possible, because fewer than
+    1 / `largest` weights are above 0, those become equal.
+
+    Examples:
+        >>> capped([1.0, 1.0, 8.0], largest=0.5)
+        [1.0, 1.0, 2.0]
+    """
+    down = sorted(weights, reverse=True)
+    positive = sum(weight > 0 for weight in down)
+    if positive * largest <= 1:
+        least = min((weight for weight in down if weight > 0), default=0.0)
+        return [min(weight, least) for weight in weights]
+    # summed from the smallest up, so that a huge weight does not swallow the others
+    rests = [*itertools.accumulate(reversed(down))][::-1]
+    for count, (weight, rest) in enumerate(zip(down, rests, strict=True)):  # so many are above the limit
+        limit = largest * rest / (1 - count * largest)
+        if weight <= limit * (1 + 1e-12):
+            return [min(weight, limit) for weight in weights]
+    raise AssertionError("of several weights, not all are above the limit")
+
+
+def with_capped_examples(cohort: Cohort, largest: float) -> Cohort:
+    """The updates with the numbers of rows of the largest clients lowered, for aggregators that go by them."""
+    if largest >= 1 or cohort.updates[0].partial_sum is not None:
+        return cohort
+    limits = capped([float(update.examples) for update in cohort.updates], largest)
+    pairs = zip(cohort.updates, limits, strict=True)
+    updates = [dataclasses.replace(update, examples=min(update.examples, int(limit))) for update, limit in pairs]
+    return dataclasses.replace(cohort, updates=updates)
+
+
+def with_capped_shares(
+    average: Tensor, shares: list[float], cohort: Cohort, aggregator: Aggregator, largest: float
+) -> tuple[Tensor, list[float]]:
+    """The average [s] and the shares [n] with none above `largest` of their sum, where an average is a weighted mean.
+
+    Other aggregators, such as medians, do not depend on one update's weight.
+    """
+    total = sum(shares)
+    weighted = isinstance(aggregator, Linear) and cohort.matrix is not None
+    if largest >= 1 or not weighted or total <= 0 or max(shares) <= largest * total * (1 + 1e-9):
+        return average, shares
+    limited = capped(shares, largest)
+    limited = [share * total / sum(limited) for share in limited]
+    assert cohort.matrix is not None
+    return torch.tensor(limited) @ cohort.matrix, limited
+
+
+def fitting_models(
+    checkpoint: Checkpoint, work: ClientWork, same: Collection[str], in_order: bool
+) -> tuple[Checkpoint, list[str]]:
+    """Return what fits of a checkpoint, as `ClusterModels.restore` takes it, and a list of it in words.
+
+    Clusters and what components keep speak of clients by number, so they are taken only where the numbers are the same.
+
+    Args:
+        checkpoint: of the finished run (`ServerLoop.state`).
+        work: what clients do in the new run.
+        same: axes on which both runs have the same component, and "trainer" where the kind of training is the same.
+        in_order: whether all clients of the finished run are there, with the same numbers.
+    """
+    values = checkpoint.values["cluster_models"]
+    whole, main = in_order and "clustering" in same, int(values.get("main", 0))
+    numbers = {int(number): int(number) for number in values["clusters"]} if whole else {main: 0}
+    cached = whole and "server_optimizer" in same and any("cache" in row for row in values["clusters"].values())
+    clusters = {
+        str(new): {"committed": 0} | ({"cache": values["clusters"][str(old)]["cache"]} if cached else {})
+        for old, new in numbers.items()
+    }
+    tensors, words = _cluster_tensors(checkpoint, work, numbers, same, cached)
+    if cached:
+        tensors |= {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("last/")}
+        words.append("the last models of clients")
+    axes = [axis for axis in same if in_order and (whole or axis != "clustering")]
+    states = [(axis, number, plain) for axis, number, plain in values["kept"] if axis in axes]
+    for axis, number, _ in states:
+        place = f"kept/{axis}/{number}/"
+        tensors |= {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(place)}
+    words += [f"the state of {axis}" for axis in sorted({axis for axis, _, plain in states if plain})]
+    cluster_of = values["cluster_of"] if whole else []
+    return Checkpoint(tensors, {"cluster_of": cluster_of, "clusters": clusters, "kept": [*map(list, states)]}), words
+
+
+def _cluster_tensors(
+    checkpoint: Checkpoint, work: ClientWork, numbers: Mapping[int, int], same: Collection[str], cached: bool
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of clusters that fit, and a list of them in words.
+
+    Args:
+        checkpoint, work, same: as in `fitting_models`.
+        numbers: the clusters that are taken, with their new numbers.
+        cached: whether the sums over clients' last models are taken.
+    """
+    shapes = {name: vector.shape for name, vector in work.server_vectors().items()} if "trainer" in same else {}
+    kinds = ["model", *(["optimizer_state"] if "server_optimizer" in same else []), *(["cache"] if cached else [])]
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        place = name.split("/")
+        if place[0] != "cluster" or int(place[1]) not in numbers:
+            continue
+        if place[2] in kinds or (place[2] == "server_vectors" and shapes.get("/".join(place[3:])) == tensor.shape):
+            tensors["/".join(["cluster", str(numbers[int(place[1])]), *place[2:]])] = tensor
+    words = [f"{len(numbers)} cluster models" if len(numbers) > 1 else "the global model"]
+    parts = {name.split("/")[2] for name in tensors}
+    words += ["the server optimizer's state"] if "optimizer_state" in parts else []
+    words += ["what the server sends besides the model"] if "server_vectors" in parts else []
+    return tensors, words

@@ -1,20 +1,32 @@
-"""When models are evaluated for the report, and the progress of a run."""
+"""Evaluations for the report: when and of whom, the best version, counts by class, and buffers that models lack."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from piebald.contracts import SERVER_ID, Query, Split
+from torch import Tensor
+
+from piebald.contracts import SERVER_ID, Clients, Personalizes, Query, Result, Split
+from piebald.core.cohort_matrix import weighted_mean
+from piebald.core.errors import SettingError
 from piebald.core.randomness import select
-from piebald.methods.queries.confusion import Confusion
-from piebald.methods.queries.evaluate import Evaluate
-from piebald.methods.queries.validate import Validate
+from piebald.methods.client_work import ClientWork
+from piebald.methods.queries.confusion import Confusion, counted
+from piebald.server.cluster_models import ClusterModels
+from piebald.server.cluster_state import ClusterModel, ModelSnapshot
+from piebald.server.records import TableRow
+
+MOST_CLASSES = 100
+MOST_CLIENTS = 1_000
+
+Ask = Callable[[Sequence[tuple[int, Query]]], Sequence[Result]]  # clients about the model of their cluster
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """When and on which clients models are evaluated for the report.
+    """The plan of evaluations for the report: when, and on which clients.
 
     Attributes:
         query: what clients are asked.
@@ -37,32 +49,27 @@ class EvaluationPlan:
     @property
     def asked(self) -> list[Query]:
         """All that clients may be asked."""
-        every = (self.query, self.validate, self.count) if self.every else ()
-        return [one for one in every if one is not None]
+        queries = (self.query, self.validate, self.count) if self.every else ()
+        return [query for query in queries if query is not None]
 
     def is_due(self, version: int, rounds: int | None, last: bool) -> bool:
-        """Whether a version is evaluated; `last` says that the run ends with it."""
+        """Return whether a version is evaluated; `last` says that the run ends with it."""
         return bool(self.every) and (last or version % self.every == 0 or version == rounds)
 
     def queries(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The clients that are asked at every evaluation out of `known`, each with its query."""
         clients = self._asked(known, seed)
-        asked = [(client, self.query) for client in clients]
+        pairs = [(client, self.query) for client in clients]
         if self.validate is not None and self.validate != self.query:
-            asked += [(client, self.validate) for client in clients]
-        return asked if self.common is None else [*asked, (SERVER_ID, self.common)]
+            pairs += [(client, self.validate) for client in clients]
+        return pairs if self.common is None else [*pairs, (SERVER_ID, self.common)]
 
     def counting(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The same clients, each with the query about classes; none where nothing is counted."""
         return [] if self.count is None else [(client, self.count) for client in self._asked(known, seed)]
 
-    def _asked(self, known: int, seed: int) -> Sequence[int]:
-        return range(known) if self.clients is None else select(range(known), self.clients, "measure", seed)
-
-
-def split_of(query: Query | None) -> Split:
-    """Which of a client's rows an evaluation is about."""
-    return query.split if isinstance(query, Evaluate | Validate) else "test"
+    def _asked(self, total: int, seed: int) -> Sequence[int]:
+        return range(total) if self.clients is None else select(range(total), self.clients, "measure", seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +78,175 @@ class RoundProgress:
 
     version: int
     scores: Mapping[str, float]
+
+
+@dataclass(slots=True, eq=False)
+class BestVersion:
+    """The version with the lowest validation loss over all evaluated rows of all clients (CGAU keeps that one).
+
+    Its global models are kept here during the run; a run folder has them, with the state of clients at that time, in
+    that version's checkpoint.  A client is judged by its personal model where it has one.  The initial model is not a
+    candidate.
+
+    Attributes:
+        version: server steps made by then, None before the first evaluation.
+        loss: mean over rows.
+        models: the global models at that version, None after a resume.
+    """
+
+    version: int | None = None
+    loss: float = float("inf")
+    models: ModelSnapshot | None = None
+
+    def consider(self, version: int, scores: Sequence[Mapping[str, Any]], models: ModelSnapshot) -> bool:
+        """Keep this version if it is better than all earlier ones, and say so; the earliest of equals is kept."""
+        loss = validation_loss(scores)
+        better = bool(version) and loss is not None and loss < self.loss
+        if better and loss is not None:
+            self.version, self.loss, self.models = version, loss, models
+        return better
+
+    def state(self) -> list[float] | None:
+        """Version and loss as JSON."""
+        return None if self.version is None else [self.version, self.loss]
+
+    def restore(self, state: Sequence[float] | None) -> None:
+        """Restore what `state` returned."""
+        if state is not None:
+            self.version, self.loss = int(state[0]), float(state[1])
+
+
+def validation_loss(scores: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean loss over validation rows, from rows of the table `score`; None where there are none."""
+    by_client: dict[int, Mapping[str, Any]] = {}
+    for row in scores:
+        if (
+            row["split"] == "validation"
+            and row["metric"] == "loss"
+            and (row["model"] == "personal" or row["client"] not in by_client)
+        ):
+            by_client[row["client"]] = row
+    rows = sum(row["examples"] for row in by_client.values())
+    return sum(row["examples"] * row["value"] for row in by_client.values()) / rows if rows else None
+
+
+def class_query(
+    wanted: bool | None, work: ClientWork, clients: Clients, split: Split, asked: int, simulates: bool
+) -> Confusion | None:
+    """The query, None where nothing is to be counted.
+
+    Args:
+        wanted: True or False as the user says; None counts in simulations, as far as it costs little.
+        work, clients: what is trained, by whom.
+        split: the rows that models are judged by.
+        asked: how many clients are evaluated, 0 for none.
+        simulates: whether all rows are on this machine; else each site's policy must name the query.
+
+    Raises:
+        SettingError: counts are wanted and there can be none.
+    """
+    if wanted is False or (wanted is None and not simulates):
+        return None
+    classes, reason = len(clients.classes or ()), None
+    if not asked:
+        reason = "needs evaluations: set evaluate_every to 1 or more"
+    elif not work.objective.classifies or not classes or tuple(work.outputs) != (classes,):
+        reason = "needs classes, and a model with an output for each"
+    elif not simulates and work.choice is not None:
+        reason = f"does not fit keep = {work.choice.kind!r} in a federation, whose sites tell nobody what they chose"
+    elif not 2 <= classes <= MOST_CLASSES:
+        reason = f"is for 2 to {MOST_CLASSES} classes, there are {classes}"
+    elif asked > MOST_CLIENTS:
+        reason = f"is for at most {MOST_CLIENTS:,} clients, {asked:,} are evaluated: set evaluate_clients"
+    if reason is None:
+        return Confusion(split=split, classes=classes)
+    if wanted:
+        raise SettingError(f"per_class {reason}, or leave it out")
+    return None
+
+
+def confusion_rows(answers: Sequence[Result], version: int, work: ClientWork) -> list[TableRow]:
+    """Answers to the query as rows of the table `confusion`."""
+    model = "personal" if isinstance(work.trainer, Personalizes) or work.layout.private else "global"
+    return [
+        row
+        for answer in answers
+        if answer.update is not None and isinstance(answer.task.query, Confusion)
+        for row in counted(
+            version, answer.task.client, model, answer.task.query.split, answer.update.vectors["confusion"]
+        )
+    ]
+
+
+class CompletedModels:
+    """Has clients complete the models of clusters, and gives each client the one that it uses.
+
+    Args:
+        work: the run's.
+        most: a client's rows count as at most so many, None for no limit.
+    """
+
+    def __init__(self, work: ClientWork, most: int | None = None) -> None:
+        self._work, self._most = work, most
+        self._used: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by number: the model, its buffers, and both
+
+    @property
+    def needed(self) -> bool:
+        """True if models lack anything."""
+        return self._work.trainer.completing_query(None) is not None
+
+    def complete(self, models: ClusterModels, clients: Sequence[int], ask: Ask) -> None:
+        """Ask for the buffers of each cluster's model, and of those parts of it that clients have.
+
+        Like an evaluation, this is no part of training, and costs neither bytes nor virtual time.  What nobody tells
+        stays as it is.
+
+        Args:
+            models: of the clusters.
+            clients: who is asked, each about the model of its cluster.
+            ask: asks them, and returns the answers that can be used.
+        """
+        owns = () if self._work.own_models is None else range(len(self._work.own_models.models))
+        for cluster in models.clusters.values():
+            members = [client for client in clients if models.of(client) is cluster]
+            answers = {number: self._buffers(number, members, ask) for number in (None, *owns)}
+            complete = {number: buffers for number, buffers in answers.items() if buffers is not None}
+            cluster.own_buffers |= {str(number): buffers for number, buffers in complete.items() if number is not None}
+            if None in complete:
+                model = cluster.model.clone()
+                model[self._work.layout.shared_trained : self._work.layout.shared] = complete[None]
+                cluster.settle(model)
+
+    def _buffers(self, number: int | None, clients: Sequence[int], ask: Ask) -> Tensor | None:
+        """The mean of the buffers that clients tell of a model, None where nobody does."""
+        query = self._work.trainer.completing_query(number)
+        layout = self._work.numbered(number).layout
+        updates = [] if query is None else [result.update for result in ask([(client, query) for client in clients])]
+        size = (layout.shared - layout.shared_trained,)
+        answers = [
+            update
+            for update in updates
+            if update is not None and update.examples and update.vectors["buffers"].shape == size
+        ]
+        if not answers:
+            return None
+        weights = [float(min(answer.examples, self._most or answer.examples)) for answer in answers]
+        mean = weighted_mean([answer.vectors for answer in answers], "buffers", weights, sum(weights)).float()
+        for span in layout.variances:
+            mean[span.start - layout.shared_trained : span.stop - layout.shared_trained].clamp_(min=0.0)
+        return mean
+
+    def model(self, cluster: ClusterModel, client: int) -> Tensor:
+        """The model [s] of a cluster as a client gets it to use: with the buffers of its own part.
+
+        Clients of one part get the same tensor.
+        """
+        number = self._work.number(client)
+        buffers = None if number is None else cluster.own_buffers.get(str(number))
+        if number is None or buffers is None:
+            return cluster.model
+        model, earlier, completed = self._used.get(number, (None, None, None))
+        if completed is None or model is not cluster.model or earlier is not buffers:
+            completed = self._work.with_buffers(number, cluster.model, buffers)
+            self._used[number] = cluster.model, buffers, completed
+        return completed

@@ -6,7 +6,6 @@ from the last one that a checkpoint holds.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,22 +29,16 @@ from piebald.core.errors import RuntimeFault
 from piebald.core.machine import HOST, moved, on_host
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.client_work import ClientWork
-from piebald.methods.clustering.base import SendsCandidates
 from piebald.methods.recipe import Recipe
-from piebald.methods.scheduling.base import HasDeadline, RejectsLate, ServerView, round_kind
+from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.server.best_version import BestVersion, ModelSnapshot
-from piebald.server.class_counts import confusion_rows
-from piebald.server.client_pool import ClientPool
-from piebald.server.client_queries import ClientQueries
+from piebald.server.client_pool import ClientPool, Invitations
+from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
-from piebald.server.cluster_state import Keep, where_it_is
-from piebald.server.completed_models import CompletedModels
-from piebald.server.evaluation import EvaluationPlan, RoundProgress, split_of
-from piebald.server.invitations import Invitations
-from piebald.server.masked_rounds import MaskedRounds
-from piebald.server.received_results import ResultIntake
+from piebald.server.cluster_state import Keep, ModelSnapshot, where_it_is
+from piebald.server.evaluation import BestVersion, CompletedModels, EvaluationPlan, RoundProgress, confusion_rows
 from piebald.server.records import (
+    StepWriter,
     TableRow,
     mean_scores,
     plain_results,
@@ -54,15 +47,13 @@ from piebald.server.records import (
     refusal_notes,
     result_row,
     score_rows,
+    split_of,
     step_row,
     whole_result,
     whole_task,
 )
-from piebald.server.result_checks import ResultChecks
-from piebald.server.server_context import LoopContext
-from piebald.server.stalled import StalledSteps
-from piebald.server.step_writer import StepWriter
-from piebald.server.stopping import RunTotals, StoppingCriteria
+from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake
+from piebald.server.stopping import RunTotals, StalledSteps, StoppingCriteria
 
 
 class ServerLoop:
@@ -116,12 +107,9 @@ class ServerLoop:
         self._contexts: dict[tuple[str, int], LoopContext] = {}
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
-        self._stalled = StalledSteps(round_kind(recipe.scheduling) is not None)
+        self._stalled = StalledSteps(recipe.scheduling.round_kind() is not None)
         early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
-        self._offering = recipe.clustering if isinstance(recipe.clustering, SendsCandidates) else None
-        self._deadline = recipe.scheduling if isinstance(recipe.scheduling, HasDeadline) else None
-        self._rejects_late = recipe.scheduling if isinstance(recipe.scheduling, RejectsLate) else None
         self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
@@ -139,19 +127,17 @@ class ServerLoop:
         self._evaluate_if_due()
         scheduler, view = self.recipe.scheduling, self._view()
         while not self._over():
-            asked = scheduler.num_to_request(view)
-            if asked and not self._send(self._invitations.draw(self.runtime.clients(), asked, self.version)):
+            count = scheduler.num_to_request(view)
+            if count and not self._send(self._invitations.draw(self.runtime.clients(), count, self.version)):
                 self._step()  # a round of nobody
                 view = self._view()
                 continue
             if self._queries.queue:
                 self._take(self._queries.queue.popleft())
-            elif (
-                result := self.runtime.next(self._deadline.next_check(self._view()) if self._deadline else math.inf)
-            ) is not None:
+            elif (result := self.runtime.next(scheduler.deadline(self._view()))) is not None:
                 self._take(result)
                 del result  # a name for it would keep the sum of its round in memory during the next one
-            elif not asked and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
+            elif not count and not self.client_pool.busy and not self._waiting and self.runtime.now() == view.now:
                 raise RuntimeFault(self.client_pool.stuck_reason())
             view = self._view()
             if scheduler.should_step(view):
@@ -183,7 +169,7 @@ class ServerLoop:
         """Send training tasks; returns whether there is any."""
         if not clients:
             return False
-        offer = self._offering.candidates(self.cluster_models.models, self.work) if self._offering else {}
+        offer = self.recipe.clustering.candidates(self.cluster_models.models, self.work)
         tasks = []
         self._masked.agree_keys(clients, self._context)
         for client in clients:
@@ -198,10 +184,10 @@ class ServerLoop:
         self._outstanding += len(tasks)
         sum_request = SumRequest(self._summed, self._limits[tasks[0].id]) if self._summed else None
         absent, now = self._masked.absent, self.runtime.now()
-        self.runtime.submit([one for one in tasks if one.client not in absent], sum_request)
-        for one in tasks:
-            if one.client in absent:
-                self._take(Result(one, None, now, now, failure=absent[one.client]))
+        self.runtime.submit([task for task in tasks if task.client not in absent], sum_request)
+        for task in tasks:
+            if task.client in absent:
+                self._take(Result(task, None, now, now, failure=absent[task.client]))
         return True
 
     def _task(
@@ -214,16 +200,16 @@ class ServerLoop:
         committed: int = 0,
     ) -> Task:
         """Make a task; the first one of a client brings its first private numbers."""
-        own = self.work.of(client)
-        shared = own.layout.shared
+        work = self.work.of(client)
+        shared = work.layout.shared
         # where nothing is shared nothing goes out either: such a client starts by itself
         if (
             not isinstance(query, KeyQuery)
-            and 0 < shared < own.layout.size
+            and 0 < shared < work.layout.size
             and client != SERVER_ID
             and client not in self.client_pool.initialized
         ):
-            vectors["private"] = self.recipe.sharing.initial_private(own.initial[shared:], own.layout, client)
+            vectors["private"] = self.recipe.sharing.initial_private(work.initial[shared:], work.layout, client)
         self._next_id += 1
         return Task(self._next_id, client, self.version, vectors, query, free, attempt, committed)
 
@@ -238,7 +224,7 @@ class ServerLoop:
             self.client_pool.initialized.add(client)
         if reason is not None:
             self._end(result, reason)
-        elif late := self._rejects_late and self._rejects_late.reject_reason(self.cluster_models.missed(task, version)):
+        elif late := self.recipe.scheduling.reject_reason(self.cluster_models.missed(task, version)):
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
@@ -256,9 +242,9 @@ class ServerLoop:
     def _step(self) -> None:
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
-        results, odd = self._intake.split(results)
-        for result, why in odd:
-            self._end(result, why)
+        results, unlike = self._intake.split(results)
+        for result, difference in unlike:
+            self._end(result, difference)
         results = self._unmasked(results)
         held = [self.work.held_of(result.task) for result in results] if self.work.own_models else ()
         cohort = cohort_of(results, self.version, self.work.layout.shared_trained, held)
@@ -267,10 +253,10 @@ class ServerLoop:
         self.version += 1
         self._stepped = self.runtime.now()
         rows = []
-        for result, how in zip(results, counted, strict=True):
+        for result, count in zip(results, counted, strict=True):
             status, reason = self._excluded_updates.get(result.task.client, ("ok", None))
-            rows.append(result_row(result, self.version, status, reason, how))
-        rows += [result_row(a, self.version, status, why) for a, status, why in self._ended]
+            rows.append(result_row(result, self.version, status, reason, count))
+        rows += [result_row(a, self.version, status, reason) for a, status, reason in self._ended]
         rows += self._queries.take_rows()
         notes = self._notes + refusal_notes(self._refusals + self._queries.take_refusals())
         self._ended, self._excluded_updates, self._notes, self._refusals = [], {}, [], []
@@ -323,7 +309,7 @@ class ServerLoop:
 
     def query(self, requests: Sequence[QueryRequest]) -> list[Update | None]:
         """See `contracts.ServerContext.query`."""
-        tasks = [self._task(one.client, dict(one.vectors), one.query) for one in requests]
+        tasks = [self._task(request.client, dict(request.vectors), request.query) for request in requests]
         return self._queries.ask(tasks, self.version + 1)
 
     # -- evaluating
@@ -360,7 +346,7 @@ class ServerLoop:
 
     def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
         """The usable answers of clients to queries about their own clusters' models."""
-        return self._queries.usable_answers([self._asking(*one) for one in requests])
+        return self._queries.usable_answers([self._asking(*request) for request in requests])
 
     def _asking(self, client: int, query: Query) -> Task:
         cluster, models = self.cluster_models.of(client), self.cluster_models.models
@@ -373,7 +359,7 @@ class ServerLoop:
 
     def state(self) -> Checkpoint:
         """The state that a resumed run needs."""
-        mine, theirs = self.cluster_models.state(), self.runtime.state()
+        models, clients = self.cluster_models.state(), self.runtime.state()
         outstanding, sent = plain_tasks([*self.client_pool.busy.values()])
         queued, brought = plain_results(self._queries.queue)
         values = {
@@ -388,10 +374,10 @@ class ServerLoop:
             "stalled": self._stalled.state(),
             "outstanding": outstanding,
             "queued": queued,
-            "cluster_models": dict(mine.values),
-            "runtime": dict(theirs.values),
+            "cluster_models": dict(models.values),
+            "runtime": dict(clients.values),
         }
-        return Checkpoint(on_host({**mine.tensors, **sent, **brought, **theirs.tensors}), values)
+        return Checkpoint(on_host({**models.tensors, **sent, **brought, **clients.tensors}), values)
 
     def begin_with(self, taken: Checkpoint) -> None:
         """Begin with what a finished run left (`lineage.Inheritance`)."""

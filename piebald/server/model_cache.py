@@ -72,13 +72,14 @@ class ModelCache:
                 self._pass(self.store.get(client)["model"], before, None, 0.0, out)
 
     def _fallen(self) -> bool:
-        """Whether so little weight is left that the rounding of what is gone could matter."""
+        """Return whether so little weight is left that the rounding of what is gone could matter."""
         self._largest = max(self._largest, self.whole)
         return self.whole <= _FALLEN * self._largest
 
     def _renew(self, out: Tensor | None) -> None:
         """Form the sums from the last models, in O(clients x model), and write the global model if there is one."""
         self.sums.zero_()
+        # summed anew and exactly, so that what was taken away leaves no trace
         self.whole = self._largest = math.fsum(self.weights.values())
         for client, weight in sorted(self.weights.items()):  # a resumed run adds in the same order
             if weight:

@@ -1,17 +1,20 @@
-"""Records of the server: rows of the run folder's tables (`report.schema`), and its state as plain values."""
+"""Records of the server: rows of the run folder's tables, its state as plain values, and when they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from piebald.contracts import SERVER_ID, Result, Task, Update
+from piebald.contracts import SERVER_ID, Checkpoint, Query, Result, RunRecorder, Split, Task, Update
+from piebald.methods.queries.evaluate import Evaluate
+from piebald.methods.queries.validate import Validate
 from piebald.server.cluster_state import Counted
-from piebald.server.evaluation import split_of
 
 TableRow = dict[str, Any]
+SAVING = 0.02  # the largest share of a run's time spent on saving its state, by default
 _RESULT = ("sent", "time", "bytes_down", "bytes_up", "failure", "refused")  # fields of a result that a checkpoint keeps
 
 
@@ -44,7 +47,7 @@ def result_row(
 
 
 def refusal(result: Result, reason: str) -> TableRow:
-    """What is noted of a result that was refused."""
+    """Return what is noted of a result that was refused."""
     kind = "train" if result.task.query is None else result.task.query.kind
     return {"client": result.task.client, "task": result.task.id, "kind": kind, "reason": reason}
 
@@ -82,6 +85,11 @@ def step_row(rows: Sequence[Mapping[str, Any]], version: int, time: float, norm:
     }
 
 
+def split_of(query: Query | None) -> Split:
+    """Return which of a client's rows an evaluation is about."""
+    return query.split if isinstance(query, Evaluate | Validate) else "test"
+
+
 def score_rows(result: Result, version: int) -> list[TableRow]:
     """The rows of an evaluation, one for each metric."""
     client, update = result.task.client, result.update
@@ -107,11 +115,11 @@ def score_rows(result: Result, version: int) -> list[TableRow]:
 
 def mean_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means over clients by "model/metric"."""
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for row in rows:
         if row["client"] is not None:
-            found.setdefault(f"{row['model']}/{row['metric']}", []).append(row["value"])
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            values_by_name.setdefault(f"{row['model']}/{row['metric']}", []).append(row["value"])
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 # ------------------------------------------------------------------------------------------------ state as plain values
@@ -144,11 +152,11 @@ def plain_results(results: Sequence[Result]) -> tuple[list[TableRow], dict[str, 
     rows: list[TableRow] = []
     tensors: dict[str, Tensor] = {}
     for result in results:
-        update, own = result.update, result.task.id
-        tensors |= {f"queued/{own}/{n}": vector for n, vector in (update.vectors if update else {}).items()}
+        update, number = result.update, result.task.id
+        tensors |= {f"queued/{number}/{n}": vector for n, vector in (update.vectors if update else {}).items()}
         row = {name: getattr(result, name) for name in _RESULT}
         answer = None if update is None else {name: getattr(update, name) for name in names}
-        rows.append({"id": own, "update": answer, "result": row})
+        rows.append({"id": number, "update": answer, "result": row})
     return rows, tensors
 
 
@@ -158,3 +166,45 @@ def whole_result(row: TableRow, tensors: Mapping[str, Tensor], tasks: Mapping[in
     vectors = {name.removeprefix(prefix): vector for name, vector in tensors.items() if name.startswith(prefix)}
     update = None if row["update"] is None else Update(vectors, **row["update"])
     return Result(tasks[row["id"]], update, **row["result"])
+
+
+class StepWriter:
+    """Writes one step at a time.
+
+    Args:
+        recorder: where steps are kept.
+        every: server steps between checkpoints; None saves as often as takes no more than `SAVING` of the run's time.
+    """
+
+    def __init__(self, recorder: RunRecorder, every: int | None) -> None:
+        self._recorder, self._every = recorder, every
+        self._saving = 0.0  # seconds that saving has taken
+        self._pending: tuple[TableRow, list[TableRow], list[TableRow]] | None = None
+
+    def due(self, version: int, elapsed: float) -> bool:
+        """Return whether a checkpoint belongs to the step to `version`, after `elapsed` seconds of the run."""
+        return self._saving <= SAVING * elapsed if self._every is None else version % self._every == 0
+
+    def write(
+        self,
+        step: TableRow,
+        rows: list[TableRow],
+        notes: list[TableRow],
+        state: Callable[[], Checkpoint] | None,
+    ) -> None:
+        """Write a step with its results and notes; with the checkpoint that `state` makes, unless none is due.
+
+        No checkpoint is made where the recorder keeps none.
+        """
+        began = time.perf_counter()
+        checkpoint = state() if state is not None and self._recorder.lasts else None
+        self._recorder.commit(step, rows, checkpoint, notes)
+        if checkpoint is not None:
+            self._saving += time.perf_counter() - began
+        self._pending = (step, rows, notes) if checkpoint is None else None
+
+    def finish(self, state: Callable[[], Checkpoint]) -> None:
+        """Write the last step again with a checkpoint, if it has none: a score may have ended the run after it."""
+        if self._pending is not None and self._recorder.lasts:
+            step, rows, notes = self._pending
+            self._recorder.commit(step, rows, state(), notes)

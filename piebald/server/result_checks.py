@@ -1,25 +1,35 @@
-"""Checks of results: shape, type, finite numbers, length of the step."""
+"""Results that arrive: what they must satisfy to count, and the sums that take their place under masks."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import MOST_ROWS, Result, Update, count_reason, described
+from piebald.contracts import MOST_ROWS, KeyAgreement, Result, Update, count_reason, described
 from piebald.contracts.component import Component
+from piebald.core.machine import raise_if_lost
 from piebald.core.parameters import Layout
+from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.server_optimizer.cached_average import CachedAverage
+from piebald.methods.transforms.base import MaskingTransform
+from piebald.server.cluster_models import MakeContext
 
 LONGEST_STEP = 1000.0
+_NEAR = 1e-4  # relative difference of norms that were computed in another order
+
+log = logging.getLogger(__name__)
 
 
 class ResultChecks(Component):
-    """What an update must satisfy to count.
+    """The conditions that an update must satisfy to count.
 
     Attributes:
         longest_step: refuse a change whose norm is above this many times that of the model (at least of a unit vector),
@@ -36,11 +46,11 @@ class ResultChecks(Component):
 
     @property
     def limits_weights(self) -> bool:
-        """Whether what one update counts is limited, so that updates cannot be summed before the server has them."""
+        """True if what one update counts is limited, so that updates cannot be summed before the server has them."""
         return self.max_examples is not None or self.max_weight < 1
 
     def unlimited_reason(self, recipe: Recipe) -> str | None:
-        """Why the weights of a recipe's updates cannot be limited as wanted, or None."""
+        """Return why the weights of a recipe's updates cannot be limited as wanted, or None."""
         if self.limits_weights and recipe.masking is not None:
             return (
                 f"{recipe.masking.kind} hides what single updates count, so max_examples and max_weight cannot be "
@@ -58,7 +68,7 @@ class ResultChecks(Component):
         return self.longest_step * max(norm, 1.0)
 
     def reject_reason(self, result: Result, layout: Layout, limit: float, uploads: Sequence[str] = ()) -> str | None:
-        """Why a result may not count, or None.  An update that was summed early was checked where it was summed.
+        """Return why a result may not count, or None.  An update that was summed early was checked where it was summed.
 
         Args:
             result: what came.
@@ -82,6 +92,7 @@ class ResultChecks(Component):
                 return f"must send {name}, sent nothing"
             if sent is not None and (vector.dtype != sent.dtype or vector.shape != sent.shape):
                 return f"must send {name} like the {described(sent)} it got, sent {described(vector)}"
+        # one pass finds both a number that is not finite and a step that is too long
         norm = self.norm(change)
         if not math.isfinite(norm):
             return "not finite"
@@ -102,9 +113,124 @@ class ResultChecks(Component):
 
     @staticmethod
     def _number_reason(update: Update) -> str | None:
-        """Why the numbers beside the vectors cannot be, or None.  A loss may be infinite where training fails."""
+        """Return why the numbers beside the vectors cannot be, or None.  A loss may be infinite: training can fail."""
         reason = count_reason("examples", update.examples, MOST_ROWS) or count_reason("steps", update.steps, MOST_ROWS)
         for name, value in update.metrics.items():
             if reason is None and name != "loss" and not math.isfinite(value):
                 reason = f"{name} is not finite"
         return reason
+
+
+class ResultIntake:
+    """Decides about training results, one at a time.
+
+    Args:
+        check: what an update must satisfy.
+        work: what clients do.
+        masked: the rounds in which the server sees only sums.
+    """
+
+    def __init__(self, check: ResultChecks, work: ClientWork, masked: MaskedRounds) -> None:
+        self._check, self._work, self._masked = check, work, masked
+        self._uploads = work.uploads()
+
+    def take(self, result: Result, limit: float) -> tuple[Result, str | None]:
+        """A result as it counts, and why it does not count, or None.
+
+        Args:
+            result: what came.
+            limit: the longest step allowed.
+        """
+        try:
+            if self._masked.transform is not None:
+                return result, self._masked.reject_reason(result, self._work)
+            reason = self._check.reject_reason(result, self._work.layout, limit, self._uploads)
+            return (result if reason is not None else self._measured(result)), reason
+        except Exception as error:  # whatever one result raises is the fault of its client
+            raise_if_lost(error)
+            log.debug("the result of task %d raised an error", result.task.id, exc_info=True)
+            return result, f"raised {type(error).__name__} when it was checked"
+
+    def _measured(self, result: Result) -> Result:
+        """The result with the norm of its vector, whatever it says its norm is, and no more rows than may count."""
+        update = result.update
+        if update is None or update.partial_sum is not None:
+            return result
+        trained = update.vectors["model"][: self._work.layout.shared_trained]  # as in `contracts.Update.norm`
+        norm, most = self._check.norm(trained), self._check.max_examples
+        examples = update.examples if most is None else min(update.examples, most)
+        if examples == update.examples and math.isclose(norm, update.norm, rel_tol=_NEAR):
+            return result
+        return dataclasses.replace(result, update=dataclasses.replace(update, norm=norm, examples=examples))
+
+    def split(self, results: Sequence[Result]) -> tuple[list[Result], list[tuple[Result, str]]]:
+        """The results whose vectors have the shapes of most, and the others with the reason.
+
+        It concerns vectors whose shape nobody knows beforehand; those of one step are averaged, so they must be alike.
+        """
+        sound, unlike = list(results), list[tuple[Result, str]]()
+        for name in self._uploads:
+            updates = {id(result): result.update for result in sound if result.update is not None}
+            shapes = {place: update.vectors[name].shape for place, update in updates.items() if name in update.vectors}
+            if len({*shapes.values()}) > 1:
+                common = Counter(shapes.values()).most_common(1)[0][0]
+                reason = f"must send {name} like the {list(common)} of most"
+                unlike += [(result, reason) for result in sound if shapes.get(id(result), common) != common]
+                sound = [result for result in sound if shapes.get(id(result), common) == common]
+        return sound, unlike
+
+
+class MaskedRounds:
+    """The server's side of a masking transform, round by round.
+
+    Args:
+        transform: that transform, or None where individual updates reach the server; then these methods do nothing.
+    """
+
+    def __init__(self, transform: MaskingTransform | None) -> None:
+        self.transform = transform
+        self._agreement: KeyAgreement | None = None
+        self.loss: float | None = None  # of the sum that was opened last
+
+    def agree_keys(self, clients: Sequence[int], make_context: MakeContext) -> None:
+        """Let clients agree on keys.  An agreement ends with its round, so no checkpoint holds one."""
+        if self.transform is not None:
+            self._agreement = self.transform.agree_keys(clients, make_context("transforms", 0))
+
+    def vectors(self, client: int) -> Mapping[str, Tensor]:
+        """Return what a client's task brings for masking."""
+        return {} if self._agreement is None else self._agreement.vectors(client)
+
+    @property
+    def absent(self) -> Mapping[int, str]:
+        """The clients that were asked and take no part in the step, with the reason."""
+        return {} if self._agreement is None else self._agreement.absent
+
+    def reject_reason(self, result: Result, work: ClientWork) -> str | None:
+        """Return why a masked update may not count, or None."""
+        assert self.transform is not None
+        if result.failure is not None or result.update is None:
+            return result.failure or "no answer"
+        return self.transform.masked_reject_reason(result.update, work)
+
+    def unmask(self, results: list[Result], make_context: MakeContext) -> tuple[list[Result], str | None]:
+        """The results with their common sum in place of what was masked, or none of them and the reason."""
+        self.loss = None
+        if self.transform is None or not results:
+            return results, None
+        agreement, self._agreement = self._agreement, None
+        masked = {result.task.client: result.update for result in results if result.update is not None}
+        pool = (
+            "no secure aggregation: no client has keys"
+            if agreement is None
+            else agreement.unmask(masked, make_context("transforms", 0))
+        )
+        if isinstance(pool, str):
+            return [], pool
+        self.loss = pool.loss
+        opened = []
+        for result in results:
+            assert result.update is not None
+            update = dataclasses.replace(result.update, vectors={}, partial_sum=pool)
+            opened.append(dataclasses.replace(result, update=update))
+        return opened, None

@@ -1,20 +1,26 @@
-"""When a run stops."""
+"""The end of a run: limits that stop it, and a warning when it stands still."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
+from piebald.contracts import Result
 from piebald.contracts.component import Component
+from piebald.server.cluster_state import Counted
+
+_log = logging.getLogger(__name__)
+_STEPS = 3  # server steps in a row
 
 
 @dataclass(slots=True)
 class RunTotals:
-    """What a run has used so far, and its best score.
+    """The totals of a run so far, and its best score.
 
     Attributes:
         updates: that counted.  nbytes: in both directions.  wall: real seconds, over all sittings.
@@ -42,6 +48,11 @@ class StoppingCriteria(Component):
         bytes: sent in both directions.
         target: mean score on clients' own rows that is good enough.
         patience: measurements in a row without a better mean score.
+
+    Examples:
+        >>> stop = StoppingCriteria(updates=100, target=0.9)
+        >>> stop.used_up(RunTotals(updates=100), now=0.0), stop.measures
+        (True, True)
     """
 
     axis = "stop"
@@ -61,11 +72,11 @@ class StoppingCriteria(Component):
 
     @property
     def measures(self) -> bool:
-        """Whether a limit depends on scores."""
+        """True if a limit depends on scores."""
         return self.target is not None or self.patience is not None
 
     def used_up(self, tally: RunTotals, now: float) -> bool:
-        """Whether a limit that needs no score has been met."""
+        """Return whether a limit that needs no score has been met."""
         return (
             (self.updates is not None and tally.updates >= self.updates)
             or (self.seconds is not None and now >= self.seconds)
@@ -75,9 +86,9 @@ class StoppingCriteria(Component):
 
     def note_means(self, tally: RunTotals, means: Mapping[str, float], metric: str, higher: bool) -> None:
         """Take the mean scores of an evaluation into account: those of personal models where there are some."""
-        found = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
-        if found and math.isfinite(found[0]):
-            self.note(tally, found[0], higher)
+        scores = [means[name] for name in (f"personal/{metric}", f"global/{metric}") if name in means]
+        if scores and math.isfinite(scores[0]):
+            self.note(tally, scores[0], higher)
 
     def note(self, tally: RunTotals, score: float, higher: bool) -> None:
         """Take a new mean score into account."""
@@ -88,3 +99,68 @@ class StoppingCriteria(Component):
             tally.since += 1
         good = self.target is not None and sign * score >= sign * self.target
         tally.reached = tally.reached or good or (self.patience is not None and tally.since >= self.patience)
+
+
+class TakesNotes(Protocol):
+    """A taker of notes for the run folder: the server's loop."""
+
+    def note(self, axis: str, cluster: int, name: str, value: Any) -> None: ...
+
+
+class StalledSteps:
+    """Counts server steps in a row in which no update had a share of the average, in any mode of scheduling.
+
+    Where the scheduler does not work in rounds, a step is often one client's, so that as many steps say little: then
+    every client that sent something must have sent three times on average.
+
+    Attributes:
+        told: whether the warning was given; it is given once in a run.
+    """
+
+    def __init__(self, in_rounds: bool) -> None:
+        self.told = False
+        self._in_rounds = in_rounds
+        self._steps = self._updates = 0
+        self._clients: set[int] = set()
+
+    def watch(self, results: Sequence[Result], counted: Sequence[Counted], notes: TakesNotes) -> None:
+        """Take note of a step; warn on the terminal and in the run folder where it is due.
+
+        Args:
+            results: the updates that arrived in time and passed the checks, none where all tasks failed.
+            counted: how each of them counted.
+            notes: where the warning is recorded.
+        """
+        if any(count.share > 0 for count in counted):
+            self._steps = self._updates = 0
+            self._clients.clear()
+            return
+        self._steps += 1
+        self._updates += len(results)
+        self._clients.update(result.task.client for result in results)
+        waits = not self._in_rounds and self._updates < _STEPS * len(self._clients)
+        if self.told or self._steps < _STEPS or waits:
+            return
+        self.told = True
+        cause = f"all {self._updates} updates had weight 0" if self._updates else "every task failed"
+        text = (
+            f"no update has counted in the last {self._steps} server steps ({cause}), so they have not moved the "
+            "model: look at the weights and reasons in the run's results, or choose another aggregation or score"
+        )
+        _log.warning("%s", text)
+        notes.note("aggregation", 0, "stalled", text)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "told": self.told,
+            "steps": self._steps,
+            "updates": self._updates,
+            "clients": sorted(self._clients),
+        }
+
+    def restore(self, values: dict[str, Any] | None) -> None:
+        """Restore what `state` returned; None where a checkpoint of an earlier version has nothing."""
+        if values is not None:
+            self.told, self._clients = bool(values["told"]), set(values["clients"])
+            self._steps, self._updates = int(values["steps"]), int(values["updates"])

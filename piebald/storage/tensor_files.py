@@ -267,7 +267,7 @@ def forget(db: sqlite3.Connection, keep: int) -> None:
 
 
 def _best(values: str) -> int | None:
-    """The best version according to a checkpoint's values (see `server.best_version.BestVersion.state`)."""
+    """The best version according to a checkpoint's values (see `server.evaluation.BestVersion.state`)."""
     if '"best": [' not in values:  # the run does not look for it, and long values need not be parsed
         return None
     best = json.loads(values).get("best")

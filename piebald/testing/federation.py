@@ -14,7 +14,7 @@ from piebald.core.randomness import torch_seed
 from piebald.data.partition import Lists, PooledClients
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.adapter_ranks import AdapterRanks
-from piebald.methods.training.base import GivesOwnModels, HidesRows
+from piebald.methods.training.base import Trainer
 from piebald.models import GatedUnit
 
 SIZES = (7, 40, 21, 12, 33)  # uneven; with batch 10 most last batches are short, and 21 leaves a lone row
@@ -97,11 +97,11 @@ def adapted_network(seed: int = 0) -> nn.Module:
 
 def hardest_network(recipe: Recipe) -> Callable[[int], nn.Module]:
     """The hardest of these networks that a recipe can take."""
-    if isinstance(recipe.training, HidesRows):
+    if recipe.training.row_privacy() is not None:
         return plain_network
     if isinstance(recipe.training, AdapterRanks):
         return adapted_network
-    return narrowable_network if isinstance(recipe.training, GivesOwnModels) else mixing_network
+    return narrowable_network if recipe.training.overrides(Trainer.own_models) else mixing_network
 
 
 def plain_network(seed: int = 0) -> nn.Module:

@@ -18,7 +18,6 @@ from piebald.core.errors import SettingError
 from piebald.data.partition.devices import Devices
 from piebald.engines.stack import PRIVATE
 from piebald.methods.recipe import Recipe
-from piebald.methods.training.base import ShapesUploads
 from piebald.runtimes.simulation.simulation import Simulation
 
 from .conftest import SIZES, TABLE, assert_same, carry_out, federation, in_turn, method, vector
@@ -188,7 +187,7 @@ def test_no_private_number_is_in_a_result(name: str, aggregation: str, listening
     shared, size = simulation.work.layout.shared, simulation.work.layout.size
     assert bool(simulation.private) == (size > shared)
     trainer = simulation.work.trainer
-    declared = trainer.upload_shapes(simulation.work) if isinstance(trainer, ShapesUploads) else {}
+    declared = trainer.upload_shapes(simulation.work)
     sent = [result for result in simulation.heard if result.task.query is None]
     assert len(sent) >= 6
     for result in sent:

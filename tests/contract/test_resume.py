@@ -16,7 +16,7 @@ import piebald
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.methods.recipe import Recipe
 from piebald.runtimes.simulation.simulation import Simulation
-from piebald.server.masked_rounds import MaskedRounds
+from piebald.server.result_checks import MaskedRounds
 from piebald.storage.store import RunStore
 
 from .conftest import (

@@ -19,7 +19,6 @@ from piebald.engines.stack import RunningSum
 from piebald.methods.aggregation import EqualWeighted, ExampleWeighted, GradientNormWeighted
 from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.server_optimizer import Adam, Momentum, ServerSgd, Yogi
-from piebald.methods.server_optimizer.base import KeepsServerState
 from tests.fakes import few, update
 
 NO_CONTEXT: Any = None  # these aggregators ask nothing of the server
@@ -160,7 +159,7 @@ def adaptive(kind: str, changes: np.ndarray, lr: float, beta1: float, beta2: flo
 
 def walked(optimizer: Any, changes: np.ndarray) -> torch.Tensor:
     model = torch.zeros(changes.shape[1])
-    state = optimizer.initial_state(model) if isinstance(optimizer, KeepsServerState) else {}
+    state = optimizer.initial_state(model)
     for delta in changes:
         context = StepContext(1, 1, 0, [1.0], state=state)
         model, state = optimizer.step(model, torch.tensor(delta, dtype=torch.float32), context)
@@ -197,7 +196,7 @@ def test_steps_leave_the_old_model_alone() -> None:
     """Tasks under way still hold it."""
     for optimizer in (ServerSgd(), Momentum(), Adam(), Yogi()):
         old = torch.ones(4)
-        state = optimizer.initial_state(old) if isinstance(optimizer, KeepsServerState) else {}
+        state = optimizer.initial_state(old)
         kept = {name: tensor.clone() for name, tensor in state.items()}
         optimizer.step(old, torch.ones(4), StepContext(1, 1, 0, [1.0], state=state))
         assert torch.equal(old, torch.ones(4))

@@ -19,7 +19,7 @@ from piebald.engines.engine_choice import make_engine
 from piebald.engines.incoming import train_input
 from piebald.engines.stack import ClientStack
 from piebald.methods.choice import FEWEST_ROWS, plain_sgd, train_alone
-from piebald.methods.choice.candidates import CANDIDATES, Candidates
+from piebald.methods.choice.candidates import ClientCandidates
 from piebald.runs.adaptation import model_choices as choosing
 from piebald.storage.store import RunStore
 
@@ -232,10 +232,10 @@ def test_the_mixture_is_one_of_parameters(clients) -> None:
     run = chosen("fedavg", clients)
     engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
     stack = ClientStack([0], [3], [3], [0], [run.cluster_models[0]], {}, {})
-    offer = Candidates(train_input(engine, stack), EngineContext(engine, stack), run.work.trainer, ["0"], [1])
-    of = offer.models[CANDIDATES[int(offer.about["mixed/of"])]]
-    share = float(offer.about["mixed/share"])
-    torch.testing.assert_close(offer.models["mixed"], share * of + (1 - share) * offer.models["global"])
+    offer = ClientCandidates(train_input(engine, stack), EngineContext(engine, stack), run.work.trainer, ["0"], [1])
+    ((of, share),) = offer.mixture
+    mixture = share * offer.models[of] + (1 - share) * offer.models["global"]
+    torch.testing.assert_close(offer.models["mixed"], mixture)
 
 
 def test_errors_are_one_sentence(clients) -> None:

@@ -91,7 +91,7 @@ def test_between_steps_of_all_each_region_has_its_own_model_and_newcomers_begin_
 def test_a_region_without_updates_takes_over_what_the_others_found() -> None:
     """Clients who are nowhere named form a region of their own; here nobody is left for it."""
     run = simulate(recipes.hierfavg(regions=HALVES, region_rounds=1), CLIENTS, MODEL, rounds=2)
-    assert Regions(regions=HALVES).clusters == 3
+    assert Regions(regions=HALVES).clusters_to_join == 3
     assert torch.equal(model(run, 2), model(run, 0))
     assert Regions(regions=3).cluster(7) == 1
 

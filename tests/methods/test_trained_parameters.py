@@ -18,7 +18,7 @@ from piebald import recipes
 from piebald.contracts import Cohort, QueryRequest, Update
 from piebald.contracts.component import Component, build
 from piebald.core.parameters import Layout
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.robust import Robust
 from piebald.methods.clustering.base import Clustering
 from tests.fakes import classified, client_work, seeded, simulate
@@ -102,7 +102,7 @@ def decision(component: Any, buffers: Tensor) -> Any:
         made = Cohort(made.clients, made.versions, made.updates, made.matrix, version, made.sent, made.trained)
         return [component.assign(made, {}, context), context.excluded]
     assert isinstance(component, Aggregator)
-    assert isinstance(component, PreparesCohort) or made.matrix is not None
+    assert component.overrides(Aggregator.prepare) or made.matrix is not None
     average, shares = component.aggregate(made, context)
     assert average.shape == made.sent[0].shape
     return [[round(share, 9) for share in shares], average[: made.trained]]

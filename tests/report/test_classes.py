@@ -107,7 +107,7 @@ def test_what_cannot_be_counted_is_refused_or_left_out(clients, monkeypatch) -> 
     assert piebald.run("fedavg", numbers, line, rounds=1, runtime=HERE).class_counts == {}
     with pytest.raises(SettingError, match="per_class needs classes"):
         piebald.run("fedavg", numbers, line, rounds=1, runtime=HERE, per_class=True)
-    monkeypatch.setattr("piebald.server.class_counts.MOST_CLIENTS", 2)
+    monkeypatch.setattr("piebald.server.evaluation.MOST_CLIENTS", 2)
     assert trained(clients, "fedavg", rounds=1).class_counts == {}
     with pytest.raises(SettingError, match="at most 2 clients, 3 are evaluated"):
         trained(clients, per_class=True)

@@ -63,14 +63,13 @@ def test_every_method_fits_the_parameters_it_names_and_no_others(finished, clien
     from piebald.runs.adaptation import methods
 
     tried: dict[frozenset[str], torch.Tensor] = {}
-    real = methods._Trial._fitted
+    real = methods._Trial.fit
 
-    def seen(self, start, fitted, epochs):
-        made = real(self, start, fitted, epochs)
-        tried.setdefault(fitted, made.vector)  # all parameters are fitted twice: the second time alone
-        return made
+    def seen(self, name, start, tensors, epochs):
+        real(self, name, start, tensors, epochs)
+        tried.setdefault(tensors, self.offer.models[name][0])  # all are fitted twice: the second time alone
 
-    monkeypatch.setattr(methods._Trial, "_fitted", seen)
+    monkeypatch.setattr(methods._Trial, "fit", seen)
     made = piebald.adapt(finished, unseen_rows(finished, clients), epochs=3)
     layout, start = finished.work.layout, finished.start()
     assert [way.name for way in made.methods] == ["global", "private", "head", "fine_tune", "mixed", "local"]
@@ -114,7 +113,8 @@ def test_a_newcomer_is_compared_with_training_alone_with_at_least_the_work_of_a_
 
     everything = frozenset(slot.name for slot in run.work.layout.slots if not slot.buffer)
     trial = _Trial(run, own, 0, 1, None)
-    expected = trial._score(trial._fitted(run.work.initial, everything, 12).vector, "validation")["loss"]
+    trial.fit("local", run.work.initial, everything, 12)
+    expected = trial._score(trial.offer.models["local"][0], "validation")["loss"]
     assert alone.loss == expected
 
 
@@ -134,13 +134,14 @@ def test_a_shared_model_is_kept_unless_another_is_better_by_more_than_luck(clien
 def test_batch_norm_is_left_alone_where_it_is_not_fitted(clients) -> None:
     run = piebald.run("fedavg", clients, normed, rounds=2, runtime=HERE)
     made = {}
-    from piebald.runs.adaptation.methods import _Trial
+    from piebald.runs.adaptation.methods import _Trial, fitted_tensors
 
     one = partition.clients_from([(clients.rows(0, "train").x, clients.rows(0, "train").y)], validation=0.3, test=0.0)
     trial = _Trial(run, one, 0, 3, None)
     layout = run.work.layout
-    for name, fitted in trial._fitted_tensors().items():
-        made[name] = trial._fitted(run.start(), fitted, 3).vector
+    for name, tensors in fitted_tensors(run.work).items():
+        trial.fit(name, run.start(), tensors, 3)
+        made[name] = trial.offer.models[name][0]
     statistics = [slot for slot in layout.slots if slot.buffer]
     assert statistics
     for slot in statistics:

@@ -28,8 +28,8 @@ from piebald.federation.link.wire_messages import Hello, encode
 from piebald.methods.queries import Evaluate, Validate
 from piebald.privacy.secure_aggregation.key_queries import AdvertiseKeys
 from piebald.server import ResultChecks
+from piebald.server.cluster_state import capped
 from piebald.server.records import plain_results, whole_result
-from piebald.server.weight_caps import capped
 from tests.fakes import SGD, FakeRuntime, few, make_server, update
 
 from .server_entry import PATIENT, Entry, packed, rewritten, true_update

@@ -28,7 +28,7 @@ from piebald.privacy.secure_aggregation.key_queries import (
     ShareKeys,
 )
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MEMBERS, numbers, rows, texts
-from piebald.privacy.secure_aggregation.rounding import round_stochastically
+from piebald.privacy.secure_aggregation.masks import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import keep_shares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking

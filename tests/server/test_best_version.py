@@ -11,7 +11,7 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.contracts import Checkpoint
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.server.best_version import BestVersion, validation_loss
+from piebald.server.evaluation import BestVersion, validation_loss
 from piebald.storage.store import RunStore
 
 HERE = piebald.Simulator(engine="sequential", workers=0)

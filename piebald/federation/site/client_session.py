@@ -17,6 +17,7 @@ from piebald.federation.link.wire_format import unpack_task
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
 from piebald.federation.site.client_store import ClientStore, FinishedTask, delete_lasting_secret
 from piebald.federation.site.task_runner import TaskRunner
+from piebald.methods.queries.evaluate import Evaluate
 from piebald.version import __version__
 
 _OVERHEAD = 1 << 20  # bytes of a task besides its vectors, at most
@@ -236,7 +237,7 @@ class ClientSession:
     def _accept(self, task: Task, digest: str, epoch: str) -> None:
         owns = None if self.runner is None else self.runner.every.own_models
         whole = owns is None or not owns.drawn  # else a training task brings a part that is not the client's own
-        if (task.query is None and whole) or (task.query is not None and task.query.kind == "evaluate"):
+        if (task.query is None and whole) or isinstance(task.query, Evaluate):
             # these bring the model of the client's own cluster
             self.latest, self.latest_global = (task.version, task.vectors["model"]), task.vectors.get("global")
         if task.query is not None:

@@ -41,7 +41,6 @@ from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import lookup
-from piebald.methods.training.base import GivesOwnModels, LimitsSteps
 from piebald.settings import plugins
 from piebald.settings.setting_places import of_document
 from piebald.settings.toml_document import Document
@@ -145,7 +144,8 @@ class SiteWork:
             raise SettingError("its rows cannot be used for this run; the site's own log says why") from error
         terms.check_public(rows_digest(clients.public_rows))
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
-        if isinstance(trainer, LimitsSteps) and (why := limits.steps_reject_reason(trainer.max_steps(rows))):
+        steps = trainer.max_steps(rows)
+        if steps is not None and (why := limits.steps_reject_reason(steps)):
             raise SettingError(why)
         try:
             work = _work(terms, settings, clients, objective)
@@ -267,8 +267,7 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
         terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
         questions=tuple(terms.questions), trains=terms.trains,
     )  # fmt: skip
-    if isinstance(trainer, GivesOwnModels):
-        work = replace(work, own_models=trainer.own_models(work))
+    work = replace(work, own_models=trainer.own_models(work))
     for one in transforms:  # now, and not at each task: a package may be missing here that the server has
         if why := one.unsupported_model(work):
             raise SettingError(why)

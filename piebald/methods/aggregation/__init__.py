@@ -1,4 +1,4 @@
-"""How the updates of a step are combined."""
+"""Aggregators, which combine the updates of a step."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -36,9 +36,11 @@ class Agnostic(Aggregator):
         if weights is None:
             weights = torch.full((context.known,), 1 / context.known, dtype=torch.float64)
         clients = torch.tensor(list(cohort.clients))
+        # a client without rows has no loss, so its weight goes to the others of the step
         counted = weights[clients] * torch.tensor([float(update.examples > 0) for update in cohort.updates])
         whole = float(counted.sum())
         losses = torch.tensor([initial_loss(update) for update in cohort.updates], dtype=torch.float64)
+        # unbiased for the gradient over all clients: those of the step are a sample of them
         rise = self.lambda_lr * losses * context.known / len(losses)
         context.state["lambda"] = on_simplex(weights.index_add(0, clients, rise))
         if whole <= 0:  # lambda is 0 for all that arrived: the average is no change
@@ -48,7 +50,12 @@ class Agnostic(Aggregator):
 
 
 def on_simplex(point: Tensor) -> Tensor:
-    """The nearest vector [n] with numbers of at least 0 that sum to one (Duchi et al. 2008, figure 1)."""
+    """The nearest vector [n] with numbers of at least 0 that sum to one (Duchi et al. 2008, figure 1).
+
+    Examples:
+        >>> on_simplex(torch.tensor([0.5, 0.9, 0.0]))
+        tensor([0.3000, 0.7000, 0.0000])
+    """
     ordered = point.sort(descending=True).values
     counts = torch.arange(1, len(point) + 1, dtype=point.dtype)
     thresholds = (ordered.cumsum(0) - 1) / counts

@@ -1,9 +1,9 @@
-"""The base class of aggregators, and what some of them do besides."""
+"""The base class of aggregators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Aggregator(Component):
-    """How the updates of a step are combined.
+    """The rule by which the updates of a step are combined.
 
     An aggregator sees single updates, unless it is an `aggregation.Linear`, whose weighted sum may be formed where
     clients train or under encryption.
@@ -26,6 +26,25 @@ class Aggregator(Component):
 
     axis = "aggregation"
     takes_parts: ClassVar[bool] = False  # whether clients may have a part of the numbers only, see `Cohort.held`
+
+    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
+        """Return the cohort with what weights depend on besides, such as clients' scores, as metrics of its updates."""
+        return cohort
+
+    def sender_query(self, spec: ModelSpec) -> Query | None:
+        """Return the query that each client answers about the model it has just trained, or None.
+
+        The answer comes along with the update.  Where transforms change updates, or an answer is no vector, clients are
+        asked about the model that arrived instead.
+        """
+        return None
+
+    def reads_data(self) -> bool:
+        """Return whether what a client holds or sends may decide how much its update counts.
+
+        Noise on a mean hides clients only where nothing does, so a subclass that weighs in another way must say so.
+        """
+        return True
 
     def aggregate(self, cohort: Cohort, context: ServerContext) -> tuple[Tensor, list[float]]:
         """Combine the changes of a cohort.
@@ -42,34 +61,15 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
     Raises:
         SettingError: the aggregator returns something else.
     """
-    found = aggregator.aggregate(cohort, context)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], torch.Tensor):
+    result = aggregator.aggregate(cohort, context)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
         raise SettingError(
             f"aggregation {aggregator.kind!r} must return the average change, a tensor, and the share of each update, "
-            f"got {shown(found)}"
+            f"got {shown(result)}"
         )
-    if not isinstance(found[1], Sequence) or len(found[1]) != len(cohort.clients):
+    if not isinstance(result[1], Sequence) or len(result[1]) != len(cohort.clients):
         raise SettingError(
             f"aggregation {aggregator.kind!r} must return a share for each of {len(cohort.clients)} updates, got "
-            f"{shown(found[1])}"
+            f"{shown(result[1])}"
         )
-    return found
-
-
-@runtime_checkable
-class PreparesCohort(Protocol):
-    """An aggregator that needs more before it weights updates, e.g. scores from clients."""
-
-    def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
-        """The cohort, with what was found out in the metrics of its updates."""
-
-
-@runtime_checkable
-class AsksSenders(Protocol):
-    """An aggregator that wants every client's answer about its own model, which then comes along with the update.
-
-    Where transforms change updates, or an answer is no vector, clients are asked about the model that arrived instead.
-    """
-
-    def own_query(self, spec: ModelSpec) -> Query | None:
-        """The query that each client answers about the model it has just trained, or None."""
+    return result

@@ -43,9 +43,9 @@ def matthews(matrix: Tensor) -> float:
     """Matthews correlation for many classes (Gorodkin 2004), from -1 to 1; 0 where it is not defined."""
     matrix = matrix.double()
     whole, hits = matrix.sum(), matrix.diagonal().sum()
-    true, told = matrix.sum(1), matrix.sum(0)
-    spread = (whole**2 - told @ told) * (whole**2 - true @ true)
-    return float((hits * whole - true @ told) / torch.sqrt(spread)) if float(spread) > 0 else 0.0
+    true, predicted = matrix.sum(1), matrix.sum(0)
+    spread = (whole**2 - predicted @ predicted) * (whole**2 - true @ true)
+    return float((hits * whole - true @ predicted) / torch.sqrt(spread)) if float(spread) > 0 else 0.0
 
 
 SCORES = {

@@ -35,12 +35,18 @@ class TrimmedMean(ExpectsAttackers):
 
 
 def middle(matrix: Tensor, cut: int) -> tuple[Tensor, Tensor]:
-    """The mean of each column without its `cut` lowest and highest values, and each row's mean share in it."""
+    """The mean of each column without its `cut` lowest and highest values, and each row's mean share in it.
+
+    Examples:
+        >>> average, shares = middle(torch.tensor([[0.0], [1.0], [2.0], [100.0]]), 1)
+        >>> average, shares
+        (tensor([1.5000]), tensor([0.0000, 0.5000, 0.5000, 0.0000], dtype=torch.float64))
+    """
     rows, columns = matrix.shape
-    kept = rows - 2 * cut
+    remaining = rows - 2 * cut
     average, used = matrix.new_empty(columns), torch.zeros(rows, dtype=torch.float64)
     for span, block in blocks(matrix, copies=4):  # values, places and the sort's own room
         values, places = block.sort(dim=0, stable=True)
         average[span] = values[cut : rows - cut].mean(0)
         used += torch.bincount(places[cut : rows - cut].flatten(), minlength=rows).double().cpu()
-    return average, used / (kept * max(columns, 1))
+    return average, used / (remaining * max(columns, 1))

@@ -43,6 +43,7 @@ class Credit(Robust):
 
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         score = self.anomaly(self.surrogates(matrix), cohort.version)
+        # without the floor, one update that is reconstructed perfectly would take all the weight
         credit = (score / score.median().clamp(min=1e-30)).clamp(min=1e-3) ** -self.power
         shares = shares_of(cohort, self.weighting) * credit.cpu()
         shares = shares / shares.sum()

@@ -53,34 +53,42 @@ class Dvw(Linear):
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
         classes = _classes(context.spec)
-        asked = context.members
+        evaluators = context.members
         if self.evaluators is not None:
-            asked = select(asked, self.evaluators, "evaluators", context.spec.seed, context.version)
+            evaluators = select(evaluators, self.evaluators, "evaluators", context.spec.seed, context.version)
         query = Validate(classes=classes)
         rows = range(len(cohort.updates))
-        told = [self._own(cohort, row, query, asked, context) for row in rows]
-        others = [[c for c in asked if not told[row] or c != cohort.clients[row]] for row in rows]
+        answers_by_row = [self._own(cohort, row, query, evaluators, context) for row in rows]
+        evaluators_by_row = [
+            [c for c in evaluators if not answers_by_row[row] or c != cohort.clients[row]] for row in rows
+        ]
         answers = iter(
-            context.query([QueryRequest(c, query, {"model": cohort.model(row)}) for row in rows for c in others[row]])
+            context.query(
+                [QueryRequest(c, query, {"model": cohort.model(row)}) for row in rows for c in evaluators_by_row[row]]
+            )
         )
         updates = []
         for row, update in enumerate(cohort.updates):
-            told[row] += [answer for answer in itertools.islice(answers, len(others[row])) if answer is not None]
-            score = self._scored(told[row], classes)
+            answers_by_row[row] += [
+                answer for answer in itertools.islice(answers, len(evaluators_by_row[row])) if answer is not None
+            ]
+            score = self._scored(answers_by_row[row], classes)
             metrics = {"validation": score, "validation_weight": self._sharpened(score, classes)}
             updates.append(dataclasses.replace(update, metrics={**update.metrics, **metrics}))
         return dataclasses.replace(cohort, updates=updates)
 
-    def own_query(self, spec: ModelSpec) -> Validate | None:
+    def sender_query(self, spec: ModelSpec) -> Validate | None:
         classes = _classes(spec)
         return Validate(classes=classes) if classes else None
 
     def _own(
-        self, cohort: Cohort, row: int, query: Validate, asked: Sequence[int], context: ServerContext
+        self, cohort: Cohort, row: int, query: Validate, evaluators: Sequence[int], context: ServerContext
     ) -> list[Update]:
-        """What came with an update about its own model, if it can be used and its client is among the evaluators."""
+        """Return what came with an update about its own model, if it can be used and its client is among the
+        evaluators.
+        """
         matrix = cohort.updates[row].vectors.get("confusion")
-        if matrix is None or cohort.clients[row] not in asked or not bool(matrix.sum().isfinite()):
+        if matrix is None or cohort.clients[row] not in evaluators or not bool(matrix.sum().isfinite()):
             return []
         answer = Update({"confusion": matrix}, int(matrix.sum()), 0, {})
         return [] if query.reject_reason(answer, context.spec) else [answer]

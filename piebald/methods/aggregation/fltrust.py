@@ -38,6 +38,7 @@ class Fltrust(Robust):
             raise RuntimeFault("fltrust could not train on the server's own rows: the results of the run say why")
         root, changes = answer.vectors["model"].to(cohort.parameters), cohort.parameters
         average, shares = trust(changes, root[: changes.shape[1]])
+        # where no update is trusted nothing moves, running statistics included
         buffers = root[changes.shape[1] :] * float(bool(shares.any()))
         return torch.cat([average, buffers]), [float(share) for share in shares]
 

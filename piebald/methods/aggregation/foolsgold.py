@@ -62,7 +62,8 @@ class Foolsgold(Robust):
 
 
 def confidence(history: Tensor) -> Tensor:
-    """How far each client is believed [n], in [0, 1], from its summed updates [n, s] (Fung et al. 2020, algorithm 1).
+    """Return how far each client is believed [n], in [0, 1], from its summed updates [n, s] (Fung et al. 2020,
+    algorithm 1).
 
     cs: cosines; v_i their largest; cs_ij is pardoned by v_i / v_j where v_j > v_i; then alpha = 1 - max_j cs_ij,
     rescaled to a largest of 1, and stretched by the logit ln(alpha / (1 - alpha)) + 1/2, cut to [0, 1].
@@ -70,6 +71,7 @@ def confidence(history: Tensor) -> Tensor:
     if len(history) == 1:
         return torch.ones(1, dtype=torch.float64)
     inner = gram(history)
+    # a client that never moved has length 0, and cosines must stay finite
     lengths = inner.diagonal().clamp(min=1e-60).sqrt()
     cosines = inner / (lengths[:, None] * lengths[None, :])
     cosines.fill_diagonal_(-math.inf)

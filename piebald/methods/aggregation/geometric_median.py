@@ -34,6 +34,7 @@ class GeometricMedian(Robust):
     def merge(self, matrix: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         start = shares_of(cohort, self.weighting).to(matrix.device)
         lengths = norms(matrix)
+        # relative to the updates, so that one default does for all learning rates
         least = max(self.smoothing * float(lengths.median()), 1e-30)
         shares, distances = start, lengths
         for _ in range(self.iterations):

@@ -44,24 +44,24 @@ class Gra(Robust):
         averages, vectors, shares = [], [], torch.zeros(count, dtype=torch.float64)
         for label in sorted(set(labels.tolist())):
             rows = torch.nonzero(labels == label).flatten()
-            average, own = self._robust(matrix[rows], cohort)
+            average, inner_shares = self._robust(matrix[rows], cohort)
             averages.append(average)
             vectors.append(len(rows) / count)
-            shares[rows] = own * vectors[-1]
+            shares[rows] = inner_shares * vectors[-1]
         together = torch.tensor(vectors, dtype=torch.float64, device=matrix.device)
         return mean(torch.stack(averages), together), shares
 
     def _labels(self, matrix: Tensor, version: int) -> Tensor:
         from sklearn.cluster import KMeans
 
-        wanted = min(self.groups, len(matrix))
-        if wanted == 1:
+        groups = min(self.groups, len(matrix))
+        if groups == 1:
             return torch.zeros(len(matrix), dtype=torch.int64)
         # a cohort's rows span at most n dimensions: k-means sees the same distances in n numbers as in s
         points = coordinates(matrix).cpu().numpy()
-        wanted = min(wanted, len({tuple(point) for point in points.round(12).tolist()}))
-        found = KMeans(wanted, n_init=10, random_state=key("gra", version) % 2**32).fit_predict(points)
-        return torch.from_numpy(found).long()
+        groups = min(groups, len({tuple(point) for point in points.round(12).tolist()}))
+        labels = KMeans(groups, n_init=10, random_state=key("gra", version) % 2**32).fit_predict(points)
+        return torch.from_numpy(labels).long()
 
     def _robust(self, members: Tensor, cohort: Cohort) -> tuple[Tensor, Tensor]:
         count = len(members)

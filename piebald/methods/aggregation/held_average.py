@@ -34,17 +34,18 @@ class HeldAverage(Aggregator):
         assert cohort.matrix is not None
         weights = [float(update.examples) if self.weights == "examples" else 1.0 for update in cohort.updates]
         apart = any("classes" in update.vectors for update in cohort.updates)
-        if not apart and all(one is None for one in cohort.held):
+        if not apart and all(positions is None for positions in cohort.held):
             return self._plain(cohort.matrix, weights)
         held = torch.zeros(cohort.matrix.shape, dtype=torch.bool)
-        for row, own in enumerate(cohort.held or [None] * len(weights)):
-            held[row, slice(None) if own is None else own] = True
+        for row, positions in enumerate(cohort.held or [None] * len(weights)):
+            held[row, slice(None) if positions is None else positions] = True
         if apart:
             self._leave_out_classes(held, cohort, context)
         count = weighted_sum(held.float(), weights)
         summed = weighted_sum(torch.where(held, cohort.matrix, 0.0), weights)
         somebody = count > 0
         average = torch.where(somebody, summed / torch.where(somebody, count, 1.0), 0.0).float()
+        # the inner `where` keeps the division finite, since torch computes both branches
         inverse = torch.where(somebody, 1 / torch.where(somebody, count, 1.0), 0.0)
         numbers = max(int(somebody.sum()), 1)
         shares = [weight * float((held[row] * inverse).sum()) / numbers for row, weight in enumerate(weights)]

@@ -76,7 +76,7 @@ class Irls(Robust):
 
         In float64: where many values are equal the residuals' spread is 0, and rounding would be taken for residuals.
         """
-        count, wanted, y = y.shape[1], y.dtype, y.double()
+        count, dtype, y = y.shape[1], y.dtype, y.double()
         values, order = y.sort(dim=1, stable=True)
         rank = torch.arange(count, dtype=y.dtype, device=y.device)
         slope = repeated_median(values, rank)
@@ -94,7 +94,7 @@ class Irls(Robust):
         room = (1 - leverage).clamp(min=0).sqrt() * self.width * (2 / count) ** 0.5
         off = (residual / scale).abs()
         confidence = torch.where(off <= room, torch.ones_like(off), room / off.clamp(min=1e-30))
-        return confidence.to(wanted), line.to(wanted)
+        return confidence.to(dtype), line.to(dtype)
 
 
 def repeated_median(y: Tensor, x: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ def repeated_median(y: Tensor, x: Tensor) -> Tensor:
     count = len(x)
     everyone = torch.arange(count, device=x.device)
     slopes = []
-    for own in range(count):
-        rest = everyone[everyone != own]
-        slopes.append(middle_two(((y[:, rest] - y[:, own, None]) / (x[rest] - x[own])).sort(dim=1).values))
+    for row in range(count):
+        rest = everyone[everyone != row]
+        slopes.append(middle_two(((y[:, rest] - y[:, row, None]) / (x[rest] - x[row])).sort(dim=1).values))
     return middle_two(torch.cat(slopes, dim=1).sort(dim=1).values)
 
 

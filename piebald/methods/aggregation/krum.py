@@ -74,6 +74,7 @@ class Bulyan(ExpectsAttackers):
 def scores(distances: Tensor, expected: int) -> Tensor:
     """Krum's scores [n]: sums of the squared distances [n, n] to the n - f - 2 nearest others, at least one."""
     count = len(distances)
+    # n - f - 2 of the paper may be 0 or less where few updates arrived
     near = min(max(1, count - expected - 2), count - 1)
     if near < 1:
         return torch.zeros(count, dtype=distances.dtype)
@@ -87,15 +88,15 @@ def ranked(distances: Tensor, expected: int) -> Tensor:
     return order[scores(distances, expected)[order].argsort(stable=True)]
 
 
-def _one_by_one(distances: Tensor, expected: int, wanted: int) -> Tensor:
+def _one_by_one(distances: Tensor, expected: int, size: int) -> Tensor:
     """Rows that Krum chooses when it is asked again and again without those it chose before; in the order of rows."""
-    left = torch.arange(len(distances))
-    for _ in range(wanted):
-        best = ranked(distances[left][:, left], expected)[0]
-        left = torch.cat([left[:best], left[best + 1 :]])
-    taken = torch.ones(len(distances), dtype=torch.bool)
-    taken[left] = False
-    return taken.nonzero().flatten()
+    remaining = torch.arange(len(distances))
+    for _ in range(size):
+        best = ranked(distances[remaining][:, remaining], expected)[0]
+        remaining = torch.cat([remaining[:best], remaining[best + 1 :]])
+    is_chosen = torch.ones(len(distances), dtype=torch.bool)
+    is_chosen[remaining] = False
+    return is_chosen.nonzero().flatten()
 
 
 def near_the_median(matrix: Tensor, near: int) -> tuple[Tensor, Tensor]:
@@ -109,6 +110,7 @@ def near_the_median(matrix: Tensor, near: int) -> tuple[Tensor, Tensor]:
     for span, block in blocks(matrix, copies=12):
         values, places = block.double().sort(dim=0, stable=True)
         middle = (values[(rows - 1) // 2] + values[rows // 2]) / 2
+        # in sorted order the nearest values are one window, so there are few candidates
         starts = rows - near + 1
         reach = torch.maximum(middle - values[:starts], values[near - 1 :] - middle)
         least = reach.min(dim=0).values

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.base import Aggregator
 
 
 class Linear(Aggregator):
@@ -16,7 +18,7 @@ class Linear(Aggregator):
     axis = "aggregation"
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        """How much one update counts, before weights are made to sum to one; from its numbers, not its vectors."""
+        """Return how much one update counts before weights are made to sum to one, from its numbers alone."""
         raise NotImplementedError
 
     def undamped_weight(self, update: Update) -> float:
@@ -44,7 +46,13 @@ class Linear(Aggregator):
 
 
 class ExampleWeighted(Linear):
-    """By training rows (McMahan et al. 2017; HDAFL, algorithm 1)."""
+    """By training rows (McMahan et al. 2017; HDAFL, algorithm 1).
+
+    Examples:
+        >>> from piebald.contracts import Update
+        >>> ExampleWeighted().weight(Update({}, examples=30, steps=3, metrics={}))
+        30.0
+    """
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return float(update.examples)
@@ -52,6 +60,10 @@ class ExampleWeighted(Linear):
 
 class EqualWeighted(Linear):
     """Every update counts the same."""
+
+    def reads_data(self) -> bool:
+        methods = (EqualWeighted.weight, EqualWeighted.undamped_weight, EqualWeighted.aggregate, EqualWeighted.prepare)
+        return self.overrides(*methods)
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return 1.0
@@ -67,24 +79,34 @@ class GradientNormWeighted(Linear):
         return update.norm
 
 
-def computes_from_sum(aggregator: Aggregator) -> bool:
-    """Whether the aggregator's result follows from the weighted sum of the changes and from each update's numbers.
+def is_plain_mean(aggregator: object) -> bool:
+    """Return whether every update counts the same in a mean, whatever its client has, sends or missed.
+
+    Examples:
+        >>> is_plain_mean(EqualWeighted()), is_plain_mean(ExampleWeighted())
+        (True, False)
+    """
+    return isinstance(aggregator, EqualWeighted) and not aggregator.reads_data()
+
+
+def computes_from_sum(aggregator: Aggregator) -> TypeGuard[Linear]:
+    """Return whether the aggregator's result follows from the weighted sum of the changes and from each update's
+    numbers.
 
     True for a `Linear` that neither aggregates in a way of its own nor prepares cohorts.
     """
-    own = not isinstance(aggregator, Linear) or type(aggregator).aggregate is not Linear.aggregate
-    return not own and not isinstance(aggregator, PreparesCohort)
+    return isinstance(aggregator, Linear) and not aggregator.overrides(Linear.aggregate, Linear.prepare)
 
 
 def weighs_by_examples(aggregator: object) -> bool:
-    """Whether the weight of an update follows from its number of rows, and from nothing that training finds out."""
+    """Return whether the weight of an update follows from its number of rows, and from nothing found in training."""
     from_rows = (ExampleWeighted.weight, EqualWeighted.weight)
     return isinstance(aggregator, Linear) and type(aggregator).weight in from_rows
 
 
 def computes_from_masked_sum(aggregator: Aggregator) -> bool:
-    """Whether the aggregator's result follows from the weighted sum and the sum of weights alone.
+    """Return whether the aggregator's result follows from the weighted sum and the sum of weights alone.
 
     That is all that a server learns under secure aggregation, so an aggregator with damped weights is refused as well.
     """
-    return computes_from_sum(aggregator) and type(aggregator).undamped_weight is Linear.undamped_weight  # type: ignore[attr-defined]
+    return computes_from_sum(aggregator) and not aggregator.overrides(Linear.undamped_weight)

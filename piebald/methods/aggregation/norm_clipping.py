@@ -32,5 +32,6 @@ class NormClipping(Robust):
         lengths = norms(matrix)
         bound = self.bound if self.bound is not None else float(lengths.median())  # of an even number the lower one
         shares = shares_of(cohort, self.weighting)
+        # at most 1: a short update is never lengthened to the bound
         factors = (bound / lengths.clamp(min=1e-30)).clamp(max=1.0)
         return mean(matrix, shares.to(matrix.device) * factors), shares

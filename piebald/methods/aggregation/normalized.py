@@ -11,6 +11,7 @@ from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.training.sgd import Sgd
 
 
 class Normalized(Aggregator):
@@ -33,18 +34,12 @@ class Normalized(Aggregator):
     momentum: float = 0.0
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        trainer = recipe.training.table()
-        if trainer["kind"] != "sgd":
-            return f"normalized knows the steps of training = 'sgd' only, not of {trainer['kind']!r}: choose that"
-        if trainer["keep_momentum"]:
+        trainer = recipe.training
+        if not isinstance(trainer, Sgd) or not trainer.steps_plainly():
+            return f"normalized knows the steps of training = 'sgd' only, not of {trainer.kind!r}: choose that"
+        if trainer.keep_momentum:
             return "normalized needs velocities that start at 0: leave keep_momentum out"
-        plain = {
-            "optimizer": {"kind": "sgd", "dampening": 0.0, "nesterov": False},
-            "optimizer_state": "fresh",
-            "step_schedule": {"kind": "constant"},
-            "parameter_groups": (),
-        }
-        beyond = next((name for name, value in plain.items() if trainer[name] != value), None)
+        beyond = trainer.beyond_plain_sgd()
         return f"normalized knows the steps of plain SGD only: leave {beyond} out" if beyond else None
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
@@ -62,6 +57,7 @@ class Normalized(Aggregator):
         if not whole:
             return torch.zeros_like(cohort.matrix[0]), [0.0] * len(counted)
         accumulated = [self.accumulated(update.steps) for update in cohort.updates]
+        # tau_eff of eq. 7: the mean over clients of how much their steps count
         effective = sum(rows / whole * a for rows, a in zip(counted, accumulated, strict=True))
         shares = [effective * rows / whole / a if rows else 0.0 for rows, a in zip(counted, accumulated, strict=True)]
         return torch.tensor(shares) @ cohort.matrix, shares

@@ -56,10 +56,10 @@ class ProductAverage(Aggregator):
             )
         shared = {slot.name for slot in spec.layout.slots if slot.stop <= spec.layout.shared}
         if half := next((pair for pair in pairs if len(shared & {*pair}) == 1), None):
-            kept = half.inner if half.outer in shared else half.outer
+            private = half.inner if half.outer in shared else half.outer
             return (
-                f"{self.kind} needs both matrices of an adapter, but {kept} is private: share both, keep both private, "
-                "or choose another aggregation"
+                f"{self.kind} needs both matrices of an adapter, but {private} is private: share both, keep both "
+                "private, or choose another aggregation"
             )
         return None
 
@@ -94,10 +94,10 @@ class ProductAverage(Aggregator):
         if self.average == "changes":
             stack(context.model, rank, 1.0)
         for row, share in enumerate(shares):
-            own = _held_rank(pair.inner, cohort.held[row] if cohort.held else None)
-            stack(cohort.model(row), own, share)
+            held_rank = _held_rank(pair.inner, cohort.held[row] if cohort.held else None)
+            stack(cohort.model(row), held_rank, share)
             if self.average == "changes":
-                stack(cohort.sent[row], own, -share)
+                stack(cohort.sent[row], held_rank, -share)
         return truncated(torch.cat(inners), torch.cat(outers, 1), _view(context.spec.initial, pair.inner).double())
 
 
@@ -117,6 +117,7 @@ def truncated(inner: Tensor, outer: Tensor, fresh: Tensor) -> tuple[Tensor, Tens
     Returns:
         A, B, and the share of the product's squared length that is lost.
     """
+    # the singular values of a product of thin matrices are those of a small one between their bases
     (left, above), (right, below) = torch.linalg.qr(outer), torch.linalg.qr(inner.T)
     u, values, v = torch.linalg.svd(above @ below.T)
     count = min(len(fresh), int((values > _ROUNDING * values[0]).sum()))
@@ -142,7 +143,7 @@ def _view(model: Tensor, slot: Slot) -> Tensor:
 
 
 def _held_rank(inner: Slot, held: Tensor | None) -> int:
-    """How many rows of A a client has."""
+    """Return how many rows of A a client has."""
     if held is None:
         return inner.shape[0]
     return int(((held >= inner.start) & (held < inner.stop)).sum()) // inner.shape[1]

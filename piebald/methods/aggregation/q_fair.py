@@ -10,6 +10,7 @@ from piebald.contracts import Update
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.aggregation.linear import Linear
+from piebald.methods.training.base import Trainer
 
 
 class QFair(Linear):
@@ -51,8 +52,8 @@ def initial_loss(update: Update) -> float:
 
 
 def needs_initial_loss(kind: str, recipe: RecipeComponents) -> str | None:
-    """Why an aggregator that weights by losses cannot work beside a trainer that does not send them, or None."""
-    trainer = recipe.training.table()["kind"]
-    if trainer == "initial_loss":
+    """Return why an aggregator that weights by losses cannot work beside a trainer that does not send them, or None."""
+    trainer = recipe.training
+    if isinstance(trainer, Trainer) and trainer.sends_initial_loss:
         return None
-    return f"{kind} weighs by the loss that training = 'initial_loss' sends, got {trainer!r}: choose that"
+    return f"{kind} weighs by the loss that training = 'initial_loss' sends, got {trainer.kind!r}: choose that"

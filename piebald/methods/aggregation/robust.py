@@ -94,9 +94,9 @@ class ExpectsAttackers(Robust):
         return max(0, math.ceil(self.most() * count) - 1)
 
     def expected(self, count: int) -> int:
-        """How many attackers to reckon with among `count` updates."""
-        wanted = math.ceil(self.attackers * count - 1e-9) if isinstance(self.attackers, float) else self.attackers
-        return min(int(wanted), self.tolerates(count))
+        """Return how many attackers to reckon with among `count` updates."""
+        attackers = math.ceil(self.attackers * count - 1e-9) if isinstance(self.attackers, float) else self.attackers
+        return min(int(attackers), self.tolerates(count))
 
 
 Weighting = Literal["equal", "examples"]
@@ -105,8 +105,8 @@ Weighting = Literal["equal", "examples"]
 def shares_of(cohort: Cohort, weighting: Weighting) -> Tensor:
     """Shares [n] in float64 that sum to one: all alike, or by examples (which attackers can claim as they like)."""
     sizes = [float(update.examples) if weighting == "examples" else 1.0 for update in cohort.updates]
-    found = torch.tensor(sizes, dtype=torch.float64)
-    return found / found.sum() if float(found.sum()) > 0 else torch.full_like(found, 1 / max(1, len(found)))
+    shares = torch.tensor(sizes, dtype=torch.float64)
+    return shares / shares.sum() if float(shares.sum()) > 0 else torch.full_like(shares, 1 / max(1, len(shares)))
 
 
 def even(chosen: Tensor, count: int) -> Tensor:

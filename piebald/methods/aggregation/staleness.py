@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.contracts.component import build
-from piebald.methods.aggregation.base import Aggregator, PreparesCohort
+from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.aggregation.linear import EqualWeighted, Linear
 
 
@@ -39,6 +39,10 @@ class StalenessWeighted(Linear):
         function: "constant" s = 1; "polynomial" s = (t + 1) ** -a; "hinge" s = 1 up to t = b, then
             1 / (a (t - b) + 1).
         a, b: of the functions.
+
+    Examples:
+        >>> [round(StalenessWeighted(a=0.5).damping(missed), 3) for missed in (0, 3, 8)]
+        [1.0, 0.5, 0.333]
     """
 
     base: AnyLinear = EqualWeighted()
@@ -50,7 +54,12 @@ class StalenessWeighted(Linear):
         return self.base.discloses()
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
-        return self.base.prepare(cohort, context) if isinstance(self.base, PreparesCohort) else cohort
+        return self.base.prepare(cohort, context)
+
+    def reads_data(self) -> bool:
+        weighs = (StalenessWeighted.weight, StalenessWeighted.undamped_weight, StalenessWeighted.damping)
+        is_other = self.overrides(*weighs, StalenessWeighted.aggregate, StalenessWeighted.prepare)
+        return is_other or self.base.reads_data()
 
     def needs_validation_rows(self) -> bool:
         return self.base.needs_validation_rows()

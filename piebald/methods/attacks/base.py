@@ -42,7 +42,7 @@ class Attack(Transform):
         return {**vectors, "model": change}
 
     def corrupt(self, change: Tensor, keys: Sequence[int]) -> Tensor:
-        """What the attackers [a, s] send instead, each from its own update and key alone."""
+        """Return what the attackers [a, s] send instead, each from its own update and key alone."""
         raise NotImplementedError
 
 
@@ -69,8 +69,8 @@ class Collusion(Attack):
         return matrix
 
     def colluded_update(self, own: Tensor, count: int) -> Tensor:
-        """What the attackers send [a, s] or [s], from the updates [a, s] that they would honestly have sent, among
-        `count` updates in all.
+        """Return what the attackers send [a, s] or [s], from the updates [a, s] that they would honestly have sent,
+        among `count` updates in all.
         """
         raise NotImplementedError
 

@@ -55,11 +55,11 @@ class AttackSuccess:
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count rows: logits [n, classes] and true classes [n]."""
-        said = outputs.argmax(1)
+        predicted = outputs.argmax(1)
         for source, goal in self.flips.items():
-            mine = targets == source
-            self._rows[source] += int(mine.sum())
-            self._hits[source] += int((said[mine] == goal).sum())
+            of_source = targets == source
+            self._rows[source] += int(of_source.sum())
+            self._hits[source] += int((predicted[of_source] == goal).sum())
 
     def compute(self) -> Tensor:
         """The rate so far."""
@@ -68,7 +68,7 @@ class AttackSuccess:
 
 
 class Trigger(Protocol):
-    """What marks inputs: `partition.Backdoor`."""
+    """A mark on inputs, such as `partition.Backdoor`."""
 
     target: int
 
@@ -86,12 +86,12 @@ def backdoor_success(model: nn.Module, rows: Rows, trigger: Trigger) -> float:
         trigger: the change that poisoned the clients.
     """
     x, y = (single(part, "the backdoor's success") for part in (rows.x, rows.y))
-    others = y != trigger.target
-    if not bool(others.any()):
+    of_others = y != trigger.target
+    if not bool(of_others.any()):
         return math.nan
     was = model.training
     model.eval()
     with torch.no_grad():
-        said = torch.cat([model(part).argmax(1) for part in torch.split(trigger.mark(x[others]), 1024)])
+        predicted = torch.cat([model(part).argmax(1) for part in torch.split(trigger.mark(x[of_others]), 1024)])
     model.train(was)
-    return float((said == trigger.target).float().mean())
+    return float((predicted == trigger.target).float().mean())

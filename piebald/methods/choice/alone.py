@@ -55,12 +55,13 @@ def train_alone(
         tasks: `Task.rng_version` of each task that they made.
         passes: the passes over their rows in each of them.
     """
+    # from the run's first model, and with its learning rates and orders of rows: the recipe `local`
     plain, model = plain_sgd(trainer), context.initial.expand(len(inputs.versions), -1)
     state = {name: part.expand(len(model), *part.shape) for name, part in plain.initial_state(model[0], 0).items()}
     for task, epochs in zip(tasks, passes, strict=True):
         version, _, attempt = task.partition(".")
-        told = replace(inputs, model=model, state=state, vectors={}, versions=[int(version)] * len(model))
+        task_inputs = replace(inputs, model=model, state=state, vectors={}, versions=[int(version)] * len(model))
         again = context.as_task(task if attempt else int(version))
-        output = plain.model_copy(update={"epochs": epochs}).train(told, again)
+        output = plain.model_copy(update={"epochs": epochs}).train(task_inputs, again)
         model, state = output.model, dict(output.state)
     return model

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, OwnChoice, Split, TrainInput, TrainOutput, Trains
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.choice.candidates import CANDIDATES, SHARED, Candidates
-from piebald.methods.choice.guard import judge, paired
-from piebald.methods.choice.record import record
+from piebald.methods.choice.candidates import SHARED, ClientCandidates
+from piebald.methods.choice.guard import paired
+from piebald.methods.choice.record import marked, record
 
 
 class BestForEach(OwnChoice):
-    """Let a client choose among its `Candidates` the model that is best on its validation rows, as `guard.judge` says.
+    """Let each client choose the one of its `ClientCandidates` that is best on its validation rows, by `guard.judge`.
 
     Attributes:
         split, tasks, passes: see `OwnChoice`; without tasks a client has no local model.
@@ -41,21 +41,23 @@ class BestForEach(OwnChoice):
         return chosen not in SHARED
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        offer = Candidates(inputs, context, trainer, self.tasks, self.passes)
+        offer = ClientCandidates(inputs, context, trainer, self.tasks, self.passes)
         names, count = list(offer.models), len(inputs.versions)
-        alone = names.index("local") if "local" in names else None
         losses = _losses(offer.models, context, "validation")
-        verdicts = [judge(one, offer.shared, self.errors, alone) for one in losses]
-        chosen = torch.stack([offer.models[names[one.chosen]][row] for row, one in enumerate(verdicts)])
-        told = {
-            "chosen": [float(CANDIDATES.index(names[one.chosen])) for one in verdicts],
-            "best": [float(CANDIDATES.index(names[one.best])) for one in verdicts],
-            "shared": [float(offer.shared)] * count,
-            "fallback": [float(CANDIDATES.index(offer.fallback))] * count,
-            "difference": [one.difference for one in verdicts],
-            "error": [one.error for one in verdicts],
+        verdicts = [offer.verdict(client_losses, offer.shared, self.errors) for client_losses in losses]
+        chosen = torch.stack([offer.models[names[verdict.chosen]][row] for row, verdict in enumerate(verdicts)])
+        numbers = {
+            "shared": [offer.shared] * count,
+            "difference": [verdict.difference for verdict in verdicts],
+            "error": [verdict.error for verdict in verdicts],
+            **{f"{name}/epochs": passes for name, passes in offer.epochs.items()},
         }
-        metrics = {name: torch.tensor(values, dtype=torch.float64) for name, values in told.items()} | offer.about
+        metrics = marked("chosen", [names[verdict.chosen] for verdict in verdicts], names)
+        metrics |= marked("best", [names[verdict.best] for verdict in verdicts], names)
+        if offer.mixture:
+            metrics |= marked("mixed/of", [name for name, _ in offer.mixture], names)
+            numbers["mixed/share"] = [share for _, share in offer.mixture]
+        metrics |= {name: torch.tensor(values, dtype=torch.float64) for name, values in numbers.items()}
         for name, model in offer.models.items():
             scores, metrics["examples"] = context.score(model, "validation")
             metrics |= {f"validation/{name}/{metric}": value for metric, value in scores.items()}
@@ -71,13 +73,13 @@ class BestForEach(OwnChoice):
 
 def _losses(models: Mapping[str, Tensor], context: ClientContext, split: Split) -> list[Tensor]:
     """The losses [models, rows] of each client."""
-    found = [context.row_losses(model, split) for model in models.values()]
-    counts = found[0][1].tolist()
-    return [torch.stack([losses[row, :count] for losses, _ in found]) for row, count in enumerate(counts)]
+    scored = [context.row_losses(model, split) for model in models.values()]
+    counts = scored[0][1].tolist()
+    return [torch.stack([losses[row, :count] for losses, _ in scored]) for row, count in enumerate(counts)]
 
 
 def _judged(split: Split, models: Mapping[str, Tensor], context: ClientContext) -> dict[str, Tensor]:
-    """How good the chosen model is on other rows, beside the shared one and the local one."""
+    """Return how good the chosen model is on other rows, beside the shared one and the local one."""
     metrics: dict[str, Tensor] = {}
     for name, model in models.items():
         scores, metrics["judged/rows"] = context.score(model, split)

@@ -19,7 +19,7 @@ FEWEST_ROWS = 10  # with fewer rows a standard error is itself a matter of luck
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the guard says about one client.
+    """The guard's verdict about one client.
 
     Attributes:
         chosen: the number of the chosen model.
@@ -47,9 +47,16 @@ def judge(losses: Tensor, shared: int, errors: float = 1.0, alone: int | None = 
             which case nothing is lost.
         alone: the number of the model that the client would have trained alone, if it is among them.  Where no shared
             model is chosen, it is, unless another one is better by more than `errors` standard errors.
+
+    Examples:
+        >>> import torch
+        >>> shared, tuned = torch.full((20,), 1.0), torch.linspace(0.4, 0.6, 20)
+        >>> judge(torch.stack([shared, tuned]), shared=1).chosen
+        1
     """
     fallback, rows = max(shared - 1, 0), losses.shape[1]
     means = losses.double().mean(1).nan_to_num(math.inf, posinf=math.inf, neginf=math.inf)
+    # with nothing shared there is nothing to keep instead, and any row is better than none
     enough = rows >= (FEWEST_ROWS if shared else 1)
     if not enough or not math.isfinite(float(means.min())):
         return Verdict(fallback, fallback)

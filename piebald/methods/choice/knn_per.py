@@ -22,10 +22,9 @@ from piebald.contracts import (
 from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.choice.guard import Verdict, judge
 from piebald.methods.choice.neighbours import interpolated, neighbour_shares
-from piebald.methods.choice.record import finite, grouped, reason
+from piebald.methods.choice.record import finite, grouped, marked, marked_name, reason
 from piebald.methods.training.features import no_features
 
-BASES = ("global", "cluster", "personal", "local")
 NEIGHBOURS = "neighbours"
 TENTHS = tuple(number / 10 for number in range(10))
 
@@ -65,95 +64,101 @@ class KnnPer(OwnChoice):
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         name, model = _own_model(inputs, context, trainer)
-        memories = [_known(one) for one in context.row_outputs(model, "train")]
-        asked = context.row_outputs(model, "validation")
-        found = [self._chosen(*pair) for pair in zip(memories, asked, strict=True)]
-        metrics = {key: torch.tensor([one[key] for one in found], dtype=torch.float64) for key in found[0]}
-        metrics["base"] = torch.full((len(found),), float(BASES.index(name)), dtype=torch.float64)
-        tries = [(int(one["k"]), one["lam"]) for one in found]
-        metrics |= self._scores("validation", (name, NEIGHBOURS), "validation", asked, memories, tries, context)
-        metrics["examples"] = torch.tensor([len(one.labels) for one in asked])
+        memories = [_known(outputs) for outputs in context.row_outputs(model, "train")]
+        outputs_by_client = context.row_outputs(model, "validation")
+        choices = [self._chosen(*pair) for pair in zip(memories, outputs_by_client, strict=True)]
+        metrics = {key: torch.tensor([choice[key] for choice in choices], dtype=torch.float64) for key in choices[0]}
+        metrics |= marked("base", [name] * len(choices), [name])
+        tries = [(int(choice["k"]), choice["lam"]) for choice in choices]
+        metrics |= self._scores(
+            "validation", (name, NEIGHBOURS), "validation", outputs_by_client, memories, tries, context
+        )
+        metrics["examples"] = torch.tensor([len(outputs.labels) for outputs in outputs_by_client])
         vectors = {"model": model}
         if self.split is not None:
-            taken = [(k, lam if one["chosen"] else 0.0) for (k, lam), one in zip(tries, found, strict=True)]
+            used = [(k, lam if choice["chosen"] else 0.0) for (k, lam), choice in zip(tries, choices, strict=True)]
             rows = context.row_outputs(model, self.split)
-            metrics |= self._scores("judged", ("shared", "chosen"), self.split, rows, memories, taken, context)
-            metrics["judged/rows"] = torch.tensor([len(one.labels) for one in rows])
+            metrics |= self._scores("judged", ("shared", "chosen"), self.split, rows, memories, used, context)
+            metrics["judged/rows"] = torch.tensor([len(outputs.labels) for outputs in rows])
             if self.classes:
-                answers = self._mixed(rows, memories, taken)
-                counts = [_counted(one.labels, out, self.classes) for one, out in zip(rows, answers, strict=True)]
+                answers = self._mixed(rows, memories, used)
+                counts = [
+                    _counted(outputs.labels, out, self.classes) for outputs, out in zip(rows, answers, strict=True)
+                ]
                 vectors["confusion"] = torch.stack(counts)
-        return TrainOutput(inputs.model, torch.zeros(len(found)), vectors=vectors, metrics=metrics)
+        return TrainOutput(inputs.model, torch.zeros(len(choices)), vectors=vectors, metrics=metrics)
 
     def record(self, metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         """See `OwnChoice`: as `choice.record`, with `neighbours`, the k, lam and scale of the chosen interpolation, for
         `models.NearestNeighbours`.
         """
-        told, base = finite(metrics), BASES[int(metrics["base"])]
+        values, base = finite(metrics), marked_name("base", metrics)
         verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
-        made: dict[str, Any] = {
+        choice: dict[str, Any] = {
             "chosen": NEIGHBOURS if verdict.chosen else base,
             "why": reason(verdict, (base, NEIGHBOURS), 1, rows),
             "rows": rows,
-            "candidates": grouped(told, "validation"),
-            "difference": told["difference"],
-            "error": told["error"],
+            "candidates": grouped(values, "validation"),
+            "difference": values["difference"],
+            "error": values["error"],
         }
         if verdict.chosen:
-            made[NEIGHBOURS] = {"k": int(metrics["k"]), "lam": float(metrics["lam"]), "scale": self.scale}
+            choice[NEIGHBOURS] = {"k": int(metrics["k"]), "lam": float(metrics["lam"]), "scale": self.scale}
         if (judged := int(metrics.get("judged/rows", 0))) > 0:
-            made["judged"] = {"rows": judged, **grouped(told, "judged")}
-        return made
+            choice["judged"] = {"rows": judged, **grouped(values, "judged")}
+        return choice
 
     def is_new(self, chosen: str) -> bool:
         return False  # the run has the model, and the client has the rows
 
-    def _chosen(self, memory: RowOutputs, asked: RowOutputs) -> dict[str, float]:
+    def _chosen(self, memory: RowOutputs, queries: RowOutputs) -> dict[str, float]:
         """The best k and lam of one client, and whether they are better than the plain model by more than luck."""
-        asked = _known(asked)
+        queries = _known(queries)
         tries = [(k, lam) for k in self.k for lam in self.lam if lam] if len(memory.labels) else []
-        losses = [functional.cross_entropy(asked.outputs, asked.labels, reduction="none")]
+        losses = [functional.cross_entropy(queries.outputs, queries.labels, reduction="none")]
         for k in dict.fromkeys(k for k, _ in tries):
-            shares = neighbour_shares(asked.features, memory, k, self.scale)
-            made = (interpolated(asked.outputs, shares, lam) for one, lam in tries if one == k)
-            losses += [functional.nll_loss(one, asked.labels, reduction="none") for one in made]
+            shares = neighbour_shares(queries.features, memory, k, self.scale)
+            mixtures = (interpolated(queries.outputs, shares, lam) for tried_k, lam in tries if tried_k == k)
+            losses += [functional.nll_loss(mixture, queries.labels, reduction="none") for mixture in mixtures]
         verdict = judge(torch.stack(losses), 1, self.errors)
         k, lam = tries[verdict.best - 1] if verdict.best else (self.k[0], 0.0)
-        told = {"chosen": float(verdict.chosen > 0), "best": float(verdict.best > 0), "k": float(k), "lam": lam}
-        return {**told, "difference": verdict.difference, "error": verdict.error}
+        choice = {"chosen": float(verdict.chosen > 0), "best": float(verdict.best > 0), "k": float(k), "lam": lam}
+        return {**choice, "difference": verdict.difference, "error": verdict.error}
 
     def _scores(
         self,
         group: str,
         names: tuple[str, str],
         split: Any,
-        asked: list[RowOutputs],
+        queries: list[RowOutputs],
         memories: list[RowOutputs],
         tries: list[tuple[int, float]],
         context: ClientContext,
     ) -> dict[str, Tensor]:
         """The scores of the plain model and of an interpolation for each client, by "GROUP/NAME/METRIC"."""
-        plain, scores = [one.outputs for one in asked], dict[str, Tensor]()
-        mixed = self._mixed(asked, memories, tries)
+        plain, scores = [outputs.outputs for outputs in queries], dict[str, Tensor]()
+        mixed = self._mixed(queries, memories, tries)
         for name, outputs in zip(names, (plain, mixed), strict=True):
-            scores |= {f"{group}/{name}/{metric}": one for metric, one in context.measure(outputs, split)[0].items()}
+            scores |= {
+                f"{group}/{name}/{metric}": value for metric, value in context.measure(outputs, split)[0].items()
+            }
         return scores
 
     def _mixed(
-        self, asked: list[RowOutputs], memories: list[RowOutputs], tries: list[tuple[int, float]]
+        self, queries: list[RowOutputs], memories: list[RowOutputs], tries: list[tuple[int, float]]
     ) -> list[Tensor]:
         """The outputs of an interpolation for each client."""
-        mixed = [one.outputs for one in asked]
-        for row, (one, memory, (k, lam)) in enumerate(zip(asked, memories, tries, strict=True)):
+        mixed = [query.outputs for query in queries]
+        for row, (query, memory, (k, lam)) in enumerate(zip(queries, memories, tries, strict=True)):
             if lam:
-                mixed[row] = interpolated(one.outputs, neighbour_shares(one.features, memory, k, self.scale), lam)
+                mixed[row] = interpolated(query.outputs, neighbour_shares(query.features, memory, k, self.scale), lam)
         return mixed
 
 
 def _counted(labels: Tensor, outputs: Tensor, classes: int) -> Tensor:
     """One client's rows by class and by the class with the largest output [classes * classes]."""
-    known = labels >= 0
-    cells = labels[known] * classes + outputs[known].argmax(1)
+    has_class = labels >= 0
+    cells = labels[has_class] * classes + outputs[has_class].argmax(1)
     return torch.bincount(cells, minlength=classes**2).float()
 
 
@@ -170,5 +175,5 @@ def _own_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> t
 
 def _known(rows: RowOutputs) -> RowOutputs:
     """The rows that have a class."""
-    known = rows.labels >= 0
-    return RowOutputs(rows.features[known], rows.outputs[known], rows.labels[known])
+    has_class = rows.labels >= 0
+    return RowOutputs(rows.features[has_class], rows.outputs[has_class], rows.labels[has_class])

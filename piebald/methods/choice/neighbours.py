@@ -22,11 +22,11 @@ def neighbour_shares(features: Tensor, memory: RowOutputs, k: int, scale: float)
         k: how many of them; all where there are fewer.
         scale: of the distances, above 0.
     """
-    wanted, classes = min(k, len(memory.features)), memory.outputs.shape[-1]
+    count, classes = min(k, len(memory.features)), memory.outputs.shape[-1]
     parts = []
     for block in torch.split(features, max(1, _PAIRS // len(memory.features))):
         apart = torch.cdist(block, memory.features, compute_mode="donot_use_mm_for_euclid_dist")
-        near, rows = apart.topk(wanted, dim=1, largest=False)
+        near, rows = apart.topk(count, dim=1, largest=False)
         shares = functional.softmax(-near / scale, dim=1)  # exp(-d) over its sum, without underflow far away
         parts.append(shares.new_zeros(len(block), classes).scatter_add(1, memory.labels[rows], shares))
     return torch.cat(parts) if parts else features.new_zeros(0, classes)

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from piebald.methods.choice.candidates import CANDIDATES
 from piebald.methods.choice.guard import FEWEST_ROWS, Verdict
 
@@ -37,31 +40,32 @@ def record(metrics: Mapping[str, float], rows: int) -> dict[str, Any]:
         `alone`: the chosen model's loss there minus that of the local one, and its standard error.  What does not exist
         is None or left out.
     """
-    told = finite(metrics)
-    chosen = CANDIDATES[int(metrics["chosen"])]
-    verdict = Verdict(int(metrics["chosen"]), int(metrics["best"]), metrics["difference"], metrics["error"])
-    made: dict[str, Any] = {
+    values, shared = finite(metrics), int(metrics["shared"])
+    chosen, names = marked_name("chosen", metrics), [name for name in CANDIDATES if f"chosen/{name}" in metrics]
+    best = names.index(marked_name("best", metrics))
+    verdict = Verdict(names.index(chosen), best, metrics["difference"], metrics["error"])
+    choice: dict[str, Any] = {
         "chosen": chosen,
-        "why": reason(verdict, CANDIDATES, int(metrics["fallback"]) + 1, rows) if metrics["shared"] else ALONE,
+        "why": reason(verdict, names, shared, rows) if shared else ALONE,
         "rows": rows,
-        "candidates": grouped(told, "validation"),
-        "difference": told["difference"],
-        "error": told["error"],
+        "candidates": grouped(values, "validation"),
+        "difference": values["difference"],
+        "error": values["error"],
     }
     if (epochs := metrics.get(f"{chosen}/epochs")) is not None:
-        made["epochs"] = int(epochs)
+        choice["epochs"] = int(epochs)
     if chosen == "mixed":
-        made["mixture"] = {"of": CANDIDATES[int(metrics["mixed/of"])], "share": float(metrics["mixed/share"])}
+        choice["mixture"] = {"of": marked_name("mixed/of", metrics), "share": float(metrics["mixed/share"])}
     if (judged := int(metrics.get("judged/rows", 0))) > 0:
-        made["judged"] = {"rows": judged, **grouped(told, "judged")}
-        if "alone/difference" in told:
-            made["alone"] = {"difference": told["alone/difference"], "error": told["alone/error"]}
-    return made
+        choice["judged"] = {"rows": judged, **grouped(values, "judged")}
+        if "alone/difference" in values:
+            choice["alone"] = {"difference": values["alone/difference"], "error": values["alone/error"]}
+    return choice
 
 
 def loses(choice: Mapping[str, Any]) -> bool:
-    """Whether the chosen model is worse than the client's own local one, by more than two standard errors of the loss
-    on the rows that models are judged by.
+    """Return whether the chosen model is worse than the client's own local one, by more than two standard errors of the
+    loss on the rows that models are judged by.
     """
     alone = choice.get("alone") or {}
     difference, error = alone.get("difference"), alone.get("error")
@@ -73,15 +77,36 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if not math.isfinite(value) else float(value) for name, value in metrics.items()}
 
 
+def marked(group: str, names: Sequence[str], choices: Sequence[str]) -> dict[str, Tensor]:
+    """Return the clients' names as metrics [c]: "GROUP/CHOICE" is 1 for those whose name it is, and 0 for the others.
+
+    Examples:
+        >>> marked("chosen", ["local", "global"], ["global", "local"])
+        {'chosen/global': tensor([0., 1.]), 'chosen/local': tensor([1., 0.])}
+    """
+    return {f"{group}/{choice}": torch.tensor([float(name == choice) for name in names]) for choice in choices}
+
+
+def marked_name(group: str, metrics: Mapping[str, float]) -> str:
+    """Return the name that `marked` has marked in one client's metrics.
+
+    Examples:
+        >>> marked_name("chosen", {"chosen/global": 0.0, "chosen/local": 1.0, "shared": 1.0})
+        'local'
+    """
+    prefix = f"{group}/"
+    return next(name.removeprefix(prefix) for name, value in metrics.items() if name.startswith(prefix) and value)
+
+
 def grouped(told: Mapping[str, float | None], group: str) -> dict[str, dict[str, float | None]]:
     """The scores "GROUP/MODEL/METRIC" of one group, by model and metric."""
-    found: dict[str, dict[str, float | None]] = {}
+    scores: dict[str, dict[str, float | None]] = {}
     for name, value in told.items():
         kind, _, rest = name.partition("/")
         model, _, metric = rest.partition("/")
         if kind == group and metric:
-            found.setdefault(model, {})[metric] = value
-    return found
+            scores.setdefault(model, {})[metric] = value
+    return scores
 
 
 def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words: Mapping[str, str] = WORDS) -> str:
@@ -95,13 +120,13 @@ def reason(verdict: Verdict, names: Sequence[str], shared: int, rows: int, words
         words: for the names.
     """
     chosen, best, fallback = (words[names[n]] for n in (verdict.chosen, verdict.best, max(shared - 1, 0)))
-    kept, error = f"so it keeps {fallback}", verdict.error
+    result, error = f"so it keeps {fallback}", verdict.error
     if rows == 0:
-        return f"it has no validation rows, {kept}"
+        return f"it has no validation rows, {result}"
     if rows < FEWEST_ROWS and shared:
-        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {kept}"
+        return f"it has only {rows} validation rows, fewer than {FEWEST_ROWS}, {result}"
     if not math.isfinite(verdict.difference):
-        return f"no model has a finite loss on its {rows} validation rows, {kept}"
+        return f"no model has a finite loss on its {rows} validation rows, {result}"
     if chosen == best == fallback or not shared:
         return f"{best} has the lowest loss on its {rows} validation rows"
     if chosen == best:

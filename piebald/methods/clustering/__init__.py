@@ -1,4 +1,4 @@
-"""Which clients are aggregated with which."""
+"""Clusterings, which say whose updates are aggregated together."""
 
 from piebald.core.discovery import lazy_classes
 

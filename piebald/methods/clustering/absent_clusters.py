@@ -22,9 +22,9 @@ def absent_clusters(names: Sequence[int], clients: Sequence[int], known: Mapping
         known: the clusters so far of all clients.
     """
     here = set(clients)
-    asked = Counter(known[client] for client in clients if client in known)
-    others = {number for client, number in known.items() if client not in here}
-    return sorted(number for number in others if number not in names and asked[number] <= 1)
+    counts = Counter(known[client] for client in clients if client in known)
+    elsewhere = {number for client, number in known.items() if client not in here}
+    return sorted(number for number in elsewhere if number not in names and counts[number] <= 1)
 
 
 def adopted(
@@ -56,26 +56,26 @@ def adopted(
     near, away = whole[:count, :count], whole[:count, count:]
     pairs = (divergence + divergence.T) / 2
     nearest = np.where(np.eye(count, dtype=bool), np.inf, pairs[:count, :count]).min(1)
-    usual, taken = float(np.median(nearest)), list(names)
+    usual, adopted_names = float(np.median(nearest)), list(names)
     for name in sorted({name for name in names if name not in known}):
-        rows = [row for row, own in enumerate(names) if own == name]
+        rows = [row for row, number in enumerate(names) if number == name]
         best = int(away[rows].mean(0).argmin())
-        free = absent[best] not in taken and len(rows) > 1
+        free = absent[best] not in adopted_names and len(rows) > 1
         if free and found.threshold is not None and float(away[rows, best].mean()) <= found.threshold:
             for row in rows:
-                taken[row] = absent[best]
-    for row, own in enumerate(taken):
-        others = [other for other, name in enumerate(taken) if name == own and other != row]
-        mine = known[row]
-        if own in absent or mine not in (None, *absent):
+                adopted_names[row] = absent[best]
+    for row, number in enumerate(adopted_names):
+        companions = [place for place, name in enumerate(adopted_names) if name == number and place != row]
+        earlier = known[row]
+        if number in absent or earlier not in (None, *absent):
             continue
         best = int(away[row].argmin())
-        if others and float(away[row, best]) < float(near[row, others].mean()):
-            taken[row] = absent[best]
-        elif not others:
+        if companions and float(away[row, best]) < float(near[row, companions].mean()):
+            adopted_names[row] = absent[best]
+        elif not companions:
             model = int(pairs[row, count:].argmin())
             if pairs[row, count + model] <= max(far * usual, nearest[row] / 2):
-                taken[row] = absent[model]
+                adopted_names[row] = absent[model]
             else:
-                taken[row] = own if mine is None else mine
-    return taken
+                adopted_names[row] = number if earlier is None else earlier
+    return adopted_names

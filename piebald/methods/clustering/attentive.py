@@ -47,16 +47,17 @@ class Attentive(Clustering):
     def mix(self, trained: Mapping[int, Tensor], context: ServerContext) -> dict[int, Tensor]:
         models: dict[str, Tensor] = context.state
         models.update({str(cluster): model for cluster, model in trained.items()})
-        known = sorted(models, key=int)
-        stacked = torch.stack([models[cluster] for cluster in known])
+        clusters = sorted(models, key=int)
+        stacked = torch.stack([models[cluster] for cluster in clusters])
         count = context.spec.layout.shared_trained
         mixed = self.weights(stacked[:, :count]) @ stacked
-        return {0: stacked.mean(0)} | {int(cluster): row.clone() for cluster, row in zip(known, mixed, strict=True)}
+        return {0: stacked.mean(0)} | {int(cluster): row.clone() for cluster, row in zip(clusters, mixed, strict=True)}
 
     def weights(self, parameters: Tensor) -> Tensor:
         """The weights [n, n] of clients' parameters [n, t] in what each of them is sent; rows sum to 1."""
+        # float32 would lose the differences of models that are nearly alike
         wide = parameters.double()
         apart = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
-        others = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).fill_diagonal_(0)
-        others = others / others.sum(1, keepdim=True).clamp(min=1)
-        return (others + torch.diag(1 - others.sum(1))).to(parameters.dtype)
+        shares = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).fill_diagonal_(0)
+        shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
+        return (shares + torch.diag(1 - shares.sum(1))).to(parameters.dtype)

@@ -1,9 +1,9 @@
-"""The base class of clusterings, and what some of them do besides."""
+"""The base class of clusterings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 class Clustering(Component):
-    """Which clients are aggregated with which.
+    """The assignment of clients to clusters, whose updates are aggregated together.
 
-    What some clusterings do besides is asked for by type: `ChoosesMainCluster`, `SendsCandidates`, `JoinsClusters`,
-    `MixesModels`.
+    Only `assign` must be defined; the other methods have a default for clusterings that do no more than that.
 
     Attributes:
         requires_individual_updates: False where there is only one cluster, so that updates may be summed before.
@@ -41,6 +40,49 @@ class Clustering(Component):
         """
         raise NotImplementedError
 
+    def is_single(self) -> bool:
+        """Return whether all clients are one cluster, whatever they send."""
+        return False
+
+    def main_cluster(self, state: Mapping[str, Any]) -> int:
+        """Return the cluster whose model represents the run and that newcomers join, from the component's state."""
+        return 0
+
+    def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+        """Return what a training task brings besides the client's own cluster model, as "candidates" [K, s]."""
+        return {}
+
+    def mix(self, trained: Mapping[int, Tensor], context: ServerContext) -> dict[int, Tensor]:
+        """Return the models [s] to send from now on, by cluster, where clients are sent others than they came to.
+
+        Args:
+            trained: the models [s] that some clusters came to in this step.
+            context: of the clustering; what it keeps in the state is in checkpoints.
+        """
+        return {}
+
+    # -- clusters that are known beforehand, and whose models become one again and again
+
+    @property
+    def clusters_to_join(self) -> int:
+        """The number of such clusters there are, numbered from 0."""
+        return 0
+
+    def cluster(self, client: int) -> int | None:
+        """Return the cluster of a client, None where it is not known before `assign`."""
+        return None
+
+    def join(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
+        """Return how much each cluster's model counts in the mean that all of them go on from after this step.
+
+        None where they go on apart.
+
+        Args:
+            weights: the sums of this step's weights, by cluster.
+            context: of the clustering.
+        """
+        return None
+
 
 def assigned(clustering: Clustering, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
     """The cluster of each update, see `Clustering.assign`.
@@ -48,58 +90,11 @@ def assigned(clustering: Clustering, cohort: Cohort, known: Mapping[int, int], c
     Raises:
         SettingError: the clustering returns something else.
     """
-    found = clustering.assign(cohort, known, context)
-    fine = isinstance(found, Sequence) and len(found) == len(cohort.clients)
-    if not fine or not all(isinstance(one, int | np.integer) and one >= 0 for one in found):
+    labels = clustering.assign(cohort, known, context)
+    fine = isinstance(labels, Sequence) and len(labels) == len(cohort.clients)
+    if not fine or not all(isinstance(label, int | np.integer) and label >= 0 for label in labels):
         raise SettingError(
             f"clustering {clustering.kind!r} must return a cluster, a whole number of at least 0, for each of "
-            f"{len(cohort.clients)} updates, got {shown(found)}"
+            f"{len(cohort.clients)} updates, got {shown(labels)}"
         )
-    return [int(one) for one in found]
-
-
-@runtime_checkable
-class ChoosesMainCluster(Protocol):
-    """A clustering whose main cluster need not be number 0."""
-
-    def main_cluster(self, state: Mapping[str, Any]) -> int:
-        """The cluster whose model represents the run and that newcomers join, from the component's state."""
-
-
-@runtime_checkable
-class MixesModels(Protocol):
-    """A clustering whose clients are sent other models than those that their clusters came to."""
-
-    def mix(self, trained: Mapping[int, Tensor], context: ServerContext) -> dict[int, Tensor]:
-        """The models [s] to send from now on, by cluster, after a step of some clusters.
-
-        Args:
-            trained: the models [s] that these clusters came to.
-            context: of the clustering; what it keeps in the state is in checkpoints.
-        """
-
-
-@runtime_checkable
-class SendsCandidates(Protocol):
-    """A clustering whose clients choose among several models."""
-
-    def candidates(self, models: Mapping[int, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-        """What a training task brings besides the client's own cluster model: "candidates" [K, s]."""
-
-
-@runtime_checkable
-class JoinsClusters(Protocol):
-    """A clustering that is known beforehand, and whose cluster models become one again and again."""
-
-    @property
-    def clusters(self) -> int:
-        """How many clusters there are, numbered from 0."""
-
-    def cluster(self, client: int) -> int:
-        """The cluster of a client."""
-
-    def joined(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
-        """How much each cluster's model counts in the mean that all clusters go on from after this step.
-
-        None where they go on apart.  `weights` are the sums of this step's weights, by cluster.
-        """
+    return [int(label) for label in labels]

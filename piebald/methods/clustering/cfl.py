@@ -56,7 +56,7 @@ class Cfl(Clustering):
         scale: dict[str, float] = context.state.setdefault("scale", {})
         fresh, cuts = max([0, *known.values(), *labels]) + 1, list[dict[str, float]]()
         for label in sorted(set(labels)):
-            rows = [row for row, own in enumerate(labels) if own == label]
+            rows = [row for row, number in enumerate(labels) if number == label]
             inner = gram(cohort.parameters[rows])
             lengths = inner.diagonal().clamp(min=0).sqrt()
             longest, mean = float(lengths.max()), float(inner.mean().clamp(min=0).sqrt())
@@ -88,6 +88,7 @@ class Cfl(Clustering):
             return [], 1.0
         cosines = (inner / lengths.clamp(min=1e-30)[:, None] / lengths.clamp(min=1e-30)[None, :]).numpy()
         away = np.clip(1 - (cosines + cosines.T) / 2, 0, 2)
+        # no distance from itself, whatever rounding leaves of the cosine
         np.fill_diagonal(away, 0)
         sides = fcluster(linkage(squareform(away, checks=False), method="single"), 2, criterion="maxclust")
         first, second = np.flatnonzero(sides == 1), np.flatnonzero(sides == 2)

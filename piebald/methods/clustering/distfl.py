@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from piebald.contracts import Cohort, SendsInputMoments, ServerContext
+from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
@@ -40,6 +40,7 @@ from piebald.methods.clustering.partitioning import (
     with_outliers,
 )
 from piebald.methods.clustering.response_divergence import divergences, responses
+from piebald.methods.training.base import Trainer
 
 _OF_SILHOUETTE = ("threshold", "clusters", "accept", "agree", "deviations", "least", "far", "apart", "forget")
 _SHOWN = 200  # clients up to which the divergence matrix is kept for the report
@@ -97,7 +98,7 @@ class Distfl(Clustering):
         threshold: cut at this average unlikeness instead, in (0, 2]; with "linked", link below this divergence in nats.
         forget: what earlier rounds count from one grouping to the next, in [0, 1]: 1 is the mean of all, 0 this alone.
         reach: models longer than this many median lengths are left out.
-        normal: which cluster is the normal one: "largest"; "vote", see `voting`; or "server_rows", the one with the
+        normal: which cluster is the normal one: "largest"; "vote", see `ballot`; or "server_rows", the one with the
             smallest loss on rows that the server holds.  If half of the clients or more attack, only "server_rows" can
             find it: nothing that clients send can.
         remember: clients whose pairs are remembered from round to round, 4 bytes for each of five numbers of a pair; of
@@ -173,24 +174,25 @@ class Distfl(Clustering):
         return "losses of every cluster's model on their validation rows" if self.normal == "vote" else None
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        advice = "choose another clustering, like ifca"
         if spec.objective.name != "classification":
-            return f"distfl compares what models make of classes but this is {spec.objective.name}: use another group"
+            return f"distfl compares what models make of classes but this is {spec.objective.name}: {advice}"
         if not pytree.is_single(spec.shape):
             several = pytree.plain(spec.shape)
-            return f"distfl makes up inputs of one tensor but the model takes {several}: use another group"
+            return f"distfl makes up inputs of one tensor but the model takes {several}: {advice}"
         if not _reads_real_numbers(spec):
-            return "distfl makes up inputs of real numbers, which this model cannot read: use another group, like ifca"
+            return f"distfl makes up inputs of real numbers, which this model cannot read: {advice}"
         if self.knowledge == "noise" or self.layers or _shared(batch_norm_targets(spec.model, 1.0), spec):
             return None
-        why = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
+        reason = "keeps its batch norms private" if batch_norm_targets(spec.model, 1.0) else "has no batch norm"
         return (
-            f"distfl reads the statistics of batch norms but this model {why}: let clients upload some with "
+            f"distfl reads the statistics of batch norms but this model {reason}: let clients upload some with "
             "training = { kind = 'with_moments', layers = [...] }, or take a model that shares batch norms"
         )
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
-        layers = recipe.training.layers if isinstance(recipe.training, SendsInputMoments) else None
-        return self.model_copy(update={"layers": layers})
+        assert isinstance(recipe.training, Trainer)
+        return self.model_copy(update={"layers": recipe.training.moment_layers() or None})
 
     def main_cluster(self, state: Mapping[str, Any]) -> int:
         return int(state.get("normal", 0))
@@ -201,30 +203,32 @@ class Distfl(Clustering):
         if not self._groups_at(cohort.version + 1):
             return [self.main_cluster(state) if number is None else number for number in before]
         began = time.perf_counter()
-        sound, odd = self._told_apart(cohort, context)
+        sound, far_rows = self._told_apart(cohort, context)
         used = [int(number) for number in state.get("used", [0])]
         labels: dict[int, int] = {}
         if sound:
-            made, answers, module = self._knowledge(cohort, sound, context)
+            synthesis, answers, module = self._knowledge(cohort, sound, context)
             matrix = divergences(answers)
             clients = [cohort.clients[row] for row in sound]
-            found = self._found(matrix.numpy(), clients, cohort.version, context)
-            names = tracked(found.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
-            names = self._with_absent(names, clients, found, answers, known, made.x, module, context)
+            search = self._found(matrix.numpy(), clients, cohort.version, context)
+            names = tracked(search.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
+            names = self._with_absent(names, clients, search, answers, known, synthesis.x, module, context)
             labels = dict(zip(sound, names, strict=True))
             state["normal"] = normal_cluster(self.normal, labels, cohort, known, self.voters, context)
-            self._report(context, clients, names, matrix, found, made, began)
+            self._report(context, clients, names, matrix, search, synthesis, began)
         fresh = max([*used, *labels.values()]) + 1
-        for row in odd:
-            own, client = before[row], cohort.clients[row]
-            alone = own is not None and own not in {number for other, number in known.items() if other != client}
-            labels[row] = own if own is not None and alone and own not in labels.values() else fresh
+        for row in far_rows:
+            earlier, client = before[row], cohort.clients[row]
+            alone = earlier is not None and earlier not in {
+                number for member, number in known.items() if member != client
+            }
+            labels[row] = earlier if earlier is not None and alone and earlier not in labels.values() else fresh
             fresh = max(fresh, labels[row] + 1)
         state["used"] = sorted({*used, *labels.values()})
         return [labels[row] for row in range(len(cohort.clients))]
 
     def _groups_at(self, step: int) -> bool:
-        """Whether the uploads of this step, from 1 up, are grouped."""
+        """Return whether the uploads of this step, from 1 up, are grouped."""
         since = step - self.first
         return since == 0 if self.every == 0 else since >= 0 and since % self.every == 0
 
@@ -238,15 +242,16 @@ class Distfl(Clustering):
         """
         trained = [part for part in context.spec.layout.trained if part.start < context.spec.layout.shared]
         models = (cohort.model(row) for row in range(len(cohort.clients)))
+        # one model at a time: a second cohort side by side may not fit
         lengths = [sum(float(model[part].square().sum()) for part in trained) ** 0.5 for model in models]
         limit = self.reach * float(torch.tensor(lengths).median())
-        odd = [row for row, length in enumerate(lengths) if length > limit > 0]
-        for row in odd:
+        far_rows = [row for row, length in enumerate(lengths) if length > limit > 0]
+        for row in far_rows:
             context.exclude_update(
                 cohort.clients[row],
                 f"model of length {lengths[row]:.3g} is over {self.reach:g} times the median one: it trains alone",
             )
-        return [row for row in range(len(lengths)) if row not in set(odd)], odd
+        return [row for row in range(len(lengths)) if row not in set(far_rows)], far_rows
 
     # -- what they know
 
@@ -259,24 +264,28 @@ class Distfl(Clustering):
         rng = torch_generator("distfl", spec.seed, cohort.version)
         noise = torch.randn((self.probes, *spec.shape), generator=rng)
         if self.knowledge == "noise":
-            made = Synthesis(noise, float("nan"), 0)
+            synthesis = Synthesis(noise, float("nan"), 0)
         else:
             spec.layout.load(module, self._pre_aggregated(cohort, rows, spec))
-            kept = context.state.get("probes")
-            start = kept if isinstance(kept, Tensor) and kept.shape == noise.shape else noise
+            probes = context.state.get("probes")
+            start = probes if isinstance(probes, Tensor) and probes.shape == noise.shape else noise
             targets = self._targets(module, cohort, rows, spec)
-            made = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
-            context.state["probes"] = made.x
-        return made, responses(module, spec.layout, self._uploads(cohort, rows, spec), made.x, self._afresh), module
+            synthesis = synthesise(module, targets, start, self.steps, self.lr, self.fit, self.loss)
+            context.state["probes"] = synthesis.x
+        return (
+            synthesis,
+            responses(module, spec.layout, self._uploads(cohort, rows, spec), synthesis.x, self._afresh),
+            module,
+        )
 
     def _pre_aggregated(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Tensor:
         """One model [p] for all (eq. 3): the mean of trained parameters, and the median of the running statistics."""
-        made = torch.zeros(spec.layout.size)
+        mean_model = torch.zeros(spec.layout.size)
         for model in self._uploads(cohort, rows, spec):
-            made += model / len(rows)
+            mean_model += model / len(rows)
         here = slice(spec.layout.shared_trained, spec.layout.shared)
-        made[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
-        return made
+        mean_model[here] = median(torch.stack([cohort.model(row)[here] for row in rows]))
+        return mean_model
 
     def _uploads(self, cohort: Cohort, rows: Sequence[int], spec: ModelSpec) -> Iterator[Tensor]:
         """Whole models [p], one at a time."""
@@ -308,16 +317,17 @@ class Distfl(Clustering):
             state, near, [clients[place] for place in inside.tolist()], version, self.remember, self.forget
         )
         if len(clients) < FEW and self.clusters is None and self.threshold is None:
-            found = by_links(near, self.apart if means.rounds > 1 else math.inf)
+            search = by_links(near, self.apart if means.rounds > 1 else math.inf)
         else:
             rng = generator("one cloud", context.spec.seed, version)
-            asked = self.clusters is not None or self.threshold is not None
-            found = self._cut(means.unlike, self.accept)
-            if not asked:
-                found = believed(found, means, self._cut, self.accept, self.agree, self.deviations, rng)
-        return with_outliers(found, inside, matrix)
+            is_given = self.clusters is not None or self.threshold is not None
+            search = self._cut(means.unlike, self.accept)
+            if not is_given:
+                search = believed(search, means, self._cut, self.accept, self.agree, self.deviations, rng)
+        return with_outliers(search, inside, matrix)
 
     def _cut(self, distances: Matrix, accept: float) -> ClusterSearch:
+        # two or three clients may each be a cluster of their own
         least = min(self.least, max(1, len(distances) // 2))
         return by_silhouette(distances, accept, least, self.clusters, self.threshold)
 
@@ -325,7 +335,7 @@ class Distfl(Clustering):
         self,
         names: list[int],
         clients: Sequence[int],
-        found: ClusterSearch,
+        search: ClusterSearch,
         answers: Tensor,
         known: Mapping[int, int],
         probes: Tensor,
@@ -340,7 +350,7 @@ class Distfl(Clustering):
         models = (torch.cat([context.models[number], spec.initial[spec.layout.shared :]]) for number in absent)
         theirs = responses(module, spec.layout, models, probes, self._afresh)
         whole = divergences(torch.cat([answers, theirs]))
-        return adopted(names, [known.get(client) for client in clients], found, absent, whole.numpy(), count, self.far)
+        return adopted(names, [known.get(client) for client in clients], search, absent, whole.numpy(), count, self.far)
 
     # -- what is put on record
 
@@ -350,8 +360,8 @@ class Distfl(Clustering):
         clients: list[int],
         names: list[int],
         matrix: Tensor,
-        found: ClusterSearch,
-        made: Synthesis,
+        search: ClusterSearch,
+        synthesis: Synthesis,
         began: float,
     ) -> None:
         if len(clients) <= _SHOWN:
@@ -361,20 +371,20 @@ class Distfl(Clustering):
         context.note(
             "clustering",
             {
-                "score": found.score,
-                "agreement": found.agreement,
-                "surplus": found.surplus,
-                "threshold": found.threshold,
-                "tried": {str(count): score for count, score in found.tried.items()},
-                "mismatch": made.mismatch if made.mismatch == made.mismatch else None,
-                "steps": made.steps,
+                "score": search.score,
+                "agreement": search.agreement,
+                "surplus": search.surplus,
+                "threshold": search.threshold,
+                "tried": {str(count): score for count, score in search.tried.items()},
+                "mismatch": synthesis.mismatch if synthesis.mismatch == synthesis.mismatch else None,
+                "steps": synthesis.steps,
                 "seconds": time.perf_counter() - began,
             },
         )
 
 
 def _reads_real_numbers(spec: ModelSpec) -> bool:
-    """Whether a model takes inputs that are made up, as one of tokens does not."""
+    """Return whether a model takes inputs that are made up, as one of tokens does not."""
     assert isinstance(spec.shape, tuple)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -22,7 +22,7 @@ _PATIENCE, _PROGRESS = 10, 0.98  # steps without getting below this share of the
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchNormTarget:
-    """What the inputs of one layer should look like: mean and variance [k] of the chosen channels [k]."""
+    """The statistics that one layer's inputs should have: mean and variance [k] of the chosen channels [k]."""
 
     layer: str
     chosen: Tensor

@@ -1,4 +1,4 @@
-"""What rounds of DistFL have found about pairs of clients, for those that took part most recently."""
+"""The divergences of pairs of clients over the rounds of DistFL, for those that took part most recently."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def isolated(
         most: clients that are remembered.
         forget: what earlier rounds count from one to the next.
     """
-    own = {name.removeprefix("far_"): value for name, value in state.items() if name.startswith("far_")}
-    places = places_of(own, clients, version, most)
-    table = resized(own.get("sums"), places, 2) * forget
+    history = {name.removeprefix("far_"): value for name, value in state.items() if name.startswith("far_")}
+    places = places_of(history, clients, version, most)
+    table = resized(history.get("sums"), places, 2) * forget
     logs = np.log(np.maximum(isolation(divergence), 1e-6)) if len(clients) >= FEW else np.zeros(len(clients))
     table[places.rows] += torch.stack([torch.from_numpy(logs).float(), torch.ones(len(clients))], dim=1)
-    own["sums"] = table
-    state |= {f"far_{name}": value for name, value in own.items()}
+    history["sums"] = table
+    state |= {f"far_{name}": value for name, value in history.items()}
     sums = table[places.rows].double()
-    found: Matrix = (sums[:, 0] / (sums[:, 1] + 1)).exp().numpy()
-    return found
+    isolations: Matrix = (sums[:, 0] / (sums[:, 1] + 1)).exp().numpy()
+    return isolations
 
 
 def pair_means(
@@ -85,8 +85,8 @@ def pair_means(
         table[rows] *= forget
     state |= tables
     whole = counts[0] + counts[1]
-    both = all(float(one.min()) > 0 for one in counts)
-    halves = tuple((one / times).numpy() for one, times in zip(unlike, counts, strict=True)) if both else None
+    both = all(float(times.min()) > 0 for times in counts)
+    halves = tuple((total / times).numpy() for total, times in zip(unlike, counts, strict=True)) if both else None
     return PairMeans(
         ((unlike[0] + unlike[1]) / whole).numpy(),
         (halves[0], halves[1]) if halves else None,

@@ -16,6 +16,7 @@ from piebald.core.cohort_matrix import coordinates
 from piebald.core.parameters import copied
 from piebald.core.randomness import key, torch_seed
 from piebald.methods.clustering.base import Clustering
+from piebald.methods.training.base import Trainer
 
 
 class Ifca(Clustering):
@@ -42,10 +43,10 @@ class Ifca(Clustering):
     restarts: int = Field(default=10, ge=1)
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        kind = recipe.training.kind
-        if kind == "lowest_loss":
+        trainer = recipe.training
+        if isinstance(trainer, Trainer) and trainer.sends_choice:
             return None
-        return f"ifca needs clients that choose: use training = {{ kind = 'lowest_loss', ... }}, not {kind!r}"
+        return f"ifca needs clients that choose: use training = {{ kind = 'lowest_loss', ... }}, not {trainer.kind!r}"
 
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         if cohort.version + 1 < self.warm:
@@ -68,18 +69,21 @@ class Ifca(Clustering):
         if self.warm and len(models) < 2:
             return {}
         fresh = [models.get(number) for number in range(self.k)]
-        drawn = [one if one is not None else self._drawn(number, models, spec) for number, one in enumerate(fresh)]
+        drawn = [
+            model if model is not None else self._drawn(number, models, spec) for number, model in enumerate(fresh)
+        ]
         return {"candidates": torch.stack(drawn)}
 
     def _first(self, cohort: Cohort, context: ServerContext) -> list[int]:
         from sklearn.cluster import KMeans
 
         models = torch.stack([cohort.model_parameters(row) for row in range(len(cohort.clients))])
+        # n models span at most n dimensions: k-means sees the same distances in n numbers
         points = coordinates(models).cpu().numpy()
-        wanted = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
+        count = min(self.k, len({tuple(point) for point in points.round(12).tolist()}))
         state = key("ifca", context.spec.seed) % 2**32
-        found: list[Any] = KMeans(wanted, n_init=self.restarts, random_state=state).fit_predict(points).tolist()
-        return [int(label) for label in found]
+        labels: list[Any] = KMeans(count, n_init=self.restarts, random_state=state).fit_predict(points).tolist()
+        return [int(label) for label in labels]
 
     def _drawn(self, number: int, models: Mapping[int, Tensor], spec: ModelSpec) -> Tensor:
         """A first model like the run's own, from other random numbers; in a warm run one that k-means left empty."""

@@ -57,6 +57,11 @@ def by_silhouette(
         least: the fewest clients of a cluster.
         clusters: exactly so many clusters instead, if there are so many that are large enough.
         threshold: cut the tree at this average distance instead.
+
+    Examples:
+        >>> points = np.array([0.0, 0.1, 0.2, 5.0, 5.1, 5.2])
+        >>> by_silhouette(np.abs(points[:, None] - points[None, :])).labels
+        array([0, 0, 0, 1, 1, 1])
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -70,17 +75,17 @@ def by_silhouette(
         labels = dissolved(distances, fcluster(tree, threshold, criterion="distance"), least)
         return ClusterSearch(labels, threshold, silhouette(distances, labels))
     cuts: dict[int, ClusterSearch] = {}
-    for wanted in range(2, min(_MOST + count // least, count) + 1):
-        labels = dissolved(distances, fcluster(tree, wanted, criterion="maxclust"), least)
-        made = int(labels.max()) + 1
+    for size in range(2, min(_MOST + count // least, count) + 1):
+        labels = dissolved(distances, fcluster(tree, size, criterion="maxclust"), least)
+        found_count = int(labels.max()) + 1
         if (
-            2 <= made <= _MOST and made not in cuts
+            2 <= found_count <= _MOST and found_count not in cuts
         ):  # the first cut into so many large clusters has dissolved the fewest
-            height = float(tree[count - wanted - 1, 2] + tree[count - wanted, 2]) / 2 if wanted < count else 0.0
-            cuts[made] = ClusterSearch(labels, height, silhouette(distances, labels))
-    tried = {made: cut.score for made, cut in sorted(cuts.items())}
+            height = float(tree[count - size - 1, 2] + tree[count - size, 2]) / 2 if size < count else 0.0
+            cuts[found_count] = ClusterSearch(labels, height, silhouette(distances, labels))
+    tried = {number: cut.score for number, cut in sorted(cuts.items())}
     best = max(tried.values(), default=0.0)
-    good = [made for made, score in tried.items() if score >= best - _MARGIN]
+    good = [number for number, score in tried.items() if score >= best - _MARGIN]
     chosen = cuts.get(clusters, alone) if clusters is not None else cuts[good[0]] if good and best >= accept else alone
     return ClusterSearch(chosen.labels, chosen.threshold, chosen.score or best, tried)
 
@@ -140,8 +145,8 @@ def silhouette(distances: Matrix, labels: Labels) -> float:
     if len(sizes) < 2:
         return 0.0
     sums = distances @ member
-    own = sums[np.arange(len(labels)), labels]
-    inside = own / np.maximum(sizes[labels] - 1, 1)
+    inner_sums = sums[np.arange(len(labels)), labels]
+    inside = inner_sums / np.maximum(sizes[labels] - 1, 1)
     outside = np.where(member > 0, np.inf, sums / sizes).min(1)
     widest = np.maximum(inside, outside)
     each = np.divide(outside - inside, widest, out=np.zeros(len(labels)), where=widest > 0)
@@ -173,9 +178,9 @@ def agree(one: Labels, two: Labels) -> float:
 
 def renumbered(labels: Sequence[int] | Labels) -> Labels:
     """The same clusters with numbers from 0 up in order of first appearance."""
-    found, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
-    rank = np.empty(len(found), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(found))
+    names, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(names))
     return rank[inverse]
 
 
@@ -189,6 +194,10 @@ def tracked(labels: Labels, known: Sequence[int | None], taken: Sequence[int]) -
         labels: [n], new clusters.
         known: the old number of each client, None for newcomers.
         taken: all numbers that were ever used.
+
+    Examples:
+        >>> tracked(np.array([0, 0, 1, 1]), known=[7, 7, 7, 2], taken=[2, 7])
+        [7, 7, 2, 2]
     """
     from scipy.optimize import linear_sum_assignment
 

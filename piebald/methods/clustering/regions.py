@@ -28,6 +28,11 @@ class Regions(Clustering):
         regions: how many, among which clients are dealt in turn; or the clients of each region by number, where those
             who are not named form one more.
         region_rounds: rounds within regions before a step of all, at least 1.
+
+    Examples:
+        >>> regions = Regions(regions=[[0, 1], [2]])
+        >>> [regions.cluster(client) for client in range(4)]
+        [0, 0, 1, 2]
     """
 
     compares_changes: ClassVar[bool] = False
@@ -48,7 +53,7 @@ class Regions(Clustering):
         return regions
 
     @property
-    def clusters(self) -> int:
+    def clusters_to_join(self) -> int:
         return self.regions if isinstance(self.regions, int) else len(self.regions) + 1
 
     def cluster(self, client: int) -> int:
@@ -59,11 +64,11 @@ class Regions(Clustering):
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         return [self.cluster(client) for client in cohort.clients]
 
-    def joined(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
-        kept: dict[str, float] = context.state.setdefault("weights", {})  # JSON has text for keys
+    def join(self, weights: Mapping[int, float], context: ServerContext) -> Mapping[int, float] | None:
+        totals: dict[str, float] = context.state.setdefault("weights", {})  # JSON has text for keys
         for number, weight in weights.items():
-            kept[str(number)] = kept.get(str(number), 0.0) + weight
+            totals[str(number)] = totals.get(str(number), 0.0) + weight
         if (context.version + 1) % self.region_rounds:
             return None
         context.state["weights"] = {}
-        return {int(number): weight for number, weight in sorted(kept.items())}
+        return {int(number): weight for number, weight in sorted(totals.items())}

@@ -1,4 +1,4 @@
-"""How differently models respond: responses (DistFL, eq. 5) and their divergences (eq. 6)."""
+"""Models compared by how they respond: responses (DistFL, eq. 5) and their divergences (eq. 6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOOR = 1e-6  # the least probability: a divergence stays finite where a model i
 
 
 def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Tensor, afresh: bool = False) -> Tensor:
-    """What each model makes of the probes: class probabilities [n, z, classes].
+    """Return what each model makes of the probes: class probabilities [n, z, classes].
 
     Args:
         module: a module of the models' form in evaluation mode, whose numbers are overwritten.
@@ -27,13 +27,13 @@ def responses(module: nn.Module, layout: Layout, models: Iterable[Tensor], x: Te
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
                 layer.momentum = 0.0  # what it remembers stays
-    found = []
+    answers = []
     with torch.no_grad():
         for model in models:
             layout.load(module, model)
             vectors = [x] if afresh else torch.split(x, 256)
-            found.append(torch.cat([module(part).softmax(1) for part in vectors]))
-    return torch.stack(found)
+            answers.append(torch.cat([module(part).softmax(1) for part in vectors]))
+    return torch.stack(answers)
 
 
 def divergences(answers: Tensor) -> Tensor:
@@ -46,11 +46,12 @@ def divergences(answers: Tensor) -> Tensor:
         answers: [n, z, classes], each row of probabilities.
     """
     count, probes, classes = answers.shape
+    # a probability of 0 would make a divergence infinite, and with it all later means
     p = answers.double() * (1 - FLOOR) + FLOOR / classes
     logs = p.log().reshape(count, -1)
     p = p.reshape(count, -1)
-    found = ((p * logs).sum(1, keepdim=True) - p @ logs.T) / probes
-    return found.clamp(min=0).fill_diagonal_(0)
+    divergence = ((p * logs).sum(1, keepdim=True) - p @ logs.T) / probes
+    return divergence.clamp(min=0).fill_diagonal_(0)
 
 
 def symmetric(matrix: Tensor) -> Tensor:
@@ -69,5 +70,5 @@ def unlikeness(divergence: Tensor) -> Tensor:
     pairs = symmetric(divergence)
     inner = -(pairs - pairs.mean(0) - pairs.mean(1, keepdim=True) + pairs.mean()) / 2
     lengths = inner.diagonal().clamp(min=1e-12).sqrt()
-    found = (1 - inner / lengths[:, None] / lengths[None, :]).clamp(0, 2)
-    return symmetric(found).fill_diagonal_(0)
+    distances = (1 - inner / lengths[:, None] / lengths[None, :]).clamp(0, 2)
+    return symmetric(distances).fill_diagonal_(0)

@@ -1,4 +1,4 @@
-"""Is it one cloud?  A test of found clusters against a single Gaussian cloud of the same shape, and of far outliers.
+"""A test of found clusters against a single Gaussian cloud of the same shape, and of far outliers.
 
 Any cloud of points can be cut in two, and clients whose data come from one distribution are such a cloud: each differs
 from the others by the rows that it happens to hold, in the same way in every round.  So it is no evidence that the same
@@ -24,12 +24,13 @@ def gram_of(divergence: Matrix) -> Matrix:
     """
     pairs = (divergence + divergence.T) / 2
     inner = -(pairs - pairs.mean(0) - pairs.mean(1, keepdims=True) + pairs.mean()) / 2
-    found: Matrix = inner * len(inner) / max(float(np.trace(inner)), 1e-30)
-    return found
+    scaled: Matrix = inner * len(inner) / max(float(np.trace(inner)), 1e-30)
+    return scaled
 
 
 def evidence(gram: Matrix, labels: Labels, rng: np.random.Generator) -> float:
-    """How many standard deviations more of the spread the clusters explain than as many clusters of one cloud do.
+    """Return how many standard deviations more of the spread the clusters explain than as many clusters of one cloud
+    do.
 
     The share explained is the squared distances of clusters' means from the common one, weighted by size, over those of
     the points (SigClust, Liu et al. 2008, has its complement).  For one cloud it is that of points with the same
@@ -42,19 +43,19 @@ def evidence(gram: Matrix, labels: Labels, rng: np.random.Generator) -> float:
         rng: for the turning.
     """
     if len(gram) > _POINTS:
-        kept = np.sort(rng.choice(len(gram), _POINTS, replace=False))
-        gram, labels = gram[kept][:, kept], renumbered(labels[kept])
-    wanted = int(labels.max()) + 1
-    if wanted < 2 or wanted >= len(gram):
+        places = np.sort(rng.choice(len(gram), _POINTS, replace=False))
+        gram, labels = gram[places][:, places], renumbered(labels[places])
+    clusters = int(labels.max()) + 1
+    if clusters < 2 or clusters >= len(gram):
         return 0.0
     gram = gram - gram.mean(0) - gram.mean(1, keepdims=True) + gram.mean()
     lengths = np.linalg.eigvalsh(gram)[1:].clip(min=0)
     if lengths.sum() <= 0:
         return 0.0
-    found = max(_explained(gram, labels), _explained(gram, _cut(gram, wanted)))
+    explained = max(_explained(gram, labels), _explained(gram, _cut(gram, clusters)))
     clouds = [_turned(lengths, rng) for _ in range(_ROTATIONS)]
-    alone = [_explained(cloud, _cut(cloud, wanted)) for cloud in clouds]
-    return float((found - np.mean(alone)) / max(float(np.std(alone)), 1e-12))
+    alone = [_explained(cloud, _cut(cloud, clusters)) for cloud in clouds]
+    return float((explained - np.mean(alone)) / max(float(np.std(alone)), 1e-12))
 
 
 def _turned(lengths: Matrix, rng: np.random.Generator) -> Matrix:
@@ -62,11 +63,11 @@ def _turned(lengths: Matrix, rng: np.random.Generator) -> Matrix:
     count = len(lengths) + 1
     draw = rng.normal(size=(count, count - 1))
     directions: Matrix = np.linalg.qr(draw - draw.mean(0))[0]
-    found: Matrix = (directions * lengths) @ directions.T
-    return found
+    turned: Matrix = (directions * lengths) @ directions.T
+    return turned
 
 
-def _cut(gram: Matrix, wanted: int) -> Labels:
+def _cut(gram: Matrix, clusters: int) -> Labels:
     """Average linkage by correlations, cut into so many clusters."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -75,7 +76,7 @@ def _cut(gram: Matrix, wanted: int) -> Labels:
     away = (1 - gram / lengths / lengths[:, None]).clip(0, 2)
     np.fill_diagonal(away, 0)
     tree = linkage(squareform((away + away.T) / 2, checks=False), method="average")
-    return renumbered(fcluster(tree, wanted, criterion="maxclust"))
+    return renumbered(fcluster(tree, clusters, criterion="maxclust"))
 
 
 def _explained(gram: Matrix, labels: Labels) -> float:
@@ -95,7 +96,7 @@ def _explained(gram: Matrix, labels: Labels) -> float:
 
 
 def isolation(divergence: Matrix) -> Matrix:
-    """How far each client's nearest other is, over the median of that [n]: about 1, and large for a far outlier.
+    """Return how far each client's nearest other is, over the median of that [n]: about 1, and large for a far outlier.
 
     The nearest one, since members of a small cluster are far from most others, too, but not from one another.  A client
     whose nearest is by half nearer than most, so that it has a cluster to belong to, counts 1 at most.
@@ -105,7 +106,7 @@ def isolation(divergence: Matrix) -> Matrix:
     """
     pairs = (divergence + divergence.T) / 2
     count = len(pairs)
-    others = pairs[~np.eye(count, dtype=bool)].reshape(count, count - 1)
-    nearest, middle = others.min(1), np.median(others, axis=1)
-    found: Matrix = nearest / max(float(np.median(nearest)), 1e-12)
-    return np.where(nearest >= middle / 2, found, np.minimum(found, 1.0))
+    distances = pairs[~np.eye(count, dtype=bool)].reshape(count, count - 1)
+    nearest, middle = distances.min(1), np.median(distances, axis=1)
+    isolations: Matrix = nearest / max(float(np.median(nearest)), 1e-12)
+    return np.where(nearest >= middle / 2, isolations, np.minimum(isolations, 1.0))

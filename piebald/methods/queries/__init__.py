@@ -1,4 +1,4 @@
-"""What clients are asked besides training."""
+"""Queries, which clients answer besides training."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -72,11 +72,11 @@ class Confusion(Query):
 
 
 def matrix_reason(answer: Update, classes: int) -> str | None:
-    """Why an answer does not carry a confusion matrix of as many rows as it says, or None."""
+    """Return why an answer does not carry a confusion matrix of as many rows as it says, or None."""
     matrix = answer.vectors.get("confusion")
     if matrix is None or tuple(matrix.shape) != (classes**2,):
-        came = "nothing" if matrix is None else f"{list(matrix.shape)}"
-        return f"must send {classes} x {classes} counts, sent {came}"
+        sent = "nothing" if matrix is None else f"{list(matrix.shape)}"
+        return f"must send {classes} x {classes} counts, sent {sent}"
     if bool((matrix < 0).any()) or bool((matrix != matrix.round()).any()):
         return "sent counts that are no whole numbers of at least 0"
     if int(matrix.sum()) != answer.examples:

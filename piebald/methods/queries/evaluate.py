@@ -1,4 +1,4 @@
-"""How good the models are on a client's own rows."""
+"""The scores of models on a client's own rows."""
 
 from __future__ import annotations
 

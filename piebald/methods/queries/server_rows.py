@@ -1,4 +1,4 @@
-"""What the server does with rows of its own."""
+"""Queries about rows of the server's own."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Validate(Query):
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         if not self.classes:
             scores, rows = context.score(inputs.model, self.split)
-            told = {"loss": scores["loss"].nan_to_num(), "examples": rows}
-            return TrainOutput(inputs.model, torch.zeros(len(rows)), metrics=told)
+            metrics = {"loss": scores["loss"].nan_to_num(), "examples": rows}
+            return TrainOutput(inputs.model, torch.zeros(len(rows)), metrics=metrics)
         matrix = context.confusion(inputs.model, self.split).flatten(1)
         return TrainOutput(
             inputs.model, torch.zeros(len(matrix)), vectors={"confusion": matrix}, metrics={"examples": matrix.sum(1)}

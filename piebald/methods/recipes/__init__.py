@@ -73,9 +73,9 @@ sys.modules[__name__].__class__ = NamedLikeModules
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name.startswith("_") or (found := find(name)) is None:
+    if name.startswith("_") or (named := find(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found.offered
+    return named.offered
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,14 @@ from piebald.methods.training.sgd import Sgd, SgdSettings
 
 @recipe("McMahan et al. 2017, Communication-efficient learning of deep networks from decentralized data", Sgd)
 def fedavg(cohort: CohortSize = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """Train the global model at the clients, and average the results weighted by examples."""
+    """Train the global model at the clients, and average the results weighted by examples.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> recipe = recipes.fedavg(lr=0.1, epochs=2, cohort=10)
+        >>> recipe.training.epochs, recipe.scheduling.cohort
+        (2, 10)
+    """
     return Recipe(
         training=Sgd(**training),
         sharing=Full(),

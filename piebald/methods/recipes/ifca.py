@@ -20,6 +20,11 @@ def ifca(cohort: CohortSize = 1.0, k: int = 5, warm: int = 1, **training: Unpack
 
     The baseline K-Cluster of DistFL.  After `warm` rounds of FedAvg, the K models start as the k-means clusters of
     the clients' models; with 0, they start as K random ones.  All clients count the same, as in the paper.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> recipes.ifca(k=3).clustering.k
+        3
     """
     return fedavg(cohort).with_(
         training=LowestLoss(**training), clustering=Ifca(k=k, warm=warm), aggregation=EqualWeighted()

@@ -50,8 +50,9 @@ class _Named:
     def doc(self) -> str:
         """The docstring of the function, with its settings and its source."""
         lines = [(inspect.getdoc(self.function) or "").rstrip(), "", "Args:"]
-        for name, about in _fields(self).items():
-            text = f"{name}: {about['doc'] or 'a setting'}; {about['type']}, {about['default']!r} by default."
+        for name, description in _fields(self).items():
+            meaning = f"{description['doc'] or 'a setting'}; {description['type']}"
+            text = f"{name}: {meaning}, {description['default']!r} by default."
             if len(text) <= 106:  # most are, and wrapping takes a tenth of the time to import the recipes
                 lines.append(f"    {text}")
             else:
@@ -67,18 +68,18 @@ class _Named:
                 fields[name] = settled(value)
             except ValueError as error:
                 raise SettingError(f"{name} {error}") from None
-        made = self.function(**fields)
-        if not isinstance(made, Recipe):
-            raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(made).__name__}")
-        usual = self.function() if fields else made
+        recipe_made = self.function(**fields)
+        if not isinstance(recipe_made, Recipe):
+            raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(recipe_made).__name__}")
+        usual = self.function() if fields else recipe_made
         for name, value in fields.items():  # one setting may choose a component that has no place for another one
-            if home(usual, name) and not any(holds(one, name, value) for one in made.components):
+            if home(usual, name) and not any(holds(component, name, value) for component in recipe_made.components):
                 raise SettingError(
                     f"{name} = {shown(value)} of recipe {self.name!r} would have no effect beside its other settings: "
                     "leave it out"
                 )
         recorded = {name: plain(value) for name, value in fields.items()}
-        return made.model_copy(update={"name": self.name, "fields": recorded, "paper": self.paper})
+        return recipe_made.model_copy(update={"name": self.name, "fields": recorded, "paper": self.paper})
 
 
 def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
@@ -95,11 +96,11 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
             if default is inspect.Parameter.empty:
                 raise SettingError(f"recipe {named.name!r} must have a default for {setting}: write {setting}=...")
         ours = function.__module__.startswith(f"{_HOME}.")
-        known = _made.get(named.name) if ours else find(named.name)
+        earlier = _made.get(named.name) if ours else find(named.name)
         # a module that is executed again, as in a notebook, defines its own recipes anew
-        if known is not None and known.function.__module__ != function.__module__:
+        if earlier is not None and earlier.function.__module__ != function.__module__:
             raise SettingError(
-                f"recipe {named.name!r} is already defined in {known.function.__module__}: "
+                f"recipe {named.name!r} is already defined in {earlier.function.__module__}: "
                 f"rename {function.__name__} in {function.__module__}"
             )
         _made[named.name] = named
@@ -107,8 +108,8 @@ def recipe(paper: str, trainer: type[Component]) -> Callable[[Callable[..., Reci
         @functools.wraps(function)
         def make_named(*positional: Any, **fields: Any) -> Recipe:
             if len(positional) > len(named.own):
-                own = ", ".join(named.own)
-                raise SettingError(f"{named.name} takes {own} without a name, got {len(positional)}: name the rest")
+                names = ", ".join(named.own)
+                raise SettingError(f"{named.name} takes {names} without a name, got {len(positional)}: name the rest")
             return named.make(**USERS.mark(dict(zip(named.own, positional, strict=False))), **USERS.mark(fields))
 
         make_named.__doc__ = named.doc()
@@ -162,19 +163,19 @@ def lookup(name: str, resolver: Resolver) -> _Named:
         SettingError: there is none.
     """
     if not isinstance(name, Reference):
-        if (known := find(name)) is None:
+        if (entry := find(name)) is None:
             resolver.discover()
-            known = _made.get(name)
-        if known is None:
+            entry = _made.get(name)
+        if entry is None:
             raise unknown("recipe", name, _made)
-        return known
-    found = name.resolved("recipe")
-    if isinstance(found, Recipe):
-        constant = found
+        return entry
+    target = name.resolved("recipe")
+    if isinstance(target, Recipe):
+        constant = target
         return _Named(lambda: constant, constant.paper, type(constant.training), name)
-    if not inspect.isfunction(found):
-        raise SettingError(f"{name} must be a recipe, or a function that returns one, got {found!r}")
-    function = inspect.unwrap(found)
+    if not inspect.isfunction(target):
+        raise SettingError(f"{name} must be a recipe, or a function that returns one, got {target!r}")
+    function = inspect.unwrap(target)
     registered = _made.get(function.__name__)
     if registered is not None and inspect.unwrap(registered.function) is function:
         return registered
@@ -183,8 +184,8 @@ def lookup(name: str, resolver: Resolver) -> _Named:
 
 def maker(recipe: Recipe) -> Callable[..., Recipe] | None:
     """The function that makes the recipe of this name, or None where there is none."""
-    known = find(recipe.name)
-    return None if known is None else known.function
+    entry = find(recipe.name)
+    return None if entry is None else entry.function
 
 
 @checked
@@ -230,14 +231,18 @@ def listing() -> list[dict[str, Any]]:
 
 
 def _fields(named: _Named) -> dict[str, dict[str, Any]]:
-    made = named.function()
-    return {field: _about(named, made, field, default) for field, default in named.defaults.items()}
+    example = named.function()
+    return {field: _about(named, example, field, default) for field, default in named.defaults.items()}
 
 
-def _about(named: _Named, made: Recipe, field: str, default: Any) -> dict[str, Any]:
-    found = (named.trainer, field) if field in named.trainer.model_fields else home(made, field)
-    if found is None:  # a setting that chooses a component has its choices in the function's own signature
+def _about(named: _Named, example: Recipe, field: str, default: Any) -> dict[str, Any]:
+    place = (named.trainer, field) if field in named.trainer.model_fields else home(example, field)
+    if place is None:  # a setting that chooses a component has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]
         return {"default": plain(default), "type": kind(annotation), "doc": "the component that is chosen"}
-    component, own = found
-    return {"default": plain(default), "type": allowed(component, own), "doc": documented(component).get(own, "")}
+    component, setting = place
+    return {
+        "default": plain(default),
+        "type": allowed(component, setting),
+        "doc": documented(component).get(setting, ""),
+    }

@@ -19,8 +19,8 @@ from piebald.methods.recipe_settings import ALIASES
 def home(recipe: Recipe, setting: str) -> tuple[type[Component], str] | None:
     """The component and the field that hold a recipe's setting; None for one that chooses between components."""
     axis, field = ALIASES.get(setting, (None, setting))
-    for one in [axis] if axis else [one for one in Recipe.axes if one != "transforms"]:
-        part = type(getattr(recipe, one))
+    for place in [axis] if axis else [place for place in Recipe.axes if place != "transforms"]:
+        part = type(getattr(recipe, place))
         if field in part.model_fields:
             return part, field
     return None
@@ -34,13 +34,13 @@ def documented(part: type[BaseModel]) -> dict[str, str]:
         if not base.__module__.startswith("piebald.") or not issubclass(base, BaseModel) or "__doc__" not in vars(base):
             continue
         _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
-        text = re.split(r"\n\s*(?:Raises|Returns):", text)[0]
+        text = re.split(r"\n\s*(?:Raises|Returns|Examples):", text)[0]
         entries = re.split(r"(?:\n|\s{2,})\s*(?=[a-z_0-9]+(?:, [a-z_0-9]+)*: )", "\n" + text.strip())
         for entry in entries:
-            names, colon, about = entry.strip().partition(": ")
+            names, colon, description = entry.strip().partition(": ")
             if colon:
-                about = re.sub(r"(?<!\.)\.$", "", " ".join(about.split()))
-                found |= {name: about for name in names.split(", ")}
+                description = re.sub(r"(?<!\.)\.$", "", " ".join(description.split()))
+                found |= {name: description for name in names.split(", ")}
     return found
 
 
@@ -63,7 +63,7 @@ def kind(annotation: Any) -> str:
     if origin is typing.Literal:
         return " or ".join(f'"{value}"' for value in inner)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(kind(one) for one in inner if one is not type(None))
+        return " or ".join(kind(inner_kind) for inner_kind in inner if inner_kind is not type(None))
     if origin is typing.Annotated:
         return kind(inner[0])
     if origin is tuple or annotation is tuple:

@@ -24,6 +24,11 @@ def scaffold(
     """FedAvg with local steps corrected by the control variates of the client and of the server.
 
     Algorithm 1, with either option.  Clients have equal weights, as in the paper.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> recipes.scaffold(lr=0.1).training.uploads()
+        ('control',)
     """
     trainer, optimizer = Scaffold(option=option, **training), Momentum(lr=server_lr, beta=0.0)
     return fedavg(cohort).with_(training=trainer, aggregation=EqualWeighted(), server_optimizer=optimizer)

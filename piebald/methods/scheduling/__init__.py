@@ -1,4 +1,4 @@
-"""When the server requests training, and when it steps."""
+"""Schedulers, which decide when the server requests training, and when it steps."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -25,7 +25,7 @@ class NonBlockingScheduler(Scheduler):
         return max(0, min(view.idle, cohort_size(self.cohort, view.available) - view.busy))
 
     def hopeless(self, view: ServerView) -> bool:
-        """Whether as many have failed since the last step as there are clients.
+        """Return whether as many have failed since the last step as there are clients.
 
         A failure alone causes no step: it would use up a round and make all other updates staler.  But where all tasks
         fail the run has to end, so then a step without an update is made.

@@ -1,14 +1,15 @@
-"""The base class of schedulers, and what some of them do besides."""
+"""The base class of schedulers."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+import math
+from typing import ClassVar, Literal, NamedTuple
 
 from piebald.contracts.component import Component
 
 
 class ServerView(NamedTuple):  # made for every result, and a tuple is made four times as fast as a frozen dataclass
-    """What a scheduler decides on: numbers only, so that a million clients cost nothing.
+    """The state that a scheduler decides on: numbers only, so that a million clients cost nothing.
 
     Attributes:
         version: server steps made.
@@ -33,19 +34,44 @@ class ServerView(NamedTuple):  # made for every result, and a tuple is made four
 
 
 class Scheduler(Component):
-    """When the server requests training, and when it steps.  Whom it asks is a seeded choice among idle clients.
+    """The decision when the server requests training, and when it steps.  Whom it asks is chosen by a seed.
 
-    What some schedulers do besides is asked for by type: `StepsInRounds`, `HasDeadline`, `RejectsLate`.
+    Attributes:
+        rounds_setting: a setting with which steps are rounds, as it is advised, where they need not be.
     """
 
     axis = "scheduling"
+    rounds_setting: ClassVar[str] = ""
 
     def num_to_request(self, view: ServerView) -> int:
-        """How many clients to send a training task now."""
+        """Return how many clients to send a training task now."""
         raise NotImplementedError
 
+    def should_step(self, view: ServerView) -> bool:
+        """Return whether to step with the updates that are waiting."""
+        raise NotImplementedError
+
+    def deadline(self, view: ServerView) -> float:
+        """Return when `should_step` must be asked again even if nothing arrives, infinite for never."""
+        return math.inf
+
+    def reject_reason(self, staleness: int) -> str | None:
+        """Return why an update that missed so many steps is not used, or None."""
+        return None
+
+    def round_kind(self) -> Literal["complete", "partial"] | None:
+        """Return whether a step uses all updates of one request, or some of them; None where it may mix requests."""
+        return None
+
+    def asks_once(self) -> bool:
+        """Return whether no client is asked more than once between two steps.
+
+        Privacy budgets are stated by it, so a subclass that requests in another way must say so anew.
+        """
+        return False
+
     def expected_updates(self, known: int) -> float | None:
-        """How many updates a step expects, whoever arrives; None where steps are no rounds that wait for everybody.
+        """Return how many updates a step expects, whoever arrives; None where steps do not wait for everybody.
 
         Args:
             known: clients in the federation.
@@ -53,40 +79,14 @@ class Scheduler(Component):
         return None
 
     def inclusion(self, known: int) -> float | None:
-        """With which probability each client is asked, independently of all others; None where `num_to_request` says
-        how many are.
+        """Return the probability with which each client is asked, independently of all others.
+
+        None where `num_to_request` says how many are asked.
         """
         return None
 
-    def should_step(self, view: ServerView) -> bool:
-        """Whether to step with the updates that are waiting."""
-        raise NotImplementedError
-
-
-@runtime_checkable
-class StepsInRounds(Protocol):
-    """A scheduler that may step with updates of one request only."""
-
-    def round_kind(self) -> Literal["complete", "partial"] | None:
-        """Whether a step uses all updates of one request, or some of them; None where it may mix requests."""
-
-
-@runtime_checkable
-class HasDeadline(Protocol):
-    """A scheduler that steps at a time, even if nothing arrives then."""
-
-    def next_check(self, view: ServerView) -> float:
-        """When `should_step` must be asked again."""
-
-
-@runtime_checkable
-class RejectsLate(Protocol):
-    """A scheduler that does not use every update."""
-
-    def reject_reason(self, staleness: int) -> str | None:
-        """Why an update that missed so many steps is not used, or None."""
-
-
-def round_kind(scheduler: Scheduler) -> Literal["complete", "partial"] | None:
-    """The kind of rounds that a scheduler steps in, or None."""
-    return scheduler.round_kind() if isinstance(scheduler, StepsInRounds) else None
+    @property
+    def rounds_advice(self) -> str:
+        """Advice for getting steps that are rounds."""
+        setting = f", or set its {self.rounds_setting}" if self.rounds_setting else ""
+        return f"choose scheduling = 'synchronous'{setting}"

@@ -27,5 +27,10 @@ class HasCohort(Protocol):
 
 
 def cohort_size(cohort: float, known: int) -> int:
-    """The number of clients in a cohort; a whole number counts clients, a float up to 1.0 is a share of `known`."""
+    """The number of clients in a cohort; a whole number counts clients, a float up to 1.0 is a share of `known`.
+
+    Examples:
+        >>> cohort_size(10, known=7), cohort_size(0.1, known=50)
+        (7, 5)
+    """
     return min(int(cohort), known) if isinstance(cohort, int) else min(known, max(1, round(cohort * known)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ class Deadline(NonBlockingScheduler):
         seconds: of the runtime's clock, from one step to the next.
     """
 
+    rounds_setting: ClassVar[str] = "max_staleness = 0"
+
     seconds: float = Field(gt=0)
 
     def round_kind(self) -> Literal["partial"] | None:
@@ -34,6 +36,9 @@ class Deadline(NonBlockingScheduler):
             return bool(view.waiting or view.failed)
         return view.waiting > 0 and view.now >= view.stepped + self.seconds
 
-    def next_check(self, view: ServerView) -> float:
+    def asks_once(self) -> bool:
+        return not self.overrides(Deadline.num_to_request)
+
+    def deadline(self, view: ServerView) -> float:
         due = view.stepped + self.seconds
         return due if view.waiting and view.now < due else float("inf")

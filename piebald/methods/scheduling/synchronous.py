@@ -24,6 +24,12 @@ class Synchronous(Scheduler):
         sampling: "fixed" asks a cohort of that size.  "poisson" asks each client independently with probability
             cohort / clients, so that sizes vary and a round may be empty (McMahan et al. 2018, algorithm 1): the
             privacy budget of noise at the server is then several times smaller.
+
+    Examples:
+        >>> Synchronous(cohort=0.1).expected_updates(known=50)
+        5
+        >>> Synchronous(cohort=10, sampling="poisson").inclusion(known=40)
+        0.25
     """
 
     cohort: CohortSize = 1.0
@@ -53,8 +59,12 @@ class Synchronous(Scheduler):
             return view.waiting >= self._wanted(view)
         return view.requested > 0 and not view.outstanding and bool(view.waiting or view.failed)
 
+    def asks_once(self) -> bool:
+        return not self.overrides(Synchronous.num_to_request)
+
     def expected_updates(self, known: int) -> float | None:
-        if self.over_selection > 1.0:
+        # who arrives in time may depend on clients' rows, and so may whom a subclass asks besides
+        if self.over_selection > 1.0 or self.overrides(Synchronous.num_to_request, Synchronous.should_step):
             return None
         share = self.inclusion(known)
         return cohort_size(self.cohort, known) if share is None else share * known

@@ -1,4 +1,4 @@
-"""How the global model moves, given the averaged change."""
+"""Server optimizers, which move the global model by the averaged change."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -11,7 +11,7 @@ from piebald.methods.server_optimizer.base import ServerOptimizer
 
 
 class _AdaptiveOptimizer(ServerOptimizer):
-    """What Adam and Yogi share (Reddi et al. 2021, "Adaptive federated optimization", algorithm 2).
+    """The base of Adam and Yogi (Reddi et al. 2021, "Adaptive federated optimization", algorithm 2).
 
     m <- beta1 m + (1 - beta1) d;  v as the subclass says;  w <- w + lr m / (sqrt(v) + tau).  No bias correction, v
     starts at tau squared, as in the paper.

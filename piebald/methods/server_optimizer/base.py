@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from piebald.contracts import StepContext
 from piebald.contracts.component import Component
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 class ServerOptimizer(Component):
-    """How the global model moves, given the averaged change.
-
-    One that keeps a state between steps is a `KeepsServerState`.
+    """The rule by which the global model moves, given the averaged change.
 
     Attributes:
         from_current_model: True where changes are measured from the global model, not from the model that was sent.
@@ -22,6 +20,14 @@ class ServerOptimizer(Component):
 
     axis = "server_optimizer"
     from_current_model: ClassVar[bool] = False
+
+    def initial_state(self, model: Tensor) -> dict[str, Tensor]:
+        """Return the named tensors that it keeps from step to step, as they are before the first step.
+
+        Args:
+            model: [s], the model that the run starts from.
+        """
+        return {}
 
     def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
         """Take one step.
@@ -35,11 +41,3 @@ class ServerOptimizer(Component):
             The new model [s] and the new state.
         """
         raise NotImplementedError
-
-
-@runtime_checkable
-class KeepsServerState(Protocol):
-    """A server optimizer that keeps named tensors from step to step."""
-
-    def initial_state(self, model: Tensor) -> dict[str, Tensor]:
-        """The state before the first step; `model` [s] is the one that the run starts from."""

@@ -9,7 +9,9 @@ from pydantic import Field
 
 from piebald.contracts import StepContext
 from piebald.contracts.component import RecipeComponents
+from piebald.methods.aggregation.linear import is_plain_mean
 from piebald.methods.server_optimizer.base import ServerOptimizer
+from piebald.methods.training.dynamic_regularization import DynamicRegularization
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,14 +29,16 @@ class DynamicCorrection(ServerOptimizer):
     alpha: float = Field(default=0.01, gt=0)
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        trainer, weights = recipe.training.table(), recipe.aggregation.kind
-        if trainer["kind"] != "dynamic_regularization" or trainer["alpha"] != self.alpha:
+        trainer, aggregator = recipe.training, recipe.aggregation
+        if not isinstance(trainer, DynamicRegularization) or trainer.alpha != self.alpha:
             return (
                 "dynamic_correction needs clients that train with the same alpha: use training = "
                 f"{{ kind = 'dynamic_regularization', alpha = {self.alpha:g} }}"
             )
-        if weights != "equal_weighted":
-            return f"dynamic_correction needs the plain mean: use aggregation = 'equal_weighted', not {weights!r}"
+        if not is_plain_mean(aggregator):
+            return (
+                f"dynamic_correction needs the plain mean: use aggregation = 'equal_weighted', not {aggregator.kind!r}"
+            )
         return None
 
     def initial_state(self, model: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Which parameters leave a client, and which stay private."""
+"""The choice of parameters that leave a client; the others stay private."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Sharing(Component):
-    """Which parameters leave the client, and which stay private."""
+    """The choice of parameters that leave a client; the others stay private."""
 
     axis = "sharing"
 

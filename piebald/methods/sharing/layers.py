@@ -68,15 +68,15 @@ class OneHot(Sharing):
     """
 
     def private(self, model: nn.Module) -> frozenset[str]:
-        found = frozenset(name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "client")
-        if not found:
+        buffers = frozenset(name for name, _ in model.named_buffers() if name.rpartition(".")[2] == "client")
+        if not buffers:
             raise SettingError(
                 "one_hot needs a model with a conditioning matrix of all clients: give it clients = how many there are"
             )
-        return found
+        return buffers
 
     def initial_private(self, private: Tensor, layout: Layout, client: int) -> Tensor:
-        own = private.clone()
+        numbers = private.clone()
         for slot in layout.slots:
             if slot.start >= layout.shared:
                 if client >= slot.stop - slot.start:
@@ -84,5 +84,5 @@ class OneHot(Sharing):
                         f"the model's conditioning has clients = {slot.stop - slot.start}, too few for {client + 1} "
                         "clients: give it as many as there are"
                     )
-                own[slot.start - layout.shared + client] = 1.0
-        return own
+                numbers[slot.start - layout.shared + client] = 1.0
+        return numbers

@@ -43,16 +43,13 @@ class AdapterRanks(Sgd):
 
     @property
     def holds_parts(self) -> bool:
-        """See `training.GivesOwnModels`."""
         return True
 
     @property
     def changes_parts(self) -> bool:
-        """See `training.GivesOwnModels`."""
         return False
 
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
-        """See `training.GivesOwnModels`."""
         with_rank(spec.model, max(self.ranks))  # refuses models without adapters of that rank
         inner = {pair.inner for pair in adapter_pairs(slot.name for slot in spec.layout.slots)}
         whole = max(slot.shape[0] for slot in spec.layout.slots if slot.name in inner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,6 +13,7 @@ from torch import Tensor
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
 from piebald.contracts.component import Settings, from_tables
 from piebald.methods.training.sgd import Sgd
+from piebald.methods.training.step_schedule import ConstantStepSchedule
 
 REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
 _EXAMPLE = "{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }"
@@ -62,6 +63,8 @@ class AdaptiveFrequency(Sgd):
         limit_staleness: whether C3 applies; it is meant for asynchronous schedulers.
     """
 
+    follows_others: ClassVar[bool] = True
+
     cycles: int = Field(default=20, ge=1)
     vc_loss: float = Field(default=0.0, ge=0, lt=100)
     vc_tomb: int = Field(default=0, ge=0)
@@ -72,9 +75,10 @@ class AdaptiveFrequency(Sgd):
     def _check_steps(self) -> Self:
         if self.steps is not None:
             raise ValueError(f"steps must be left out: training is in cycles of epochs, got {self.steps}")
-        if self.step_schedule.kind != "constant":
+        schedule = self.step_schedule
+        if not isinstance(schedule, ConstantStepSchedule) or schedule.overrides(ConstantStepSchedule.factor):
             raise ValueError(
-                f"step_schedule must be left out: a cycle's number of steps is open, got {self.step_schedule.kind!r}"
+                f"step_schedule must be left out: a cycle's number of steps is open, got {schedule.kind!r}"
             )
         named = [client for one in self.groups for client in one.clients]
         if twice := sorted({client for client in named if named.count(client) > 1}):

@@ -1,9 +1,9 @@
-"""The base class of trainers, and what some of them do besides training."""
+"""The base class of trainers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from piebald.contracts import ClientContext, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import Component
@@ -18,108 +18,108 @@ if TYPE_CHECKING:
 class Trainer(Component):
     """How a client trains.  A pure function: no state but what goes in and out.
 
-    What some trainers do besides is asked for by type: `KeepsClientState`, `KeepsServerVectors`, `HidesRows`,
-    `BoundsSteps`, `LimitsSteps`, `ShapesUploads`, `GivesOwnModels`, `contracts.Personalizes`.
+    Only `train` must be defined; the other methods have a default for trainers that do no more than that.  A trainer
+    whose clients use another model than the one that they were sent is a `contracts.Personalizes`.
+
+    Attributes:
+        sends_choice: updates carry as metric "cluster" which of the models offered as "candidates" was trained.
+        sends_initial_loss: updates carry as metric "initial_loss" the loss of the model that was sent.
+        follows_others: training depends on the steps that other clients have made (`TrainInput.committed`).
     """
 
     axis = "training"
+    sends_choice: ClassVar[bool] = False
+    sends_initial_loss: ClassVar[bool] = False
+    follows_others: ClassVar[bool] = False
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         """Carry out one training task of a stack of clients."""
         raise NotImplementedError
 
-    def uploads(self) -> tuple[str, ...]:
-        """Names of the vectors that updates carry besides the model.  A vector that is not declared is refused."""
-        return ()
-
-
-@runtime_checkable
-class KeepsClientState(Protocol):
-    """A trainer whose clients keep named tensors from task to task."""
-
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        """A client's state before its first task.
+        """Return the named tensors that a client keeps from task to task, as they are before its first task.
 
         Args:
             model: [p], the model that the run starts from.
             shared: how many of its numbers are shared.
         """
+        return {}
 
+    # -- what travels besides the model
 
-@runtime_checkable
-class KeepsServerVectors(Protocol):
-    """A trainer for which the server keeps named vectors: sent with every training task, renewed at every step."""
+    def uploads(self) -> tuple[str, ...]:
+        """Return the names of the vectors that updates carry besides the model.
+
+        A vector that is not declared is refused.
+        """
+        return ()
+
+    def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes, by name, of uploaded vectors that the server has not sent."""
+        return {}
+
+    def moment_layers(self) -> tuple[str, ...]:
+        """Return the layers whose input moments updates carry as "moments"."""
+        return ()
 
     def server_vectors(self, shared: int) -> dict[str, Tensor]:
-        """The vectors before the first step; `shared` is the number of shared numbers."""
+        """Return the named vectors that the server sends with every training task, as they are before the first step.
+
+        Args:
+            shared: the number of shared numbers.
+        """
+        return {}
 
     def update_server_vectors(
         self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
     ) -> dict[str, Tensor]:
-        """The new vectors, from the plain means of the vectors of these names in the updates."""
+        """Return the server's vectors after a step, from the plain means of those of the same names in the updates."""
+        return dict(vectors)
 
+    # -- what is known of a task beforehand
 
-@runtime_checkable
-class HidesRows(Protocol):
-    """A trainer whose steps hide single rows; the noise must come from numbers that only the client knows."""
+    def min_steps(self, examples: int) -> int:
+        """Return how many steps a task on so many rows takes at least, so that a simulator need not compute before."""
+        return 0
 
-    def row_privacy(self) -> RowPrivacy:
-        """How its steps hide them."""
+    def max_steps(self, examples: int) -> int | None:
+        """Return how many steps a task on so many rows takes at most, so that a client can claim no more than that.
 
+        None where that is not known.
+        """
+        return None
 
-@runtime_checkable
-class LimitsSteps(Protocol):
-    """A trainer that knows how many steps a task takes at most, so that a client can claim no more than that."""
+    def row_privacy(self) -> RowPrivacy | None:
+        """Return how steps hide single rows, or None; the noise must come from numbers that only the client knows."""
+        return None
 
-    def max_steps(self, examples: int) -> int:
-        """Steps of a task on so many rows, at most."""
-
-
-@runtime_checkable
-class ShapesUploads(Protocol):
-    """A trainer that uploads vectors which the server has not sent, and knows their shapes beforehand."""
-
-    def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of such vectors, by name."""
-
-
-@runtime_checkable
-class GivesOwnModels(Protocol):
-    """A trainer that may give some clients another model than the run's, made from it."""
+    # -- models of clients
 
     @property
     def holds_parts(self) -> bool:
         """Whether the shared numbers of some clients are a part of those of the run's model."""
+        return False
 
     @property
     def changes_parts(self) -> bool:
-        """Whether a client's part is another one from task to task, so that no state of its length can be kept."""
+        """Whether a client's part changes from task to task, so that no state of its length can be kept."""
+        return False
 
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
-        """Who has which model, None where all have the run's.
+        """Return which clients have which model, made from the run's; None where all have the run's.
 
         Raises:
             SettingError: such models cannot be made from the run's.
         """
-
-
-@runtime_checkable
-class CompletesModels(Protocol):
-    """A trainer whose models lack their buffers until clients are asked for them, which happens once they are trained:
-    before each evaluation, and at the end.
-    """
+        return None
 
     def completing_query(self, number: int | None) -> Query | None:
-        """What all clients are asked about the model of this number, None for the run's (`OwnModels`); None where
-        models lack nothing.
+        """Return what clients are asked about a trained model that lacks its buffers, or None if it lacks nothing.
 
-        Answers carry "buffers", the shared buffers of that model; they are averaged, weighted by examples.
+        It is asked before each evaluation, and at the end.  Answers carry "buffers", the shared buffers of that model;
+        they are averaged, weighted by examples.
+
+        Args:
+            number: the model's number (`OwnModels`), None for the run's.
         """
-
-
-@runtime_checkable
-class BoundsSteps(Protocol):
-    """A trainer that knows how many steps a task takes at least, so that a simulator need not compute before that."""
-
-    def min_steps(self, examples: int) -> int:
-        """Steps of a task on so many rows, at least."""
+        return None

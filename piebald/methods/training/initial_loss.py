@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
@@ -14,6 +16,8 @@ class InitialLoss(Sgd):
     Methods for fairness between clients need it: q-FedAvg, TERM, agnostic federated learning.
     It is sent as the metric "initial_loss", 0 without rows, and costs one pass over the rows.
     """
+
+    sends_initial_loss: ClassVar[bool] = True
 
     def discloses(self) -> str | None:
         return "the loss of the global model on their training rows"

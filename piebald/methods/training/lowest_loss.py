@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from piebald.contracts import ClientContext, TrainInput, TrainOutput
@@ -15,6 +17,8 @@ class LowestLoss(Sgd):
     IFCA (Ghosh et al. 2020, algorithm 1), K-Cluster among the baselines of DistFL (2021).  The choice is sent as the
     metric "cluster", -1 without candidates.  Private layers stay the client's own with every candidate.
     """
+
+    sends_choice: ClassVar[bool] = True
 
     def discloses(self) -> str | None:
         return "which model has the lowest loss on their training rows"

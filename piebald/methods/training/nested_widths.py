@@ -82,16 +82,13 @@ class NestedWidths(Sgd):
 
     @property
     def holds_parts(self) -> bool:
-        """See `training.GivesOwnModels`."""
         return any(width < 1 for width in self.widths)
 
     @property
     def changes_parts(self) -> bool:
-        """See `training.GivesOwnModels`."""
         return self.dynamic and self.holds_parts
 
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
-        """See `training.GivesOwnModels`."""
         narrow = sorted({width for width in self.widths if width < 1})
         if not narrow:
             return None
@@ -102,7 +99,6 @@ class NestedWidths(Sgd):
         return OwnModels(models, numbers, asked=self.static_batch_norm)
 
     def completing_query(self, number: int | None) -> BatchStatistics | None:
-        """See `training.CompletesModels`."""
         own = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
         return BatchStatistics(batch=self.batch, network=number) if self.static_batch_norm and own else None
 

@@ -184,6 +184,10 @@ class Sgd(Trainer):
             return "parameter_groups"
         return None if type(self.step_schedule) is ConstantStepSchedule else "step_schedule"
 
+    def steps_plainly(self) -> bool:
+        """Return whether training is one run of `Sgd` with these settings, and not what a subclass makes of it."""
+        return not self.overrides(Sgd.train, Sgd.run_sgd, Sgd.sgd_config, Sgd.start_state, Sgd.output)
+
     @property
     def state_vectors(self) -> tuple[StateVector, ...]:
         """The vectors that the optimizer keeps."""

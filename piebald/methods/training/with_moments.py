@@ -36,6 +36,9 @@ class WithMoments(Sgd):
     def uploads(self) -> tuple[str, ...]:
         return (*super().uploads(), "moments")
 
+    def moment_layers(self) -> tuple[str, ...]:
+        return self.layers
+
     def upload_shapes(self, spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
         named = dict(spec.model.named_modules())
         channels = sum(named[name].get_parameter("weight").shape[1] for name in self.layers)

@@ -1,4 +1,4 @@
-"""What is done to an update between client and server."""
+"""Transforms of updates on the way from client to server."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -1,10 +1,10 @@
-"""The base class of transforms of updates, and what some of them do besides."""
+"""The base class of transforms of updates."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
 from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, StepContext, Task, Update
 from piebald.contracts.component import Component
@@ -40,21 +40,24 @@ class Transform(Component):
         """Transform the averaged change [s]."""
         return average
 
+    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
+        """Replace what colluding clients send in the changes [n, s] of a step; in simulations only.
+
+        Attackers who know one another's updates define it.
+        """
+        return matrix
+
+    def colludes(self) -> bool:
+        """Return whether it needs the updates of a step side by side."""
+        return self.overrides(Transform.collude)
+
     def noises_mean(self) -> bool:
-        """Whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
+        """Return whether noise on the average is to hide clients.  Their weights must then not depend on their data."""
         return False
 
     def nbytes(self, vectors: Mapping[str, Tensor]) -> int:
         """Bytes on the wire of one client's vectors, if this transform is the last one."""
         return sum(vector.numel() * vector.element_size() for vector in vectors.values())
-
-
-@runtime_checkable
-class Colludes(Protocol):
-    """Attackers who know one another's updates; in simulations only."""
-
-    def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
-        """Replace the changes of colluding clients in the changes [n, s] of a step."""
 
 
 class MaskingTransform(Transform):
@@ -69,7 +72,7 @@ class MaskingTransform(Transform):
 
     @abstractmethod
     def mask(self, update: Update, task: Task, secrets: ClientSecrets) -> Update:
-        """What one client sends instead of its update.
+        """Return what one client sends instead of its update.
 
         Raises:
             Declined: the client sends nothing.
@@ -77,4 +80,4 @@ class MaskingTransform(Transform):
 
     @abstractmethod
     def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
-        """Why a masked update cannot be one, or None."""
+        """Return why a masked update cannot be one, or None."""

@@ -65,7 +65,7 @@ def unpack_unary(data: Bytes, count: int) -> Whole:
     return np.diff(zeros, prepend=-1) - 1
 
 
-def _check_rest(data: Bytes, used: int, wanted: int) -> None:
+def _check_rest(data: Bytes, used: int, size: int) -> None:
     """Refuse other bits than these behind the last one that is used, so that each number has one form only."""
-    if used % 8 and len(data) and data[-1] >> (used % 8) != wanted:
+    if used % 8 and len(data) and data[-1] >> (used % 8) != size:
         raise ValueError("bits behind the last number")

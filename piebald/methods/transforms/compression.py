@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from piebald.contracts.component import RecipeComponents
-from piebald.methods.transforms.base import Colludes, MaskingTransform, Transform
+from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Bytes, Whole
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _SLACK = 1024  # bytes by which a packed change may be longer than twice the cha
 
 @dataclass(frozen=True, slots=True)
 class WireContext:
-    """What both ends know of an update, and so need not send.
+    """The facts about an update that both ends know, and so need not send.
 
     Attributes:
         layout: that of the model.
@@ -87,11 +87,11 @@ class Compressor(Transform):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a client keeps anything for it between tasks."""
+        """True if a client keeps anything for it between tasks."""
         return False
 
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
-        """What a client keeps for it, before the first task; names begin with `COMPRESSION`."""
+        """Return what a client keeps for it, before the first task; names begin with `COMPRESSION`."""
         return {}
 
     @abstractmethod
@@ -107,25 +107,31 @@ class Compressor(Transform):
         """
 
     def decompress(self, packed: Tensor, context: WireContext) -> Tensor:
-        """What the receiver makes of packed bytes: the change [s].
+        """Return what the receiver makes of packed bytes: the change [s].
 
         Raises:
             ValueError: these bytes are no packed change; memory is never taken for what they claim.
         """
+        # twice the change as float32: whoever claims more wants memory
         most = 8 * context.layout.shared + _SLACK
         if packed.dtype != torch.uint8 or packed.dim() != 1 or packed.numel() > most:
             raise ValueError(f"at most {most:,} bytes are due, sent {packed.dtype} {list(packed.shape)}")
         return torch.from_numpy(self.unpack(packed.numpy(), context))
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        masking = next((one for one in recipe.transforms if isinstance(one, MaskingTransform)), None)
+        masking = next((transform for transform in recipe.transforms if isinstance(transform, MaskingTransform)), None)
         summed = isinstance(self, SendsSameNumbers) and self.same_for_all
         if masking is not None and not summed:
             return f"{masking.kind} adds masked updates number by number, but {self.why_not_summed} drop {self.kind}"
-        alone = [one for one in recipe.transforms if not isinstance(one, Colludes | MaskingTransform)]
+        transforms = [transform for transform in recipe.transforms if isinstance(transform, Transform)]
+        alone = [
+            transform
+            for transform in transforms
+            if not (isinstance(transform, MaskingTransform) or transform.colludes())
+        ]
         if alone[-1] is not self:
             return f"{self.kind} packs an update, so nothing can be done to it afterwards: put it last, once"
-        noising = [one for one in recipe.transforms if isinstance(one, Transform) and one.noises_mean()]
+        noising = [transform for transform in transforms if transform.noises_mean()]
         if noising and not self.keeps_clip:
             return (
                 f"{noising[0].kind} at the server counts on updates no longer than its clip, but what {self.kind} "
@@ -148,13 +154,13 @@ class SendsSameNumbers(Protocol):
 
     @property
     def same_for_all(self) -> bool:
-        """Whether all clients of a round send the same ones."""
+        """True if all clients of a round send the same ones."""
 
     def sent_numbers(self, layout: Layout) -> int:
-        """How many numbers are sent of the shared ones."""
+        """Return how many numbers are sent of the shared ones."""
 
     def sent_places(self, context: WireContext) -> Whole:
-        """Which of the shared numbers these are, in increasing order; the same for all clients of a version."""
+        """Return which of the shared numbers these are, in increasing order; the same for all clients of a version."""
 
 
 class LossyCompressor(Compressor):
@@ -164,7 +170,7 @@ class LossyCompressor(Compressor):
 
     @property
     def remembers(self) -> bool:
-        """Whether the client keeps what it did not send, and adds it to its next change."""
+        """True if the client keeps what it did not send, and adds it to its next change."""
         return False
 
     @abstractmethod
@@ -189,16 +195,16 @@ class LossyCompressor(Compressor):
         return {MEMORY: torch.zeros(spec.layout.shared_trained)} if self.remembers else {}
 
     def compress(self, change: Tensor, state: Mapping[str, Tensor], context: WireContext) -> Compressed:
-        wanted, buffers = change[: context.trained], change[context.trained :]
+        due, buffers = change[: context.trained], change[context.trained :]
         if self.remembers:
-            wanted = wanted + state[MEMORY]
+            due = due + state[MEMORY]
         with np.errstate(all="ignore"):  # numbers near the largest ones become infinite, and are refused as such
-            body, kept = self.encode(wanted.numpy(), state, context)
+            body, memory = self.encode(due.numpy(), state, context)
             sent = torch.from_numpy(self.decode(body, context))
         if self.remembers:
-            kept = {**kept, MEMORY: wanted - sent}
+            memory = {**memory, MEMORY: due - sent}
         packed = np.concatenate([body, buffers.numpy().view(np.uint8)])
-        return Compressed(torch.from_numpy(packed), torch.cat([sent, buffers]), kept)
+        return Compressed(torch.from_numpy(packed), torch.cat([sent, buffers]), memory)
 
     def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
         start = len(packed) - 4 * (context.layout.shared - context.trained)

@@ -14,6 +14,7 @@ from piebald.contracts import StepContext
 from piebald.contracts.component import RecipeComponents
 from piebald.core.machine import float64_device
 from piebald.core.noise import NoiseSource
+from piebald.methods.aggregation.base import Aggregator
 from piebald.methods.transforms.base import Transform
 
 
@@ -44,6 +45,12 @@ class Gaussian(Transform):
         epsilon: of one upload, instead of `noise`; above 0.
         delta: of one upload, where epsilon is given.
         where: where the noise is added.
+
+    Examples:
+        >>> from piebald import recipes
+        >>> noise = Gaussian(clip=1.0, noise=0.5)
+        >>> recipes.fedavg().with_(transforms=[noise], aggregation="equal_weighted").noises_mean
+        True
     """
 
     protects = True
@@ -71,6 +78,7 @@ class Gaussian(Transform):
         share = (self.clip / norm.clamp(min=1e-12)).clamp(max=1.0).to(change)
         # an update that is not finite would be refused in the open: it counts as no change instead
         change = torch.where(norm.isfinite().to(change.device), change * share, 0.0)
+        # the noise belongs to one task, so an update that is sent again is the same to the bit
         if self.where == "client" and self.multiplier:
             sources = [NoiseSource.repeatable(key) for key in keys]
             deviation = self.multiplier * self.clip
@@ -81,6 +89,7 @@ class Gaussian(Transform):
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:
         if not self.noises_mean():
             return average
+        # one client moves a mean by at most its share of the clip
         most = max(context.shares, default=0.0)
         if context.expected is not None:
             average, most = average * (context.arrived / context.expected), 1 / context.expected
@@ -90,12 +99,11 @@ class Gaussian(Transform):
         return self.where == "server" and self.multiplier > 0
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        weights = recipe.aggregation.table()
-        base = weights.get("base", weights) if weights["kind"] == "staleness_weighted" else weights
-        if not self.noises_mean() or base["kind"] == "equal_weighted":
+        aggregator = recipe.aggregation
+        if not self.noises_mean() or (isinstance(aggregator, Aggregator) and not aggregator.reads_data()):
             return None
         return (
             "gaussian at the server hides a client in a mean with equal weights but "
-            f"{base['kind']} lets a client's data decide how much it counts: set aggregation = 'equal_weighted', or "
+            f"{aggregator.kind} lets a client's data decide how much it counts: set aggregation = 'equal_weighted', or "
             "where = 'client'"
         )

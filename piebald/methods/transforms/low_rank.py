@@ -54,43 +54,43 @@ class LowRank(WithErrorFeedback):
         return True  # the basis of the last product
 
     def initial_state(self, spec: ModelSpec) -> dict[str, Tensor]:
-        length = sum(one.columns * self.rank for one in _matrices(spec.layout, self.rank))
+        length = sum(matrix.columns * self.rank for matrix in _matrices(spec.layout, self.rank))
         basis = generator("low_rank", spec.seed).standard_normal(length).astype(np.float32)
         return super().initial_state(spec) | {BASIS: torch.from_numpy(basis)}
 
     def encode(
         self, wanted: Numbers, state: Mapping[str, Tensor], context: WireContext
     ) -> tuple[Bytes, Mapping[str, Tensor]]:
-        basis, at, parts, kept = state[BASIS].numpy(), 0, list[Numbers](), list[Numbers]()
+        basis, at, parts, bases = state[BASIS].numpy(), 0, list[Numbers](), list[Numbers]()
         whole = np.ones(context.trained, dtype=bool)
-        for one in _matrices(context.layout, self.rank):
-            change = wanted[one.span].reshape(one.rows, one.columns).astype(np.float64)
-            last = basis[at : at + one.columns * self.rank].reshape(one.columns, self.rank)
+        for matrix in _matrices(context.layout, self.rank):
+            change = wanted[matrix.span].reshape(matrix.rows, matrix.columns).astype(np.float64)
+            last = basis[at : at + matrix.columns * self.rank].reshape(matrix.columns, self.rank)
             finite = bool(np.isfinite(change).all())
-            left = np.linalg.qr(change @ last)[0] if finite else np.full((one.rows, self.rank), np.nan)
+            basis_left = np.linalg.qr(change @ last)[0] if finite else np.full((matrix.rows, self.rank), np.nan)
             # the server multiplies the numbers that are sent, so Q is computed from these
-            left = left.astype(np.float32)
-            right = (change.T @ left.astype(np.float64)).astype(np.float32)
-            parts += [left.ravel(), right.ravel()]
-            kept.append(right.ravel())
-            at, whole[one.span] = at + right.size, False
-        return as_bytes(np.concatenate([*parts, wanted[whole]])), {BASIS: torch.from_numpy(_joined(kept))}
+            basis_left = basis_left.astype(np.float32)
+            right = (change.T @ basis_left.astype(np.float64)).astype(np.float32)
+            parts += [basis_left.ravel(), right.ravel()]
+            bases.append(right.ravel())
+            at, whole[matrix.span] = at + right.size, False
+        return as_bytes(np.concatenate([*parts, wanted[whole]])), {BASIS: torch.from_numpy(_joined(bases))}
 
     def decode(self, body: Bytes, context: WireContext) -> Numbers:
-        numbers, at, made = as_floats(body), 0, np.zeros(context.trained, dtype=np.float32)
+        numbers, at, change = as_floats(body), 0, np.zeros(context.trained, dtype=np.float32)
         matrices, whole = _matrices(context.layout, self.rank), np.ones(context.trained, dtype=bool)
-        for one in matrices:
-            whole[one.span] = False
-        wanted = int(whole.sum()) + sum(self.rank * (one.rows + one.columns) for one in matrices)
-        if len(numbers) != wanted:
-            raise ValueError(f"{len(numbers):,} numbers, where {wanted:,} are due")
-        for one in matrices:
-            middle, end = at + one.rows * self.rank, at + (one.rows + one.columns) * self.rank
-            left, right = numbers[at:middle].reshape(-1, self.rank), numbers[middle:end].reshape(-1, self.rank)
-            made[one.span] = (left.astype(np.float64) @ right.T.astype(np.float64)).ravel()
+        for matrix in matrices:
+            whole[matrix.span] = False
+        expected = int(whole.sum()) + sum(self.rank * (matrix.rows + matrix.columns) for matrix in matrices)
+        if len(numbers) != expected:
+            raise ValueError(f"{len(numbers):,} numbers, where {expected:,} are due")
+        for matrix in matrices:
+            middle, end = at + matrix.rows * self.rank, at + (matrix.rows + matrix.columns) * self.rank
+            basis_left, right = numbers[at:middle].reshape(-1, self.rank), numbers[middle:end].reshape(-1, self.rank)
+            change[matrix.span] = (basis_left.astype(np.float64) @ right.T.astype(np.float64)).ravel()
             at = end
-        made[whole] = numbers[at:]
-        return made
+        change[whole] = numbers[at:]
+        return change
 
 
 class _Matrix(NamedTuple):
@@ -103,14 +103,14 @@ class _Matrix(NamedTuple):
 
 def _matrices(layout: Layout, rank: int) -> list[_Matrix]:
     """The trained and shared weights that products of this rank make smaller."""
-    found = list[_Matrix]()
+    matrices = list[_Matrix]()
     for slot in layout.slots:
         if slot.stop > layout.shared_trained or len(slot.shape) < 2:
             continue
         rows, columns = slot.shape[0], math.prod(slot.shape[1:])
         if rank * (rows + columns) < rows * columns:
-            found.append(_Matrix(slice(slot.start, slot.stop), rows, columns))
-    return found
+            matrices.append(_Matrix(slice(slot.start, slot.stop), rows, columns))
+    return matrices
 
 
 def _joined(parts: list[Numbers]) -> Numbers:

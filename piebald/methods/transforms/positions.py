@@ -23,7 +23,7 @@ def pack(positions: Whole, total: int) -> Bytes:
     forms = {_BITMAP: -(-total // 8), _GAPS: 1 + _gap_bytes(positions, bits := _best_bits(positions, total))}
     if total <= 1 << 31:
         forms[_NUMBERS] = 4 * len(positions)
-    form = min(forms, key=lambda one: forms[one])
+    form = min(forms, key=lambda form_name: forms[form_name])
     if form == _BITMAP:
         marks = np.zeros(total, dtype=np.uint8)
         marks[positions] = 1
@@ -68,7 +68,7 @@ def unpack(data: Bytes, count: int, total: int) -> Whole:
 
 
 def _gaps(positions: Whole) -> Whole:
-    """How many positions lie between each and the one before it."""
+    """Return how many positions lie between each and the one before it."""
     return np.diff(positions, prepend=-1) - 1
 
 

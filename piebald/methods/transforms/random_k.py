@@ -68,17 +68,19 @@ class RandomK(WithErrorFeedback):
         return as_bytes(wanted[places] * np.float32(factor)), {}
 
     def decode(self, body: Bytes, context: WireContext) -> Numbers:
-        values, places, made = as_floats(body), self._places(context), np.zeros(context.trained, dtype=np.float32)
+        values, places, change = as_floats(body), self._places(context), np.zeros(context.trained, dtype=np.float32)
         if len(values) != len(places):
             raise ValueError(f"{len(values):,} values, where {len(places):,} are due")
-        made[places] = values
-        return made
+        change[places] = values
+        return change
 
     def _places(self, context: WireContext) -> Whole:
         count = count_of(self.share, context.trained)
         if count == context.trained:
             return np.arange(count)
-        asked = str(context.version).partition(".")[0]  # clients may have been asked before in this round, or not
-        whose = ("common", int(asked)) if self.same_for_all else (context.client, context.version)
-        draw = generator("random_k", context.seed, *whose)
+        round_number = str(context.version).partition(".")[
+            0
+        ]  # clients may have been asked before in this round, or not
+        owner = ("common", int(round_number)) if self.same_for_all else (context.client, context.version)
+        draw = generator("random_k", context.seed, *owner)
         return np.sort(draw.choice(context.trained, count, replace=False))

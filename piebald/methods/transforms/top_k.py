@@ -40,15 +40,20 @@ class TopK(WithErrorFeedback):
     def decode(self, body: Bytes, context: WireContext) -> Numbers:
         total = context.trained
         count = count_of(self.share, total)
-        values, made = as_floats(body[: 4 * count]), np.zeros(total, dtype=np.float32)
+        values, change = as_floats(body[: 4 * count]), np.zeros(total, dtype=np.float32)
         if len(values) != count:
             raise ValueError(f"{len(values):,} values, where {count:,} are due")
-        made[positions.unpack(body[4 * count :], count, total)] = values
-        return made
+        change[positions.unpack(body[4 * count :], count, total)] = values
+        return change
 
 
 def count_of(share: float, total: int) -> int:
-    """How many of `total` numbers a share of them is: at least one."""
+    """Return how many of `total` numbers a share of them is: at least one.
+
+    Examples:
+        >>> count_of(0.01, 250), count_of(0.01, 10)
+        (2, 1)
+    """
     return min(total, max(1, round(share * total)))
 
 

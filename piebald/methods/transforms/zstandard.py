@@ -43,12 +43,12 @@ class Zstandard(Compressor):
         return Compressed(torch.frombuffer(bytearray(packed), dtype=torch.uint8), change)
 
     def unpack(self, packed: Bytes, context: WireContext) -> Numbers:
-        zstandard, wanted = _module(), 4 * context.layout.shared
+        zstandard, size = _module(), 4 * context.layout.shared
         data = packed.tobytes()
         try:
             claimed = zstandard.get_frame_parameters(data).content_size
-            if claimed != wanted:  # before any memory is taken for it
-                raise ValueError(f"a frame of {claimed:,} bytes, where {wanted:,} are due")
+            if claimed != size:  # before any memory is taken for it
+                raise ValueError(f"a frame of {claimed:,} bytes, where {size:,} are due")
             content = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         except zstandard.ZstdError:
             raise ValueError("bytes that zstandard cannot unpack") from None

@@ -33,7 +33,7 @@ def replied(task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
 
 
 def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets) -> Outcome:
-    """What leaves instead of a trained update: the update itself where nothing masks."""
+    """Return what leaves instead of a trained update: the update itself where nothing masks."""
     masking = work.masking
     if masking is None:
         return update, None
@@ -70,8 +70,8 @@ class SimulatedSigner:
 @lru_cache(maxsize=4096)
 def _signature(seed: int, client: int, text: bytes) -> bytes:
     """A client's simulated signature; kept, since every client checks those of all others."""
-    own = key("signature", seed, client).to_bytes(8)
-    return hashlib.blake2b(text, key=own).digest().ljust(SIGNATURE, b"\0")
+    secret = key("signature", seed, client).to_bytes(8)
+    return hashlib.blake2b(text, key=secret).digest().ljust(SIGNATURE, b"\0")
 
 
 def repeatable(*words: int | str) -> Callable[[int], bytes]:

@@ -54,7 +54,7 @@ MakeGraph = Callable[[Sequence[int], Sequence[bytes]], MaskingGraph]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SentShares:
-    """What one client sent of its secrets.
+    """The shares of its secrets that one client sent.
 
     Attributes:
         boxes: by who reads them.
@@ -83,13 +83,13 @@ class ExchangedKeys:
 
     def partners(self, client: int) -> list[int]:
         """The neighbours of a client that take part, increasing."""
-        return [one for one in self.graph.neighbours[client] if one in self.sent]
+        return [neighbour for neighbour in self.graph.neighbours[client] if neighbour in self.sent]
 
     def right(self, holder: int, owner: int, which: str, share: bytes) -> bool:
-        """Whether a share is the one that its owner has published a digest of."""
+        """Return whether a share is the one that its owner has published a digest of."""
         published = self.sent[owner].published[holder]
-        wanted = published[: masks.KEY] if which == "masks" else published[masks.KEY :]
-        return share_digest(share, which, self.graph, owner, holder) == wanted
+        digest = published[: masks.KEY] if which == "masks" else published[masks.KEY :]
+        return share_digest(share, which, self.graph, owner, holder) == digest
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Go on without some clients."""
@@ -108,27 +108,27 @@ def exchange_keys(clients: Sequence[int], commit: bool, make_graph: MakeGraph, c
     Raises:
         Declined: they are too few.
     """
-    told = _keys(commit, clients, context)
-    members = sorted(told)
+    public_keys = _keys(commit, clients, context)
+    members = sorted(public_keys)
     try:
-        graph = make_graph(members, [texts(told[client][KEYS], 2 * masks.KEY)[0] for client in members])
+        graph = make_graph(members, [texts(public_keys[client][KEYS], 2 * masks.KEY)[0] for client in members])
     except Declined as error:
         raise Declined(f"{len(clients)} clients were asked for keys: {error}") from None
-    about = {**graph.vectors(), SIGNED: torch.cat([told[client][SIGNED] for client in members])}
-    answers = asked(context, ShareKeys(), dict.fromkeys(members, about))
-    made = ExchangedKeys(graph, {})
+    vectors = {**graph.vectors(), SIGNED: torch.cat([public_keys[client][SIGNED] for client in members])}
+    answers = asked(context, ShareKeys(), dict.fromkeys(members, vectors))
+    keys = ExchangedKeys(graph, {})
     for client, answer in answers.items():
-        found = _sent(graph, client, answer)
-        if isinstance(found, str):
-            context.exclude_client(client, found)
+        shares = _sent(graph, client, answer)
+        if isinstance(shares, str):
+            context.exclude_client(client, shares)
         else:
-            made.sent[client] = found
-    _settle(made, context)
-    return made
+            keys.sent[client] = shares
+    _settle(keys, context)
+    return keys
 
 
 def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, Tensor]]) -> Answers:
-    """What clients answered, of those that answered."""
+    """Return what clients answered, of those that answered."""
     answers = context.query([QueryRequest(client, query, vectors) for client, vectors in about.items()])
     return {client: answer.vectors for client, answer in zip(about, answers, strict=True) if answer is not None}
 
@@ -137,31 +137,31 @@ def asked(context: AsksClients, query: Query, about: Mapping[int, Mapping[str, T
 
 
 def _keys(commit: bool, clients: Sequence[int], context: AsksClients) -> Answers:
-    """What clients answer about their keys; where they commit to them before, all of these must answer.
+    """Return what clients answer about their keys; where they commit to them before, all of these must answer.
 
     If one is gone in between, the others begin again without it: who could choose whether its keys count could choose
     among rings.
     """
-    left = sorted(clients)
+    remaining = sorted(clients)
     if not commit:
-        return _sound(asked(context, AdvertiseKeys(), {client: {} for client in left}), {}, context)
-    while left:
-        answers = asked(context, CommitKeys(), {client: {} for client in left})
+        return _sound(asked(context, AdvertiseKeys(), {client: {} for client in remaining}), {}, context)
+    while remaining:
+        answers = asked(context, CommitKeys(), {client: {} for client in remaining})
         promised = {client: texts(answers[client][COMMITMENTS], masks.KEY)[0] for client in sorted(answers)}
-        about = {MEMBERS: numbers([*promised]), COMMITMENTS: rows([*promised.values()], masks.KEY)}
-        told = _sound(asked(context, AdvertiseKeys(), dict.fromkeys(promised, about)), promised, context)
-        if told.keys() == promised.keys():
-            return told
-        left = sorted(told)
+        vectors = {MEMBERS: numbers([*promised]), COMMITMENTS: rows([*promised.values()], masks.KEY)}
+        public_keys = _sound(asked(context, AdvertiseKeys(), dict.fromkeys(promised, vectors)), promised, context)
+        if public_keys.keys() == promised.keys():
+            return public_keys
+        remaining = sorted(public_keys)
     return {}
 
 
-def _sound(told: Answers, promised: Mapping[int, bytes], context: AsksClients) -> Answers:
+def _sound(answers: Answers, promised: Mapping[int, bytes], context: AsksClients) -> Answers:
     """The answers whose keys can be relayed; the others' clients are excluded."""
     sound = {}
-    for client, answer in told.items():
+    for client, answer in answers.items():
         public = texts(answer[KEYS], 2 * masks.KEY)[0]
-        if not all(masks.is_public_key(one) for one in (public[: masks.KEY], public[masks.KEY :])):
+        if not all(masks.is_public_key(part) for part in (public[: masks.KEY], public[masks.KEY :])):
             context.exclude_client(client, "its public keys are no keys")
         elif commitment(public) != promised.get(client, commitment(public)):
             context.exclude_client(client, "it showed other keys than those that it had committed to")
@@ -176,7 +176,7 @@ def _sound(told: Answers, promised: Mapping[int, bytes], context: AsksClients) -
 
 
 def _sent(graph: MaskingGraph, client: int, answer: Mapping[str, Tensor]) -> SentShares | str:
-    """What a client sent of its secrets, or what is wrong with it."""
+    """Return what a client sent of its secrets, or what is wrong with it."""
     boxes, published = texts(answer[SHARES], BOX), texts(answer[PUBLISHED], DIGESTS)
     readers, holders, proofs = graph.neighbours[client], graph.holders(client), texts(answer[PROOF], masks.KEY)
     if (len(boxes), len(published), len(proofs)) != (len(readers), len(holders), 1):
@@ -184,79 +184,79 @@ def _sent(graph: MaskingGraph, client: int, answer: Mapping[str, Tensor]) -> Sen
     return SentShares(dict(zip(readers, boxes, strict=True)), dict(zip(holders, published, strict=True)), proofs[0])
 
 
-def _settle(made: ExchangedKeys, context: AsksClients) -> None:
+def _settle(keys: ExchangedKeys, context: AsksClients) -> None:
     """Have clients check what they got, and have those who sent it show what is disputed."""
-    answers = asked(context, CheckShares(), {reader: _to_check(made, reader) for reader in made.sent})
+    answers = asked(context, CheckShares(), {reader: _to_check(keys, reader) for reader in keys.sent})
     disputes: dict[int, dict[int, bytes]] = {}  # signatures by who sent the shares, and by their holder
-    gone = made.sent.keys() - answers.keys()
+    gone = keys.sent.keys() - answers.keys()
     for reader, answer in answers.items():
-        found = _disputed(made, reader, answer, context)
-        if isinstance(found, str):
-            context.exclude_client(reader, found)
+        disputed = _disputed(keys, reader, answer, context)
+        if isinstance(disputed, str):
+            context.exclude_client(reader, disputed)
             gone.add(reader)
             continue
-        for sender, signature in found.items():
+        for sender, signature in disputed.items():
             disputes.setdefault(sender, {})[reader] = signature
-    made.leave_out(gone)
-    disputes = {sender: signed for sender, signed in sorted(disputes.items()) if sender in made.sent}
+    keys.leave_out(gone)
+    disputes = {sender: signed for sender, signed in sorted(disputes.items()) if sender in keys.sent}
     if disputes:
-        made.leave_out(_show(made, disputes, context))
+        keys.leave_out(_show(keys, disputes, context))
 
 
-def _show(made: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], context: AsksClients) -> set[int]:
+def _show(keys: ExchangedKeys, disputes: Mapping[int, Mapping[int, bytes]], context: AsksClients) -> set[int]:
     """Have clients show the shares that their holders dispute; returns those who do not show what they published."""
-    about = {
+    vectors = {
         sender: {
-            CONTEXT: rows([made.graph.context], masks.KEY),
+            CONTEXT: rows([keys.graph.context], masks.KEY),
             READERS: numbers([*signed]),
             SIGNED: rows([*signed.values()], SIGNATURE),
         }
         for sender, signed in disputes.items()
     }
-    answers = asked(context, ShowShares(), about)
+    answers = asked(context, ShowShares(), vectors)
     gone = disputes.keys() - answers.keys()
     for sender, answer in answers.items():
         shares = texts(answer[SHARES], BOTH)
-        if fault := _shown(made, sender, [*disputes[sender]], shares):
+        if fault := _shown(keys, sender, [*disputes[sender]], shares):
             context.exclude_client(sender, fault)
             gone.add(sender)
     return gone
 
 
-def _to_check(made: ExchangedKeys, reader: int) -> Mapping[str, Tensor]:
-    partners = made.partners(reader)
+def _to_check(keys: ExchangedKeys, reader: int) -> Mapping[str, Tensor]:
+    partners = keys.partners(reader)
     return {
-        CONTEXT: rows([made.graph.context], masks.KEY),
-        SENDERS: numbers(sorted(made.sent)),
-        BOXES: rows([made.sent[one].boxes[reader] for one in partners], BOX),
-        PUBLISHED: rows([made.sent[one].published[reader] for one in partners], DIGESTS),
+        CONTEXT: rows([keys.graph.context], masks.KEY),
+        SENDERS: numbers(sorted(keys.sent)),
+        BOXES: rows([keys.sent[partner].boxes[reader] for partner in partners], BOX),
+        PUBLISHED: rows([keys.sent[partner].published[reader] for partner in partners], DIGESTS),
     }
 
 
 def _disputed(
-    made: ExchangedKeys, reader: int, answer: Mapping[str, Tensor], context: AsksClients
+    keys: ExchangedKeys, reader: int, answer: Mapping[str, Tensor], context: AsksClients
 ) -> dict[int, bytes] | str:
     """The signatures of a client by whose shares it disputes, or what is wrong with its answer."""
-    partners, verdicts = made.partners(reader), texts(answer[DISPUTED], 1)
-    against = [one for one, verdict in zip(partners, verdicts, strict=False) if verdict != b"\0"]
+    partners, verdicts = keys.partners(reader), texts(answer[DISPUTED], 1)
+    against = [partner for partner, verdict in zip(partners, verdicts, strict=False) if verdict != b"\0"]
     signed = texts(answer[SIGNED], SIGNATURE)
     if len(verdicts) != len(partners) or len(signed) != len(against):
         return f"it judged {len(verdicts)} shares of {len(partners)}, with {len(signed)} signatures"
     for sender, signature in zip(against, signed, strict=True):
-        sent = made.sent[sender]
-        claim = dispute_claim(made.graph, sender, reader, sent.boxes[reader], sent.published[reader])
+        sent = keys.sent[sender]
+        claim = dispute_claim(keys.graph, sender, reader, sent.boxes[reader], sent.published[reader])
         if not context.check_signature(reader, claim, signature):
             return f"it did not sign that it disputes the shares of client {sender}"
     return dict(zip(against, signed, strict=True))
 
 
-def _shown(made: ExchangedKeys, sender: int, readers: Sequence[int], shares: Sequence[bytes]) -> str:
+def _shown(keys: ExchangedKeys, sender: int, readers: Sequence[int], shares: Sequence[bytes]) -> str:
     """Take the shares that a client has shown; returns what is wrong with them, or nothing."""
     if len(shares) != len(readers):
         return f"it showed {len(shares)} shares of {len(readers)} that their holders dispute"
     for reader, both in zip(readers, shares, strict=True):
-        if share_digests(both, made.graph, sender, reader) != made.sent[sender].published[reader]:
+        if share_digests(both, keys.graph, sender, reader) != keys.sent[sender].published[reader]:
             return f"it sent client {reader} other shares than it has published digests of"
     for reader, both in zip(readers, shares, strict=True):
-        made.shown.setdefault(reader, {})[sender] = both
+        keys.shown.setdefault(reader, {})[sender] = both
     return ""

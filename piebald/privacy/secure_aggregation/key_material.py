@@ -1,4 +1,4 @@
-"""What a client derives from the root of one sum: its public keys, shares of its secrets, seeds, boxes, claims."""
+"""Values that a client derives from one sum's root: its public keys, shares of its secrets, seeds, boxes, claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = "root"  # the name under which a client keeps it
 
 
 def root_of(secrets: ClientSecrets) -> bytes:
-    """What a client's secrets of this sum come from.
+    """Return what a client's secrets of this sum come from.
 
     Raises:
         Declined: it has none.
@@ -32,7 +32,7 @@ def public_keys(root: bytes) -> bytes:
 
 
 def commitment(public: bytes) -> bytes:
-    """What a client sends before anybody has shown keys: it can show no other keys afterwards."""
+    """Return what a client sends before anybody has shown keys: it can show no other keys afterwards."""
     return masks.derive(public, "commitment")
 
 
@@ -46,13 +46,13 @@ def own_shares(which: str, graph: MaskingGraph, client: int, root: bytes) -> dic
 
 
 def shares_by_holder(graph: MaskingGraph, client: int, root: bytes) -> dict[int, bytes]:
-    """What each holder of a client's shares has: its share of the key, then its share of the seed."""
+    """Return what each holder of a client's shares has: its share of the key, then its share of the seed."""
     both = [own_shares(which, graph, client, root) for which in ("masks", "self")]
-    return {holder: b"".join(one[graph.place(holder)] for one in both) for holder in graph.holders(client)}
+    return {holder: b"".join(shares[graph.place(holder)] for shares in both) for holder in graph.holders(client)}
 
 
 def share_digest(share: bytes, which: str, graph: MaskingGraph, owner: int, holder: int) -> bytes:
-    """What the owner of a share publishes of it, so that nobody can give another in its place.
+    """Return what the owner of a share publishes of it, so that nobody can give another in its place.
 
     A share has 256 random bits, so a digest tells no more of it than whether a guess is right.
     """
@@ -104,17 +104,17 @@ def box_key(root: bytes, graph: MaskingGraph, other: int, sender: int, reader: i
 
 
 def proof(seed: bytes) -> bytes:
-    """What tells whether shares of a client's own seed were right."""
+    """Return what tells whether shares of a client's own seed were right."""
     return masks.derive(seed, "proof")
 
 
 def key_claim(client: int, public: bytes) -> bytes:
-    """What a client signs before shares are made: that these are its keys."""
+    """Return what a client signs before shares are made: that these are its keys."""
     return b"keys %d:" % client + public
 
 
 def dispute_claim(graph: MaskingGraph, sender: int, reader: int, box: bytes, digests: bytes) -> bytes:
-    """What a client signs when a box does not hold the shares that its sender has published digests of.
+    """Return what a client signs when a box does not hold the shares that its sender has published digests of.
 
     The very box and digests are in it, so the sender notices where they are not those that it sent.
     """
@@ -122,9 +122,10 @@ def dispute_claim(graph: MaskingGraph, sender: int, reader: int, box: bytes, dig
 
 
 def survivor_claim(graph: MaskingGraph, shown: bytes, senders: Sequence[int], survivors: Sequence[int]) -> bytes:
-    """What a client signs before anything is opened: what it was shown, whose boxes and whose masked updates there are.
+    """Return what a client signs before anything is opened: what it was shown, whose boxes and whose masked updates
+    there are.
 
     The context stands for the run's list of clients, their keys and all settings.
     """
-    lists = (" ".join(map(str, one)) for one in (senders, survivors))
+    lists = (" ".join(map(str, clients)) for clients in (senders, survivors))
     return b"survivors:" + masks.derive(graph.context, "survivors", shown, *lists)

@@ -26,7 +26,6 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.privacy.secure_aggregation import masks
-from piebald.privacy.secure_aggregation.demands import demands_reject_reason
 from piebald.privacy.secure_aggregation.key_material import (
     BOX,
     DIGESTS,
@@ -47,6 +46,7 @@ from piebald.privacy.secure_aggregation.masking_graph import (
     MEMBERS,
     MaskingGraph,
     clients_in,
+    demands_reject_reason,
     rows,
     texts,
 )
@@ -195,8 +195,8 @@ def known_graph(secrets: ClientSecrets, vectors: Mapping[str, Tensor], masking: 
 
 def check_context(secrets: ClientSecrets, vectors: Mapping[str, Tensor]) -> None:
     """Refuse what is about another sum than the client's keys."""
-    came = texts(vectors.get(CONTEXT), masks.KEY)
-    if CONTEXT not in secrets.kept or texts(secrets.kept[CONTEXT], masks.KEY) != came:
+    contexts = texts(vectors.get(CONTEXT), masks.KEY)
+    if CONTEXT not in secrets.kept or texts(secrets.kept[CONTEXT], masks.KEY) != contexts:
         raise Declined("this client's keys are of another sum")
 
 
@@ -208,7 +208,7 @@ def partners_among(senders: list[int], graph: MaskingGraph, client: int) -> list
     """
     if client not in senders or not {*senders} <= {*graph.members}:
         raise Declined("the list of those who sent shares is not of this sum")
-    partners = [one for one in graph.neighbours[client] if one in {*senders}]
+    partners = [neighbour for neighbour in graph.neighbours[client] if neighbour in {*senders}]
     if len(partners) + 1 < graph.threshold:
         raise Declined(f"{len(partners)} neighbours sent shares, too few for a threshold of {graph.threshold}")
     return partners

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import MASKING
+from piebald.contracts import MASKING, SumDemands
 from piebald.core.errors import Declined
 from piebald.privacy.secure_aggregation.masks import KEY, derive
-from piebald.privacy.secure_aggregation.security import quorum
+from piebald.privacy.secure_aggregation.security import SECURITY, exposure, quorum
 
 MEMBERS, KEYS, CONTEXT = MASKING + "members", MASKING + "keys", MASKING + "context"
 
@@ -66,33 +66,33 @@ class MaskingGraph:
         if sorted({*members}) != list(members) or len(keys) != len(members) or {*map(len, keys)} != {2 * KEY}:
             raise Declined("the list of clients is no list of different clients with a key each")
         holders = len(members) if k is None else min(k + 1, len(members))
-        wanted = threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
-        if not 2 <= wanted <= holders or 2 * wanted <= holders:
+        needed = threshold if isinstance(threshold, int) else math.ceil(round(threshold * holders, 9))
+        if not 2 <= needed <= holders or 2 * needed <= holders:
             raise Declined(
-                f"{len(members)} clients are no graph for a threshold of {wanted}: it takes at least 2, at least that "
+                f"{len(members)} clients are no graph for a threshold of {needed}: it takes at least 2, at least that "
                 "many, and less than twice that many who hold shares of a key"
             )
-        context = derive(b"".join(keys), "graph", settings, wanted, *members)
+        context = derive(b"".join(keys), "graph", settings, needed, *members)
         ring, neighbours = _ring(tuple(members), holders, context)
-        return cls(tuple(members), dict(zip(members, keys, strict=True)), wanted, ring, neighbours, context)
+        return cls(tuple(members), dict(zip(members, keys, strict=True)), needed, ring, neighbours, context)
 
     @property
     def holders_each(self) -> int:
-        """How many hold shares of a client's keys: its neighbours and itself."""
+        """The number of hold shares of a client's keys: its neighbours and itself."""
         return len(self.neighbours[self.members[0]]) + 1
 
     @property
     def complete(self) -> bool:
-        """Whether all are neighbours of all."""
+        """True if all are neighbours of all."""
         return self.holders_each == len(self.members)
 
     @property
     def quorum(self) -> int:
-        """How many clients must sign one list of survivors: the same share of them as of a key's shares."""
+        """The number of clients must sign one list of survivors: the same share of them as of a key's shares."""
         return quorum(len(self.members), self.holders_each, self.threshold)
 
     def holders(self, client: int) -> tuple[int, ...]:
-        """Who has shares of a client's keys: its neighbours and itself, increasing."""
+        """Return who has shares of a client's keys: its neighbours and itself, increasing."""
         return tuple(sorted((*self.neighbours[client], client)))
 
     def place(self, client: int) -> int:
@@ -117,16 +117,16 @@ class MaskingGraph:
         Raises:
             Declined: it is not of these clients, or too short, or leaves parts.
         """
-        there = {*survivors}
-        if not there <= {*self.members}:
+        present = {*survivors}
+        if not present <= {*self.members}:
             raise Declined("the list of survivors is not of this sum")
-        wanted = max(self.quorum, self.threshold, least)
-        if len(there) < wanted:
-            raise Declined(f"{len(there)} of {len(self.members)} clients arrived, it takes {wanted}")
+        needed = max(self.quorum, self.threshold, least)
+        if len(present) < needed:
+            raise Declined(f"{len(present)} of {len(self.members)} clients arrived, it takes {needed}")
         if self.complete:
             return
         reach = self.holders_each // 2
-        on_ring = np.array([client in there for client in self.ring])
+        on_ring = np.array([client in present for client in self.ring])
         sums = np.concatenate(([0], np.cumsum(np.concatenate((on_ring[-reach:], on_ring, on_ring[:reach])))))
         near = int((sums[2 * reach + 1 :] - sums[: -2 * reach - 1])[on_ring].min())
         if near < self.threshold:
@@ -141,7 +141,7 @@ class MaskingGraph:
 def _ring(members: tuple[int, ...], holders: int, context: bytes) -> tuple[tuple[int, ...], Neighbours]:
     """The ring, and each client's neighbours on it; kept, since all clients of a simulation ask for the same one."""
     if holders == len(members):
-        return members, {client: tuple(one for one in members if one != client) for client in members}
+        return members, {client: tuple(member for member in members if member != client) for client in members}
     ring = tuple(sorted(members, key=lambda client: derive(context, "ring", client)))
     reach = (holders - 1) // 2
     return ring, {
@@ -182,7 +182,30 @@ def clients_in(tensor: Tensor | None) -> list[int]:
     Raises:
         Declined: it is something else.
     """
-    found: Any = None if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1 else tensor.tolist()
-    if found is None or sorted({*found}) != found or (found and found[0] < 0):
+    numbers: Any = None if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1 else tensor.tolist()
+    if numbers is None or sorted({*numbers}) != numbers or (numbers and numbers[0] < 0):
         raise Declined("what should be increasing client numbers is something else")
-    return list(map(int, found))
+    return list(map(int, numbers))
+
+
+def demands_reject_reason(graph: MaskingGraph, demands: SumDemands) -> str | None:
+    """The reason why a client takes no part in a sum over this graph, or None."""
+    clients, holders, shares = len(graph.members), graph.holders_each, graph.threshold
+    if shares < round(demands.threshold * holders, 9):
+        return (
+            f"{shares} of {holders} shares open a mask, this site demands a share of {demands.threshold:.3g}: raise "
+            "secure_aggregation's threshold"
+        )
+    if not graph.complete and demands.neighbours is not None and holders - 1 < demands.neighbours:
+        return (
+            f"clients have {holders - 1} neighbours, this site demands {demands.neighbours}: raise "
+            "secure_aggregation's neighbours"
+        )
+    bad = math.floor(demands.colluding * clients)
+    sure = 2 * graph.quorum - clients > bad and shares > bad
+    if sure and (graph.complete or exposure(clients, holders - 1, shares, bad) <= 2.0**-SECURITY):
+        return None
+    return (
+        f"{bad} of {clients} clients that collude could open an update with {holders - 1} neighbours and a threshold "
+        f"of {shares}: raise them, or leave neighbours out"
+    )

@@ -21,18 +21,18 @@ from piebald.core.errors import Declined
 
 KEY = 32  # bytes of a key
 TAG = 16  # bytes that a box is longer than what is in it
-_PIECE = 1 << 16  # numbers masked at a time, so that what a piece needs stays in the processor's cache
+_PIECE = 1 << 16  # numbers handled at a time, so that what a piece needs stays in the processor's cache
 
 Words = str | bytes | int
 
 
 def derive(secret: bytes, *words: Words, length: int = KEY) -> bytes:
     """Bytes that belong to a secret and these words alone (SHAKE256 over both, each with its length)."""
-    made = hashlib.shake_256()
+    digest = hashlib.shake_256()
     for word in (b"piebald secure aggregation", secret, *words):
         plain = word.encode() if isinstance(word, str) else str(word).encode() if isinstance(word, int) else word
-        made.update(struct.pack("<Q", len(plain)) + plain)
-    return made.digest(length)
+        digest.update(struct.pack("<Q", len(plain)) + plain)
+    return digest.digest(length)
 
 
 def private_key(root: bytes, purpose: str) -> bytes:
@@ -46,7 +46,7 @@ def public_key(private: bytes) -> bytes:
 
 
 def is_public_key(theirs: bytes) -> bool:
-    """Whether keys can be agreed on with a public key; with a point of low order nobody can."""
+    """Return whether keys can be agreed on with a public key; with a point of low order nobody can."""
     try:
         agree(bytes(KEY), theirs)
     except Declined:
@@ -73,7 +73,7 @@ def encrypt_box(key: bytes, text: bytes) -> bytes:
 
 
 def decrypt_box(key: bytes, box: bytes) -> bytes:
-    """What is in a box.
+    """Return what is in a box.
 
     Raises:
         Declined: it was made with another key, or changed.
@@ -105,5 +105,23 @@ def add_masks(vector: np.ndarray[Any, Any], plus: Sequence[bytes], minus: Sequen
 
 
 def key_stream(seed: bytes) -> CipherContext:
-    """What turns zeros into the key stream of AES-256 in counter mode under a seed of 32 bytes."""
+    """Return what turns zeros into the key stream of AES-256 in counter mode under a seed of 32 bytes."""
     return Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()
+
+
+def round_stochastically(numbers: np.ndarray[Any, Any], seed: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Round up with the probability of the fraction, so that sums of many numbers stay right.
+
+    Rounding to the nearest makes a bias of many small numbers: 0.3 of a thousand clients would add up to 0.
+
+    Args:
+        numbers: float64 [n], below 2^62 in absolute value.
+        seed: 32 bytes; its key stream says which way each number goes, so the same seed rounds the same way again.
+    """
+    stream, rounded = key_stream(seed), np.empty(len(numbers), np.int64)
+    for start in range(0, len(numbers), _PIECE):
+        piece = numbers[start : start + _PIECE]
+        bits = np.frombuffer(stream.update(bytes(8 * len(piece))), dtype="<u8") >> np.uint64(11)
+        below = np.floor(piece)
+        rounded[start : start + _PIECE] = below.astype(np.int64) + (bits.astype(np.float64) * 2.0**-53 < piece - below)
+    return rounded

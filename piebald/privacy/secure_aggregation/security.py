@@ -1,4 +1,4 @@
-"""How many clients must collude with the server before it reads one update, and parameters for a level of security.
+"""The clients that must collude with the server before it reads one update, and parameters for a security level.
 
 The server is active: it may show different things to different clients, say who dropped out as it likes after it has
 seen the graph, and act with c of the n clients.  Where all are neighbours nothing is left to chance; see
@@ -88,13 +88,13 @@ def failure(clients: Count, neighbours: Whole, threshold: Whole, dropping: Whole
 
 @checked
 def quorum(clients: Count, holders: Count, threshold: Whole) -> int:
-    """How many of the clients must sign one list of survivors: the share of them that opens a mask."""
+    """Return how many of the clients must sign one list of survivors: the share of them that opens a mask."""
     return -(-threshold * clients // holders)
 
 
 @checked
 def colluders_needed(clients: Count, threshold: Whole, least: Whole = 2) -> int:
-    """How many of n clients must act with the server before it reads one update, where all are neighbours.
+    """Return how many of n clients must act with the server before it reads one update, where all are neighbours.
 
     The smallest of: t, who hold the shares of everything; 2 t - n, who sign two lists of survivors, where a list can
     do without one client; all but one client of the smallest sum.

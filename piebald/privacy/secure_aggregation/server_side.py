@@ -32,7 +32,7 @@ _ROUGH = 1e-4  # of the range: a standard deviation of the rounding of the mean 
 
 
 class Confirmation(NamedTuple):
-    """What one survivor has signed: its signature, and the digest of what it was shown."""
+    """The statement of one survivor: its signature, and the digest of what it was shown."""
 
     signature: bytes
     shown: bytes
@@ -66,7 +66,7 @@ class SumSettings(Protocol):
         """The numbers of a sum."""
 
     def numbers(self, spec: ModelSpec) -> int:
-        """How many numbers of the model are masked and sent."""
+        """Return how many numbers of the model are masked and sent."""
 
     def spread(self, sums: Tensor, context: ServerContext) -> Tensor:
         """Their sums at their places among all shared numbers [s]."""
@@ -87,12 +87,14 @@ class SecureRound:
     def of(cls, transform: SumSettings, clients: Sequence[int], context: AsksClients) -> SecureRound:
         """Have clients exchange keys and shares."""
         try:
-            found = exchange_keys(clients, transform.neighbours is not None, transform.graph, context)
-            if len(found.sent) < max(found.graph.threshold, transform.least):
-                raise Declined(f"only {len(found.sent)} of {len(clients)} clients exchanged keys")
+            keys = exchange_keys(clients, transform.neighbours is not None, transform.graph, context)
+            if len(keys.sent) < max(keys.graph.threshold, transform.least):
+                raise Declined(f"only {len(keys.sent)} of {len(clients)} clients exchanged keys")
         except Declined as error:
             return cls(transform, None, dict.fromkeys(clients, f"no secure aggregation: {error}"))
-        return cls(transform, found, {one: "it did not exchange keys" for one in clients if one not in found.sent})
+        return cls(
+            transform, keys, {client: "it did not exchange keys" for client in clients if client not in keys.sent}
+        )
 
     def vectors(self, client: int) -> Mapping[str, Tensor]:
         exchanged = self.exchanged
@@ -118,8 +120,8 @@ class SecureRound:
         try:
             self.exchanged.graph.check_survivors(arrived, self.transform.least)
             signed = self._confirmed(self.exchanged, arrived, context)
-            known = self._shares(self.exchanged, arrived, signed, context)  # first: clients say who was shown what
-            return self._sum(self.exchanged, masked, known, _common(signed, self.exchanged.graph, context), context)
+            shares = self._shares(self.exchanged, arrived, signed, context)  # first: clients say who was shown what
+            return self._sum(self.exchanged, masked, shares, _common(signed, self.exchanged.graph, context), context)
         except Declined as error:
             return f"no secure aggregation: {error}"
 
@@ -128,14 +130,14 @@ class SecureRound:
     def _confirmed(
         self, exchanged: ExchangedKeys, arrived: Sequence[int], context: AsksClients
     ) -> Mapping[int, Confirmation]:
-        """What survivors have signed about their list.
+        """Return what survivors have signed about their list.
 
         Raises:
             Declined: they are too few.
         """
         graph = exchanged.graph
-        about = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
-        answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, about))
+        vectors = {CONTEXT: rows([graph.context], masks.KEY), SURVIVORS: numbers(arrived)}
+        answers = asked(context, ConfirmSurvivors(), dict.fromkeys(arrived, vectors))
         signed: dict[int, Confirmation] = {}
         for client, answer in answers.items():
             signature, digest = texts(answer[SIGNED], SIGNATURE)[0], texts(answer[DIGEST], masks.KEY)[0]
@@ -160,29 +162,29 @@ class SecureRound:
         context: AsksClients,
     ) -> Shares:
         """The right shares by whose they are and by place: of seeds for those who arrived, of keys for the others."""
-        graph, there = exchanged.graph, {*arrived}
-        about = {
+        graph, present = exchanged.graph, {*arrived}
+        vectors = {
             CONTEXT: rows([graph.context], masks.KEY),
             SURVIVORS: numbers(arrived),
             SIGNERS: numbers(sorted(signed)),
             SIGNED: rows([signed[client].signature for client in sorted(signed)], SIGNATURE),
             DIGEST: rows([signed[client].shown for client in sorted(signed)], masks.KEY),
         }
-        known: Shares = {}
-        for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, about)).items():
-            owners, given = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
-            if len(owners) != len(given):
-                context.exclude_client(holder, f"it gave {len(given)} shares of {len(owners)}")
+        shares: Shares = {}
+        for holder, answer in asked(context, Unmasking(), dict.fromkeys(arrived, vectors)).items():
+            owners, parts = sorted((*exchanged.partners(holder), holder)), texts(answer[SHARES], shamir.BYTES)
+            if len(owners) != len(parts):
+                context.exclude_client(holder, f"it gave {len(parts)} shares of {len(owners)}")
                 continue
-            for owner, share in zip(owners, given, strict=True):
-                if exchanged.right(holder, owner, "self" if owner in there else "masks", share):
-                    known.setdefault(owner, {})[graph.place(holder)] = share
+            for owner, share in zip(owners, parts, strict=True):
+                if exchanged.right(holder, owner, "self" if owner in present else "masks", share):
+                    shares.setdefault(owner, {})[graph.place(holder)] = share
                 else:
                     context.exclude_client(holder, f"it gave another share of client {owner} than it had got")
-        return known
+        return shares
 
     def _sum(
-        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], known: Shares, shown: bytes, context: AsksClients
+        self, exchanged: ExchangedKeys, masked: Mapping[int, Update], shares: Shares, shown: bytes, context: AsksClients
     ) -> Vector:
         """The sum of what was masked, unmasked.
 
@@ -195,7 +197,7 @@ class SecureRound:
         back: list[bytes] = []
         for client, update in masked.items():
             total += update.vectors[SUM].contiguous().numpy().view(total.dtype)
-            seed = _secret(graph, client, known)
+            seed = _secret(graph, client, shares)
             if proof(seed) != exchanged.sent[client].proof:
                 raise _blamed(client, "the seed of its mask", context)
             away.append(seed)
@@ -203,7 +205,7 @@ class SecureRound:
             near = [client for client in exchanged.partners(lost) if client in masked]
             if not near:
                 continue
-            private = _secret(graph, lost, known)
+            private = _secret(graph, lost, shares)
             if masks.public_key(private) != graph.keys[lost][: masks.KEY]:
                 raise _blamed(lost, "its key", context)
             for client in near:  # undo what `mask` did at this client
@@ -217,11 +219,11 @@ class SecureRound:
         assert self.exchanged is not None
         clients = len(self.exchanged.graph.members)
         decoded = torch.from_numpy(transform.decode(total, clients))
-        share, weighted, others = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
+        share, weighted, rest = decoded[0].item(), decoded[1 : 2 + shared].abs(), decoded[2 + shared :].abs()
         off = clients / transform.unit(clients)  # by rounding, at most
         if share <= 0:
             return "no secure aggregation: the weights of those who arrived add up to nothing"
-        if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((others > arrived + off).any()):
+        if share > arrived + off or bool((weighted > share + 2 * off).any()) or bool((rest > arrived + off).any()):
             return "no secure aggregation: it is more than clients that keep to the range can add up to"
         weight = share * transform.heaviest
         if 2 * off / share > _ROUGH * math.sqrt(clients):
@@ -249,32 +251,32 @@ def _common(signed: Mapping[int, Confirmation], graph: MaskingGraph, context: As
     Raises:
         Declined: somebody has signed another; where a quorum agrees, it is excluded.
     """
-    shown = [one.shown for one in signed.values()]
+    shown = [confirmation.shown for confirmation in signed.values()]
     digest = max(shown, key=shown.count)
-    others = [client for client, one in signed.items() if one.shown != digest]
-    if others and len(signed) - len(others) >= graph.quorum:
-        for client in others:
+    unlike = [client for client, confirmation in signed.items() if confirmation.shown != digest]
+    if unlike and len(signed) - len(unlike) >= graph.quorum:
+        for client in unlike:
             context.exclude_client(client, "it signed that it was shown something else than the others")
-    if others:
-        raise Declined(f"{_named(others)} signed that other terms, another model or another question came")
+    if unlike:
+        raise Declined(f"{_named(unlike)} signed that other terms, another model or another question came")
     return digest
 
 
-def _secret(graph: MaskingGraph, owner: int, known: Shares) -> bytes:
+def _secret(graph: MaskingGraph, owner: int, shares_of: Shares) -> bytes:
     """The secret of which there are enough shares."""
-    shares, wanted = known.get(owner, {}), graph.threshold
-    if len(shares) < wanted:
-        missing = _named([one for one in graph.holders(owner) if graph.place(one) not in shares])
+    shares, needed = shares_of.get(owner, {}), graph.threshold
+    if len(shares) < needed:
+        missing = _named([holder for holder in graph.holders(owner) if graph.place(holder) not in shares])
         raise Declined(
-            f"{len(shares)} right shares of the mask of client {owner} came, it takes {wanted}; {missing} gave none"
+            f"{len(shares)} right shares of the mask of client {owner} came, it takes {needed}; {missing} gave none"
         )
-    return shamir.combine(dict(sorted(shares.items())[:wanted]))
+    return shamir.combine(dict(sorted(shares.items())[:needed]))
 
 
-def _blamed(client: int, what: str, context: AsksClients) -> Declined:
+def _blamed(client: int, fault: str, context: AsksClients) -> Declined:
     """Exclude who shared something else than its secret: all shares are those of which it has published digests."""
-    context.exclude_client(client, f"it shared something else than {what}")
-    return Declined(f"client {client} shared something else than {what}, so the sum cannot be opened")
+    context.exclude_client(client, f"it shared something else than {fault}")
+    return Declined(f"client {client} shared something else than {fault}, so the sum cannot be opened")
 
 
 def _named(clients: Sequence[int]) -> str:

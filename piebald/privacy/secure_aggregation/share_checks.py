@@ -111,7 +111,7 @@ class ShowShares(KeyQuery):
 
 def keep_shares(secrets: ClientSecrets, held: Mapping[int, bytes]) -> None:
     """Keep the shares that a client holds of others."""
-    secrets.kept.update({_HELD_OF: numbers(sorted(held)), _HELD: rows([held[one] for one in sorted(held)], BOTH)})
+    secrets.kept.update({_HELD_OF: numbers(sorted(held)), _HELD: rows([held[client] for client in sorted(held)], BOTH)})
 
 
 def held_shares(secrets: ClientSecrets) -> dict[int, bytes]:

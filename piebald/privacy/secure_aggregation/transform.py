@@ -39,10 +39,10 @@ from piebald.contracts.component import RecipeComponents, build
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import Declined, SettingError
 from piebald.core.parameters import nbytes
-from piebald.methods.aggregation.linear import Linear
-from piebald.methods.scheduling.base import Scheduler, round_kind
+from piebald.methods.aggregation.linear import Linear, is_plain_mean
+from piebald.methods.scheduling.base import Scheduler
 from piebald.methods.sharing.base import Sharing
-from piebald.methods.training.base import KeepsServerVectors, Trainer
+from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform
 from piebald.methods.transforms.compression import SendsSameNumbers, WireContext
 from piebald.methods.transforms.gaussian import Gaussian
@@ -50,7 +50,7 @@ from piebald.privacy.secure_aggregation import masks
 from piebald.privacy.secure_aggregation.key_material import own_seed, pair_seed, root_of, rounding_seed, shown_to
 from piebald.privacy.secure_aggregation.key_queries import DIGEST, MASKED, SENDERS, known_graph, partners_among
 from piebald.privacy.secure_aggregation.masking_graph import MaskingGraph, clients_in, numbers, rows, texts
-from piebald.privacy.secure_aggregation.rounding import round_stochastically
+from piebald.privacy.secure_aggregation.masks import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import all_shares, keep_shares
 
@@ -121,28 +121,36 @@ class SecureAggregation(MaskingTransform):
     # -- fitting in
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        if recipe.transforms[-1] is not self or sum(isinstance(one, MaskingTransform) for one in recipe.transforms) > 1:
+        if (
+            recipe.transforms[-1] is not self
+            or sum(isinstance(transform, MaskingTransform) for transform in recipe.transforms) > 1
+        ):
             return "secure_aggregation hides the update from any transform behind it: put it last, once"
         scheduler, aggregator = recipe.scheduling, recipe.aggregation
-        if not isinstance(scheduler, Scheduler) or round_kind(scheduler) is None:
-            late = ", or set its max_staleness = 0" if scheduler.kind == "deadline" else ""
+        assert isinstance(scheduler, Scheduler)
+        if scheduler.round_kind() is None:
             return (
                 f"secure_aggregation sums clients that agreed on keys beforehand but {scheduler.kind} steps with "
-                f"any client that arrives: choose scheduling = 'synchronous'{late}"
+                f"any client that arrives: {scheduler.rounds_advice}"
             )
         sharing = recipe.sharing
-        if not isinstance(sharing, Sharing) or type(sharing).initial_private is not Sharing.initial_private:
+        if sharing.overrides(Sharing.initial_private):
             return (
                 f"{sharing.kind} lets each client begin with other numbers, and secure_aggregation sums only what "
                 "all clients were shown alike: choose another sharing, or drop it"
             )
-        if recipe.training.kind == "adaptive_frequency":
+        trainer = recipe.training
+        if isinstance(trainer, Trainer) and trainer.follows_others:
             return (
-                "adaptive_frequency goes by the steps of others, which secure_aggregation hides: choose another "
+                f"{trainer.kind} goes by the steps of others, which secure_aggregation hides: choose another "
                 "training, or drop it"
             )
-        central = [one for one in recipe.transforms if isinstance(one, Gaussian) and one.where == "server"]
-        if central and aggregator.kind != "equal_weighted":
+        central = [
+            transform
+            for transform in recipe.transforms
+            if isinstance(transform, Gaussian) and transform.where == "server"
+        ]
+        if central and not is_plain_mean(aggregator):
             return (
                 f"{central[0].kind} at the server needs the largest weight, which secure_aggregation hides: choose "
                 "aggregation = 'equal_weighted', or where = 'client'"
@@ -155,31 +163,32 @@ class SecureAggregation(MaskingTransform):
         return None
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
-        trainer, sized = recipe.training.adapted_to(recipe, spec), dict[str, Tensor]()
+        trainer = recipe.training.adapted_to(recipe, spec)
         assert isinstance(trainer, Trainer)
-        if isinstance(trainer, KeepsServerVectors):
-            sized = trainer.server_vectors(spec.layout.shared)
+        sized = trainer.server_vectors(spec.layout.shared)
         for name in trainer.uploads():
             if name not in sized:
                 raise SettingError(
                     f"secure_aggregation must know the length of what is summed but {trainer.kind} sends {name!r}: "
                     "drop it"
                 )
-        heaviest = self.heaviest or (1.0 if recipe.aggregation.kind == "equal_weighted" else _HEAVIEST)
+        heaviest = self.heaviest or (1.0 if is_plain_mean(recipe.aggregation) else _HEAVIEST)
         shapes = {name: tuple(sized[name].shape) for name in sorted(trainer.uploads())}
         filled = {"aggregation": recipe.aggregation.table(), "heaviest": heaviest, "vectors": shapes}
-        packs = next((one.table() for one in recipe.transforms if isinstance(one, SendsSameNumbers)), None)
+        packs = next(
+            (transform.table() for transform in recipe.transforms if isinstance(transform, SendsSameNumbers)), None
+        )
         filled |= {"packing": packs}
         return self.model_copy(update={**filled, "range": self.range or _range_of(recipe.transforms)})
 
     def graph(self, members: Sequence[int], public: Sequence[bytes]) -> MaskingGraph:
         """The graph of these clients, with all that they must agree on."""
-        made = MaskingGraph.of(
+        graph = MaskingGraph.of(
             members, public, self.threshold, self.neighbours, json.dumps(self.table(), sort_keys=True)
         )
         if self.unit(len(members)) < _COARSEST:
             raise Declined(f"{len(members)} clients leave too few steps of {self.bits} bits: set bits = 64")
-        return made
+        return graph
 
     def demands_reject_reason(self, demands: SumDemands) -> str | None:
         """The reason why a client takes no part in such sums, however many clients there are, or None."""
@@ -234,13 +243,13 @@ class SecureAggregation(MaskingTransform):
         if not 0 <= weight <= heaviest:
             raise Declined(f"its weight is above secure_aggregation's heaviest = {heaviest:g}: raise that")
         share, loss, reach = weight / heaviest, update.metrics.get("loss", 0.0), self.reach
-        told = min(max(loss / self.loss_reach, -1.0), 1.0) if math.isfinite(loss) else 0.0
+        loss_share = min(max(loss / self.loss_reach, -1.0), 1.0) if math.isfinite(loss) else 0.0
         numbers_of = {name: part.detach().flatten().double() / reach for name, part in update.vectors.items()}
         if not all(bool((part.abs() <= 1).all()) for part in numbers_of.values()):  # NaN is not, either
             raise Declined(f"a number of its update is outside secure_aggregation's range = {reach:g}: raise that")
-        others = [numbers_of[name] for name in sorted(numbers_of) if name != "model"]
-        head = torch.tensor([share, share * told], dtype=torch.float64)
-        scaled = torch.cat([head, numbers_of["model"] * share, *others]) * self.unit(clients)
+        rest = [numbers_of[name] for name in sorted(numbers_of) if name != "model"]
+        head = torch.tensor([share, share * loss_share], dtype=torch.float64)
+        scaled = torch.cat([head, numbers_of["model"] * share, *rest]) * self.unit(clients)
         return round_stochastically(scaled.numpy(), seed).astype(f"<u{self.bits // 8}")
 
     def decode(self, total: np.ndarray[Any, Any], clients: int) -> np.ndarray[Any, Any]:
@@ -252,7 +261,7 @@ class SecureAggregation(MaskingTransform):
         return _HEAD + self.numbers(spec) + sum(math.prod(shape) for shape in (self.vectors or {}).values())
 
     def numbers(self, spec: ModelSpec) -> int:
-        """How many numbers of the model are masked and sent."""
+        """Return how many numbers of the model are masked and sent."""
         packs = self._packing()
         return spec.layout.shared if packs is None else packs.sent_numbers(spec.layout)
 
@@ -266,14 +275,14 @@ class SecureAggregation(MaskingTransform):
         return sums.new_zeros(spec.layout.shared).index_copy(0, torch.from_numpy(places), sums)
 
     def _packing(self) -> SendsSameNumbers | None:
-        made = None if self.packing is None else build("transforms", self.packing)
-        assert made is None or isinstance(made, SendsSameNumbers)
-        return made
+        transform = None if self.packing is None else build("transforms", self.packing)
+        assert transform is None or isinstance(transform, SendsSameNumbers)
+        return transform
 
     def _weights(self) -> WeighsUpdates:
-        made = build("aggregation", self.aggregation or "equal_weighted")
-        assert isinstance(made, Linear)
-        return made
+        aggregator = build("aggregation", self.aggregation or "equal_weighted")
+        assert isinstance(aggregator, Linear)
+        return aggregator
 
     # -- the client
 
@@ -281,21 +290,21 @@ class SecureAggregation(MaskingTransform):
         graph, root = known_graph(secrets, task.vectors, self), root_of(secrets)
         senders = clients_in(task.vectors.get(SENDERS))
         partners, held = partners_among(senders, graph, secrets.client), all_shares(task.vectors, secrets)
-        if missing := [one for one in partners if one not in held]:
+        if missing := [partner for partner in partners if partner not in held]:
             raise Declined(f"there is no share from client {missing[0]}, who is said to have sent shares")
         vector = self.encode(update, len(graph.members), rounding_seed(task_digest(task), secrets.client))
         shown = shown_to(task, secrets)
         digest = hashlib.blake2b(vector.tobytes() + shown + str(senders).encode(), digest_size=masks.KEY).digest()
         if MASKED in secrets.kept and texts(secrets.kept[MASKED], masks.KEY)[0] != digest:
             raise Declined("its keys have masked another update already")
-        keep_shares(secrets, {one: held[one] for one in partners})
+        keep_shares(secrets, {partner: held[partner] for partner in partners})
         secrets.kept.update({MASKED: rows([digest], masks.KEY), DIGEST: rows([shown], masks.KEY)})
         secrets.kept[SENDERS] = numbers(senders)
-        private, own = masks.private_key(root, "masks"), own_seed(root, graph)
-        seeds = {other: pair_seed(private, graph, shown, secrets.client, other) for other in partners}
-        above = [seed for other, seed in seeds.items() if other > secrets.client]
-        below = [seed for other, seed in seeds.items() if other < secrets.client]
-        masks.add_masks(vector, [own, *above], below)
+        private, own_mask = masks.private_key(root, "masks"), own_seed(root, graph)
+        seeds = {partner: pair_seed(private, graph, shown, secrets.client, partner) for partner in partners}
+        above = [seed for partner, seed in seeds.items() if partner > secrets.client]
+        below = [seed for partner, seed in seeds.items() if partner < secrets.client]
+        masks.add_masks(vector, [own_mask, *above], below)
         vectors = {SUM: torch.from_numpy(vector.view(f"<i{self.bits // 8}"))}
         return Update(vectors, 0, 0, {}, nbytes=nbytes(vectors))
 
@@ -308,10 +317,10 @@ class SecureAggregation(MaskingTransform):
         return SecureRound.of(self, clients, context)
 
     def masked_reject_reason(self, update: Update, spec: ModelSpec) -> str | None:
-        vector, wanted = update.vectors.get(SUM), (self.length(spec),)
+        vector, shape = update.vectors.get(SUM), (self.length(spec),)
         kind = torch.int32 if self.bits == 32 else torch.int64
-        if update.vectors.keys() != {SUM} or vector is None or vector.dtype != kind or vector.shape != wanted:
-            return f"must send {wanted[0]} masked numbers of {self.bits} bits, sent something else"
+        if update.vectors.keys() != {SUM} or vector is None or vector.dtype != kind or vector.shape != shape:
+            return f"must send {shape[0]} masked numbers of {self.bits} bits, sent something else"
         return None
 
 

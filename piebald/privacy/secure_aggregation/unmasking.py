@@ -70,23 +70,23 @@ class Unmasking(KeyQuery):
         self, vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform
     ) -> Mapping[str, Tensor]:
         check_context(secrets, vectors)
-        kept = secrets.kept
-        if OPENED in kept:
-            if clients_in(kept[OPENED]) != clients_in(vectors.get(SURVIVORS)):
+        memory = secrets.kept
+        if OPENED in memory:
+            if clients_in(memory[OPENED]) != clients_in(vectors.get(SURVIVORS)):
                 raise Declined("this sum was opened already, for another list of survivors")
-            return {SHARES: kept[SHARES]}  # the first answer may have been lost
+            return {SHARES: memory[SHARES]}  # the first answer may have been lost
         arrival = _arrived(vectors, secrets, masking)
         _check_quorum(vectors, arrival, secrets)
-        given = _shares(arrival, secrets)
-        context = kept[CONTEXT]
-        kept.clear()  # the root, too: nobody can open this client's boxes later
-        kept.update({CONTEXT: context, OPENED: numbers(arrival.survivors), SHARES: given})
-        return {SHARES: given}
+        shares = _shares(arrival, secrets)
+        context = memory[CONTEXT]
+        memory.clear()  # the root, too: nobody can open this client's boxes later
+        memory.update({CONTEXT: context, OPENED: numbers(arrival.survivors), SHARES: shares})
+        return {SHARES: shares}
 
 
 class _Arrival(NamedTuple):
-    """Who is in a sum, as one client was told: the graph, who sent shares, whose masked updates arrived; and the digest
-    of what this client was shown.
+    """The clients in a sum, as one of them was told: the graph, who sent shares, and whose masked updates arrived; and
+    the digest of what this client was shown.
     """
 
     graph: MaskingGraph
@@ -95,12 +95,12 @@ class _Arrival(NamedTuple):
     shown: bytes
 
     def claim(self, shown: bytes) -> bytes:
-        """What a client signs that was shown this."""
+        """Return what a client signs that was shown this."""
         return survivor_claim(self.graph, shown, self.senders, self.survivors)
 
 
 def _arrived(vectors: Mapping[str, Tensor], secrets: ClientSecrets, masking: MaskingTransform) -> _Arrival:
-    """What a question about survivors is about.
+    """Return what a question about survivors is about.
 
     Raises:
         Declined: nothing is masked yet, or the survivors' sum must not be opened, or it signed another list.
@@ -145,9 +145,9 @@ def _check_quorum(vectors: Mapping[str, Tensor], arrival: _Arrival, secrets: Cli
 
 def _shares(arrival: _Arrival, secrets: ClientSecrets) -> Tensor:
     """A share for the client itself and for each client that it masked with, in order of their numbers."""
-    client, graph, there = secrets.client, arrival.graph, {*arrival.survivors}
-    given = {client: own_shares("self", graph, client, root_of(secrets))[graph.place(client)]}
+    client, graph, present = secrets.client, arrival.graph, {*arrival.survivors}
+    shares = {client: own_shares("self", graph, client, root_of(secrets))[graph.place(client)]}
     held = held_shares(secrets)
     for sender in partners_among(arrival.senders, graph, client):
-        given[sender] = held[sender][shamir.BYTES :] if sender in there else held[sender][: shamir.BYTES]
-    return rows([given[one] for one in sorted(given)], shamir.BYTES)
+        shares[sender] = held[sender][shamir.BYTES :] if sender in present else held[sender][: shamir.BYTES]
+    return rows([shares[owner] for owner in sorted(shares)], shamir.BYTES)

@@ -11,17 +11,18 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from piebald.core import pytree
-from piebald.methods.choice import judge, plain_sgd, reason
-from piebald.methods.choice.candidates import SHARES
+from piebald.methods.choice import plain_sgd, reason
+from piebald.methods.choice.candidates import Candidates
+from piebald.methods.client_work import ClientWork
 from piebald.contracts import Clients, SgdConfig, Split
 from piebald.core.errors import ParameterError, SettingError
 from piebald.core.parameters import copied, matching
@@ -140,17 +141,6 @@ def fit(run: Run, clients: Clients, client: int = 0, *, epochs: int = EPOCHS, lr
     return trial.run_all()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tried:
-    """The model [p] of one method; the rest is as in `AdaptationMethod`."""
-
-    vector: Tensor
-    fitted: int = 0
-    epochs: int = 0
-    of: str | None = None
-    share: float | None = None
-
-
 class _Trial:
     """All methods for one newcomer."""
 
@@ -164,115 +154,97 @@ class _Trial:
         )  # fmt: skip
         self.optimizer = sgd.optimizer
         self.engine = make_engine("sequential", run.work, clients, torch.device("cpu"), bfloat16=False)
+        self.offer = Candidates(lambda models: self.engine.losses([client], models, "validation"))
+        self.fitted: dict[str, int] = {}  # how many numbers each method fits
 
     def run_all(self) -> Adaptation:
         """Try every method and choose the best."""
-        start = self.finished.start(0)
-        found = {"global": _Tried(start)}
-        cluster = 0
-        if len(self.finished.cluster_models) > 1:
-            cluster = min(
-                self.finished.cluster_models,
-                key=lambda number: self._score(self.finished.start(number), "train")["loss"],
-            )
-            start = self.finished.start(cluster)
-            found["cluster"] = _Tried(start)
-        shared = 0 if self.finished.work.layout.private else len(found)  # with initial private layers it is of no use
-        for name, fitted in self._fitted_tensors().items():
-            found[name] = self._fitted(start, fitted, self.epochs)
-        everything = frozenset(slot.name for slot in self.finished.work.layout.slots if not slot.buffer)
-        alone = self._fitted(self.finished.work.initial, everything, max(self.epochs, self._passes()))
-        found["mixed"], found["local"] = self._mixed(start, found | {"local": alone}), alone
-        return self._chosen(found, shared, cluster)
+        run, offer, cluster = self.finished, self.offer, 0
+        start = run.start(0)
+        offer.models["global"] = start[None]
+        if len(run.cluster_models) > 1:
+            cluster = min(run.cluster_models, key=lambda number: self._score(run.start(number), "train")["loss"])
+            start = run.start(cluster)
+            offer.models["cluster"] = start[None]
+        shared = 0 if run.work.layout.private else len(offer.models)  # with initial private layers it is of no use
+        for name, tensors in fitted_tensors(run.work).items():
+            self.fit(name, start, tensors, self.epochs)
+        everything = frozenset(slot.name for slot in run.work.layout.slots if not slot.buffer)
+        self.fit("local", run.work.initial, everything, max(self.epochs, self._passes()))
+        offer.add_mixture(start[None], list(self.fitted))
+        offer.put_in_order(list(_WORDS))
+        return self._chosen(shared, cluster)
 
-    def _chosen(self, found: Mapping[str, _Tried], shared: int, cluster: int) -> Adaptation:
-        methods = self._evaluated(found)
-        rows = [
-            self.engine.row_losses([self.client], one.vector.unsqueeze(0), "validation")[0] for one in found.values()
-        ]
+    def fit(self, name: str, start: Tensor, tensors: frozenset[str], epochs: int) -> None:
+        """Add the model that results from fitting some tensors, after the pass with the lowest validation loss."""
+        training = _PartialSgd(self.engine, start, tensors, self.config, self.optimizer)
+        passes = (training.epoch(self.client, number)[None] for number in range(1, epochs + 1))
+        self.offer.add_best_pass(name, ([model] for model in chain([start[None]], passes)))
+        slots = self.finished.work.layout.slots
+        self.fitted[name] = sum(slot.stop - slot.start for slot in slots if slot.name in tensors)
+
+    def _chosen(self, shared: int, cluster: int) -> Adaptation:
+        models, names = self.offer.models, list(self.offer.models)
+        rows = [self.engine.row_losses([self.client], model, "validation")[0] for model in models.values()]
         losses = torch.cat(rows)
-        names = list(found)
-        verdict = judge(losses, shared, alone=names.index("local"))
-        best = found[names[verdict.chosen]]
+        verdict = self.offer.verdict(losses, shared)
+        vector = models[names[verdict.chosen]][0]
         module = copy.deepcopy(self.finished.work.model)
-        self.finished.work.layout.load(module, best.vector)
+        self.finished.work.layout.load(module, vector)
         return Adaptation(
             client=str(self.clients.names[self.client]),
             metric=self.finished.metric,
-            methods=tuple(methods),
+            methods=tuple(self._evaluated()),
             best=names[verdict.chosen],
             cluster=cluster,
             model=module.eval(),
-            vector=best.vector,
+            vector=vector,
             why=reason(verdict, names, shared, losses.shape[1], _WORDS),
         )
 
     def _passes(self) -> int:
-        """The passes over its rows that the most active client of the run made."""
-        made = Counter(
+        """Return the passes over its rows that the most active client of the run made."""
+        tasks = Counter(
             row["client"] for row in self.finished.results if row["kind"] == "train" and row["status"] == "ok"
         )
-        return max(made.values(), default=0) * plain_sgd(self.finished.work.trainer).epochs
+        return max(tasks.values(), default=0) * plain_sgd(self.finished.work.trainer).epochs
 
-    def _mixed(self, start: Tensor, found: Mapping[str, _Tried]) -> _Tried:
-        """The mixture of the start and another model with the lowest validation loss."""
-        tried = [
-            _Tried(share * one.vector + (1 - share) * start, one.fitted, one.epochs, name, share)
-            for name, one in found.items()
-            if one.fitted
-            for share in SHARES
-        ]
-        losses = [self._score(one.vector, "validation")["loss"] for one in tried]
-        return tried[
-            min(range(len(tried)), key=lambda number: losses[number] if losses[number] == losses[number] else math.inf)
-        ]
-
-    def _fitted_tensors(self) -> dict[str, frozenset[str]]:
-        """The names of the tensors that each method fits, without methods that would repeat another."""
-        layout = self.finished.work.layout
-        trained = frozenset(slot.name for slot in layout.slots if not slot.buffer)
-        methods = {"private": layout.private & trained, "head": self._head() & trained, "fine_tune": trained}
-        kept: dict[str, frozenset[str]] = {}
-        for name, fitted in methods.items():
-            if fitted and fitted not in kept.values():
-                kept[name] = fitted
-        return kept
-
-    def _head(self) -> frozenset[str]:
-        try:
-            return matching(self.finished.work.model, ["classifier"])
-        except ParameterError:  # no linear layer
-            return frozenset()
-
-    def _evaluated(self, found: Mapping[str, _Tried]) -> list[AdaptationMethod]:
+    def _evaluated(self) -> list[AdaptationMethod]:
         has_test = bool(len(self.clients.rows(self.client, "test")))
+        metric, sign = self.finished.metric, 1 if self.finished.higher_is_better else -1
         methods: list[AdaptationMethod] = []
-        for name, one in found.items():
-            scores = self._score(one.vector, "validation")
-            value = _number(scores[self.finished.metric])
-            test = _number(self._score(one.vector, "test")[self.finished.metric]) if has_test else None
+        for name, model in self.offer.models.items():
+            scores = self._score(model[0], "validation")
+            value = _number(scores[metric])
+            test = _number(self._score(model[0], "test")[metric]) if has_test else None
             first = methods[0].validation if methods else value
-            sign = 1 if self.finished.higher_is_better else -1
             gain = None if value is None or first is None else sign * (value - first)
-            made = (name, one.fitted, one.epochs, scores["loss"], value, test, gain, one.of, one.share)
-            methods.append(AdaptationMethod(*made))
+            of, share = self.offer.mixture[0] if name == "mixed" else (None, None)
+            trained = of or name
+            (epochs,) = self.offer.epochs.get(trained, [0])
+            fitted = self.fitted.get(trained, 0)
+            methods.append(
+                AdaptationMethod(name, fitted, epochs, scores["loss"], value, test, gain, of, share)
+            )
         return methods
 
     def _score(self, vector: Tensor, split: Split) -> dict[str, float]:
         scores, _ = self.engine.score([self.client], vector.unsqueeze(0), split)
         return {name: float(value[0]) for name, value in scores.items()}
 
-    def _fitted(self, start: Tensor, fitted: frozenset[str], epochs: int) -> _Tried:
-        """The model after the epoch with the lowest validation loss."""
-        best, least, epoch = start, self._score(start, "validation")["loss"], 0
-        training = _PartialSgd(self.engine, start, fitted, self.config, self.optimizer)
-        for number in range(1, epochs + 1):
-            vector = training.epoch(self.client, number)
-            loss = self._score(vector, "validation")["loss"]
-            if loss < least or least != least:
-                best, least, epoch = vector, loss, number
-        slots = self.finished.work.layout.slots
-        return _Tried(best, sum(slot.stop - slot.start for slot in slots if slot.name in fitted), epoch)
+
+def fitted_tensors(work: ClientWork) -> dict[str, frozenset[str]]:
+    """Return the names of the tensors that each method fits, without methods that would repeat another."""
+    trained = frozenset(slot.name for slot in work.layout.slots if not slot.buffer)
+    try:
+        head = matching(work.model, ["classifier"])
+    except ParameterError:  # no linear layer
+        head = frozenset()
+    methods: dict[str, frozenset[str]] = {}
+    for name, tensors in {"private": work.layout.private, "head": head, "fine_tune": trained}.items():
+        if tensors & trained and tensors & trained not in methods.values():
+            methods[name] = tensors & trained
+    return methods
 
 
 class _PartialSgd:

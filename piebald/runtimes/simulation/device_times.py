@@ -74,7 +74,7 @@ class DeviceTimes:
     def __init__(self, fleet: Fleet, work: ClientWork, clients: Clients) -> None:
         self._fleet, self._work, self._clients = fleet, work, clients
         self._device = functools.lru_cache(_DEVICES)(fleet.device)  # each task asks for its client's several times
-        self._min_steps = functools.cache(work.min_steps)
+        self._min_steps = functools.cache(work.trainer.min_steps)
 
     def downloaded(self, event: Event) -> float:
         """When the task has reached the client."""
