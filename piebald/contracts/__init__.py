@@ -18,6 +18,7 @@ from piebald.contracts.data import (
     RowsAtSites,
     Split,
 )
+from piebald.contracts.local_step import PLAIN_STEP, LocalStep, RowPrivacy, StepPoint
 from piebald.contracts.messages import (
     MASKING,
     SUM,
@@ -49,9 +50,7 @@ from piebald.contracts.shown import SHOWN_BYTES, shown_digest, task_digest
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,
-    LocalStep,
     Personalizes,
-    RowPrivacy,
     SendsInputMoments,
     SgdConfig,
     SgdOutcome,
@@ -65,12 +64,14 @@ from piebald.contracts.training import (
     TrainOutput,
     Trains,
     UpdateRule,
+    VectorStep,
 )
 
 __all__ = [
     "MASKING",
     "MOST_ROWS",
     "PLAIN_PASSES",
+    "PLAIN_STEP",
     "SERVER_ID",
     "SHOWN_BYTES",
     "SIGNATURE",
@@ -121,6 +122,7 @@ __all__ = [
     "StateVector",
     "StepContext",
     "StepFactor",
+    "StepPoint",
     "StepSettings",
     "StepsOutcome",
     "SumDemands",
@@ -132,6 +134,7 @@ __all__ = [
     "Trains",
     "Update",
     "UpdateRule",
+    "VectorStep",
     "WeighsUpdates",
     "count_reason",
     "described",

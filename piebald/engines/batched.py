@@ -44,9 +44,11 @@ class BatchedEngine(VmappedEngine):
     takes_factored = True
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
-        if run.local_loss is not None or run.config.sam_radius or run.config.passes.alone:
+        change = run.config.step
+        elsewhere = change.changes_gradients and not change.hides_rows
+        if run.local_loss is not None or elsewhere or run.config.passes.alone:
             return SequentialEngine.run_sgd(self, run)  # vmap cannot run all that has a batched form
-        if self.traits.random or not self.traits.each or run.config.privacy is not None:
+        if self.traits.random or not self.traits.each or change.hides_rows:
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
         if self.reads_tables(run) and self.shares_passes(plans) and (whole := self._module(())) is not None:
@@ -63,7 +65,7 @@ class BatchedEngine(VmappedEngine):
             return SequentialEngine.run_sgd(self, run)
         batched = _BatchedRun(self, module, run, order, start, shifts, [len(plan) for plan in plans])
         batched.begin(gathered, plans)
-        for step, passes in enumerate(self.passes(plans, rng_keys, run.config)):
+        for step, passes in enumerate(self.passes(plans, rng_keys, run.first_step)):
             batched.step(step, gathered, passes)
         return batched.end([len(plan) for plan in plans])
 

@@ -9,20 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import LocalLoss, LocalStep, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.contracts import LocalLoss, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome, VectorStep
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
 from piebald.core.machine import moved
 from piebald.core.parameters import matching
 from piebald.core.randomness import long_key
-from piebald.engines.batch_statistics import batch_statistics
-from piebald.engines.class_features import class_features
 from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
-from piebald.engines.input_moments import input_moments
 from piebald.engines.local_steps import run_steps
+from piebald.engines.row_statistics import batch_statistics, class_features, input_moments, measure, row_outputs
 from piebald.engines.sgd_step import SgdRun
-from piebald.engines.single_rows import measure, row_outputs
 from piebald.engines.stack import ClientStack
 
 
@@ -61,17 +58,20 @@ class EngineContext:
         if prox and prox_center is None:
             raise RuntimeFault(f"run_sgd was given prox = {prox:g} without what it draws to: give prox_center as well")
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
-        given, dense = {} if state is None else state, {name: to_dense(one) for name, one in (own or {}).items()}
+        start_state = dict(state or {})
+        if not self.engine.takes_factored:
+            start_state = {name: to_dense(vector) for name, vector in start_state.items()}
+        tensors = {name: to_dense(tensor) for name, tensor in (own or {}).items()}
         run = SgdRun(
-            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret,
-            local_loss, dense,
+            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, start_state,
+            secret, local_loss, tensors,
         )  # fmt: skip
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
 
     def run_steps(
-        self, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep, *, batches: int = 1
+        self, start: Mapping[str, Tensor], config: SgdConfig, step: VectorStep, *, batches: int = 1
     ) -> StepsOutcome:
         phase, self.phase = self.phase, self.phase + batches
         with torch.enable_grad():
@@ -90,7 +90,7 @@ class EngineContext:
         return input_moments(self.engine, self.stack.clients, model, layers)
 
     def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, to_dense(model), batch)
+        return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, model, batch)
 
     def buffers(self) -> Tensor:
         found = torch.ones(self.engine.work.layout.size, dtype=torch.bool)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from piebald.contracts import Clients, SgdConfig
+from piebald.contracts import PLAIN_STEP, Clients, SgdConfig
 from piebald.core.machine import count_cores, free_cached, free_memory, raise_if_lost
 from piebald.engines.batched import BatchedEngine
 from piebald.engines.factored.vectors import FactoredVectors
@@ -222,11 +222,11 @@ def _losses(
 def trial(work: ClientWork) -> SgdConfig:
     """A few steps with the run's batch and optimizer."""
     if not isinstance(work.trainer, Sgd):
-        return SgdConfig(lr=0.01, batch=20, steps=_STEPS, privacy=work.row_privacy)
+        return SgdConfig(lr=0.01, batch=20, steps=_STEPS, step=work.row_privacy or PLAIN_STEP)
     trainer = work.trainer
     momentum = 0.0 if trainer.rule is None else trainer.momentum  # that of plain SGD costs next to nothing
     return SgdConfig(
-        0.01, momentum, batch=trainer.batch, steps=_STEPS, privacy=work.row_privacy, rule=trainer.rule,
+        0.01, momentum, batch=trainer.batch, steps=_STEPS, step=trainer.local_step, rule=trainer.rule,
         groups=trainer.parameter_groups, base_lr=trainer.lr, passes=trainer.passes,
     )  # fmt: skip
 

@@ -14,14 +14,15 @@ from piebald.core.errors import RuntimeFault
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key, long_key
-from piebald.engines.compressing import compressed
 from piebald.engines.deferred_reads import LaterNumbers
 from piebald.engines.engine import Engine
 from piebald.engines.factored.sum_terms import KnownProducts
 from piebald.engines.factored.vectors import FactoredVectors, to_dense
 from piebald.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.methods.aggregation.linear import weighs_by_examples
+from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import ShapesUploads
+from piebald.methods.transforms.compression import Compressed, Compressor
 
 
 def updates(
@@ -51,7 +52,7 @@ def updates(
     vectors = _transformed(engine, stack, vectors)
     packed, kept = list[Tensor](), dict[str, Tensor | list[Tensor]]()
     if work.compressor is not None:
-        vectors, packed, kept = compressed(work, work.compressor, stack, vectors)
+        vectors, packed, kept = _compressed(work, work.compressor, stack, vectors)
     lengths = _norms(vectors["model"], known[shared], shared)
     state = kept | {name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()}
     if shared < size:
@@ -236,3 +237,24 @@ def _reject_reason(norm: float, limit: float) -> str | None:
     if norm != norm or norm == float("inf"):
         return "not finite"
     return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+
+
+def _compressed(
+    work: ClientWork, compressor: Compressor, stack: ClientStack, vectors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor | list[Tensor]]]:
+    """Pack the changes of a stack.
+
+    Returns:
+        The vectors as the server unpacks them; the bytes of each client's change; and the clients' new state.
+    """
+    changes, made = vectors["model"].cpu(), list[Compressed]()
+    for row, (client, version) in enumerate(zip(stack.clients, stack.rng_versions, strict=True)):
+        state = {name: rows[row].cpu() for name, rows in stack.state.items()}
+        change = changes[row].contiguous()
+        if bool(change.isfinite().all()):
+            made.append(compressor.compress(change, state, work.wire_context(client, version)))
+        else:  # it cannot count, and the client's state stays as it was
+            made.append(Compressed(change.new_zeros(0, dtype=torch.uint8), change, state))
+    kept = {name: [one.state[name] for one in made] for name in compressor.initial_state(work)}
+    model = torch.stack([one.change for one in made]).to(vectors["model"].device)
+    return {**vectors, "model": model}, [one.packed for one in made], dict(kept)

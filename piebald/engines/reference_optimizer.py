@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from piebald.contracts import UpdateRule
 from piebald.core.parameters import Layout, Slot
-from piebald.engines.factored.vectors import to_dense
 from piebald.engines.sgd_step import SgdRun
 from piebald.engines.stepper import group_settings
 from piebald.methods.training.optimizers import Optimizer
@@ -34,10 +33,10 @@ class ReferenceOptimizer:
         self.parameters = [parameters[slot.name] for slot in self.slots]
         self.settings = [own.get(slot.name, (1.0, config.weight_decay)) for slot in self.slots]
         self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr
-        self.behind = float(to_dense(run.state["step"])[row]) if "step" in run.state else 0.0
+        self.behind = float(run.state["step"][row]) if "step" in run.state else 0.0
         self.names = [one.name for one in rule.state_vectors(config.momentum)]
         self.vectors = {one.name: torch.full((layout.size,), one.start) for one in rule.state_vectors(config.momentum)}
-        self.vectors |= {name: to_dense(run.state[name])[row].clone() for name in self.names if run.state}
+        self.vectors |= {name: run.state[name][row].clone() for name in self.names if run.state}
         self.torch = self._torch(rule, config.momentum)
 
     def _torch(self, rule: UpdateRule, momentum: float) -> torch.optim.Optimizer:

@@ -97,7 +97,7 @@ def key_of(
             trial.momentum > 0,
             type(trial.rule).__qualname__,
             len(trial.groups),
-            trial.privacy is None,
+            type(trial.step).__qualname__,
         ],
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

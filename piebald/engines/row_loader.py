@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import deque
@@ -18,8 +19,7 @@ from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows,
 from piebald.contracts.public_rows import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
-from piebald.core.noise import NoiseSource
-from piebald.core.randomness import long_key, permutation, torch_generator
+from piebald.core.randomness import permutation, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
@@ -111,8 +111,8 @@ class RowLoader:
         return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
 
     def for_training(self, clients: Sequence[int], config: SgdConfig) -> Gathered:
-        """The rows that a run of SGD trains on (`SgdConfig.rows`)."""
-        return self.public(len(clients)) if config.rows == "public" else self.gather(clients, "train")
+        """The rows that a run of SGD trains on (`LocalStep.rows`)."""
+        return self.public(len(clients)) if config.step.rows == "public" else self.gather(clients, "train")
 
     def public(self, count: int) -> Gathered:
         """The public rows for so many clients, once on the device; their positions are in place of targets."""
@@ -177,17 +177,19 @@ def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows
     """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
     if not config.augmentation or not len(rows):
         return rows
-    rng = torch_generator("augment", step + (config.only_step or 0), *rng_key)
+    rng = torch_generator("augment", step, *rng_key)
     for change in config.augmentation:
         rows = change.augment(rows, rng)
     return rows
 
 
-def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str) -> Iterator[Places]:
+def batches(
+    places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str, only: int | None = None
+) -> Iterator[Places]:
     """The rows of each of a client's steps, as positions: each epoch in a new order that depends on `rng_key` and the
     epoch alone.
 
-    Where single rows are hidden (`SgdConfig.privacy`), each step's batch is a Poisson sample instead, perhaps empty.
+    Where single rows are hidden, batches are `LocalStep.lots` instead, some of which may be empty.
 
     Args:
         places: the client's rows.
@@ -195,21 +197,25 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
         mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row
             joins the batch before it.
         rng_key: the client's rng key.
+        only: if given, the batch of this one of the steps alone, counted from 0; nothing where there are fewer.
     """
-    if config.share < 1:
+    planned = planned_steps(places, config, mixes)
+    if (seen := _seen(len(places), config)) is not None:
         drawn = permutation(len(places), "share", *rng_key)
-        places = places[drawn[: _shared(len(places), config)]]
+        places = places[drawn[:seen]]
     count = len(places)
     if count == 0:
         return
-    if config.privacy is not None:
-        yield from _poisson(places, config, *rng_key)
+    if config.step.hides_rows:
+        lots = config.step.lots(count, config.step_rows, planned, rng_key)
+        for lot in lots if only is None else itertools.islice(lots, only, only + 1):
+            yield places[lot]
         return
     starts = _starts(count, config.step_rows, mixes)
     ends = [*starts[1:], count]
-    if config.only_step is not None:
-        if config.only_step < planned_steps(places, config, mixes, only=False):
-            epoch, place = divmod(config.only_step, len(starts))
+    if only is not None:
+        if only < planned:
+            epoch, place = divmod(only, len(starts))
             order = places[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[place] : ends[place]]
         return
@@ -244,29 +250,19 @@ def _starts(count: int, size: int, mixes: bool) -> list[int]:
     return starts
 
 
-def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = True) -> int:
-    """How many batches `batches` makes of a client's rows; with `only` False also where one of them is chosen."""
-    if only and config.only_step is not None:
-        return int(config.only_step < planned_steps(places, config, mixes, only=False))
-    count = _shared(len(places), config)
+def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | None = None) -> int:
+    """Return how many batches `batches` makes of a client's rows."""
+    if only is not None:
+        return int(only < planned_steps(places, config, mixes))
+    seen = _seen(len(places), config)
+    count = len(places) if seen is None else seen
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
-    lone = config.privacy is None and mixes and count % config.step_rows == 1 and count > 1
+    lone = not config.step.hides_rows and mixes and count % config.step_rows == 1 and count > 1
     return config.epochs * (math.ceil(count / config.step_rows) - lone)
 
 
-def _shared(count: int, config: SgdConfig) -> int:
-    """How many of a client's rows a run sees (`SgdConfig.share`)."""
-    return min(count, max(2, math.ceil(config.share * count))) if config.share < 1 else count
-
-
-def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator[Places]:
-    """Draw each row into each batch independently, as accountants of DP-SGD assume; batch sizes vary.
-
-    Who knows which rows are in a batch gains from no sampling, so this is drawn as noise is.
-    """
-    count = len(places)
-    steps = config.epochs * math.ceil(count / config.step_rows) if config.steps is None else config.steps
-    for step in range(steps):
-        drawn = NoiseSource.repeatable(long_key("poisson", step, *rng_key)).uniform(count)
-        yield places[drawn < config.step_rows / count]
+def _seen(count: int, config: SgdConfig) -> int | None:
+    """Return how many of a client's rows a run sees, None for all in their order."""
+    seen = config.step.seen(count)
+    return None if seen is None else min(count, seen)

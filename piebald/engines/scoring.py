@@ -14,14 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import IGNORED
+from piebald.core.losses import IGNORED, Loss
 from piebald.core.machine import moved
-from piebald.core.objective import OBJECTIVES
+from piebald.core.objective import METRICS, OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.engines.device_layers import fit_to_device
 from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
-from piebald.engines.row_values import by_client, each_loss, has_value_for_each, value_of
 from piebald.methods.client_work import ClientWork
 
 SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
@@ -231,3 +230,35 @@ def _channels_last(x: Tensor) -> Tensor:
     if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
         return x.as_strided(x.shape, (height * width, 1, width, 1))
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def value_of(measure: object, outputs: Any, targets: Any) -> Tensor:
+    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
+    if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
+        measure.reset()
+        measure.update(pytree.logits(outputs), targets)
+        return torch.as_tensor(measure.compute()).float().mean()
+    return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
+
+
+def each_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """The loss of each row, also of a function that returns the mean over its rows."""
+    values = loss(outputs, targets)
+    if values.dim() and len(values) == pytree.count(targets):
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
+    rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
+    return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
+
+
+def has_value_for_each(metric: object) -> bool:
+    """Whether a metric is known to have a value for each row that no other row changes.
+
+    One of the user's own may compare the rows that it is given, so that it is given those of one client.
+    """
+    return not hasattr(metric, "update") and any(metric is own for own in METRICS.values())
+
+
+def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+    """Outputs and targets of each client, from those of all clients one after another; nothing without rows."""
+    if outputs is not None:
+        yield from zip(pytree.split(outputs, sizes), pytree.split(targets, sizes), strict=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import LocalLoss, Rows, SgdOutcome
+from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.losses import for_training
@@ -26,16 +27,26 @@ from piebald.engines.compilation import compiled
 from piebald.engines.device_copies import CohortCopies, moved_arrays
 from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.keyed_dropout import KeyedDropout, mix
-from piebald.engines.local_loss import LossEvaluator, at_the_top
+from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.loss_scale import LossScale
 from piebald.engines.model_traits import Traits, passes_of, probe
 from piebald.engines.recomputation import Checkpointing
 from piebald.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
 from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
-from piebald.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, pass_slices, planned_steps
+from piebald.engines.row_loader import (
+    Gathered,
+    Places,
+    RngKey,
+    RowLoader,
+    augmented,
+    batches,
+    pass_slices,
+    planned_steps,
+)
 from piebald.engines.scoring import bind
 from piebald.engines.sgd_step import SgdRun, plain_step
 from piebald.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
+from piebald.engines.step_point import Hidden, gradients_of_one
 from piebald.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans
 from piebald.methods.client_work import ClientWork
 
@@ -150,7 +161,7 @@ class SequentialEngine(ClippingEngine):
         count = len(run.clients)
         end = torch.empty(count, self.work.layout.size, device=self.device)
         gathered = self.row_loader.for_training(run.clients, run.config)
-        planned = [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
+        planned = [planned_steps(rows, run.config, self.traits.mixes, run.only_step) for rows in gathered.places]
         stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
         if self.reads_tables(run):
             return self._train_on_lanes(run, gathered, stepper, end)
@@ -168,19 +179,19 @@ class SequentialEngine(ClippingEngine):
     def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
         """Positions of every client's mini-batches on the device, one client after another."""
         return moved_arrays(
-            (
-                batch
-                for row, places in enumerate(gathered.places)
-                for batch in batches(places, run.config, self.traits.mixes, *self.rng_key(run, row))
-            ),
+            (batch for row, places in enumerate(gathered.places) for batch in self.batches_of(run, row, places)),
             self.device,
         )
 
+    def batches_of(self, run: SgdRun, row: int, places: Places) -> Iterator[Places]:
+        """Positions of the rows of each of a client's steps."""
+        return batches(places, run.config, self.traits.mixes, *self.rng_key(run, row), only=run.only_step)
+
     def _step_keys(self, run: SgdRun, planned: Sequence[int]) -> Sequence[Tensor | None]:
         """The dropout keys [steps] of each client's steps, None where nothing is drawn from them."""
-        if not self.traits.dropout and run.config.privacy is None:
+        if not self.traits.dropout and not run.config.step.hides_rows:
             return [None] * len(planned)
-        rng_keys, first = [self.rng_key(run, row) for row in range(len(planned))], run.config.only_step or 0
+        rng_keys, first = [self.rng_key(run, row) for row in range(len(planned))], run.first_step
         drawn = [
             step_key(own, first + step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)
         ]
@@ -215,14 +226,14 @@ class SequentialEngine(ClippingEngine):
         for batch in positions:
             rows = gathered.take(batch)
             if run.config.augmentation:
-                rows = augmented(rows, run.config, taken, self.rng_key(run, row))
-            if run.config.privacy is not None:
-                assert keys is not None
-                held = len(gathered.places[row])
-                loss, gradients = self._private_gradients(rows, run, row, held, taken, keys[taken], dropout)
-            else:
-                draw = functools.partial(self._start, dropout, None if keys is None else keys[taken])
-                loss, gradients = self._step_gradients(run, row, rows, draw, scale)
+                rows = augmented(rows, run.config, run.first_step + taken, self.rng_key(run, row))
+            key = None if keys is None else keys[taken]
+            draw, hidden = functools.partial(self._start, dropout, key), None
+            if run.config.step.hides_rows:
+                assert key is not None
+                lot = min(run.config.step_rows, len(gathered.places[row]))
+                hidden = functools.partial(self._hidden_gradients, rows, run, row, lot, taken, key, dropout)
+            loss, gradients = self._step_gradients(run, row, rows, draw, scale, hidden)
             with torch.no_grad():
                 if scale is None or scale.takes_step():
                     self._descend(gradients, stepper, row, taken, 0 if scale is None else scale.skipped)
@@ -259,7 +270,7 @@ class SequentialEngine(ClippingEngine):
         """Why steps of a run could not be recorded, whatever the model is; "" where they may be."""
         if self.traits.random:
             return "the model draws numbers from torch's own generators"
-        if run.config.privacy is not None:
+        if run.config.step.hides_rows:
             return "rows and noise of DP-SGD are drawn on the host"
         if run.config.augmentation:
             return "augmentation draws from a generator of the host"
@@ -312,15 +323,12 @@ class SequentialEngine(ClippingEngine):
 
     def _step_tables(self, run: SgdRun, gathered: Gathered, stepper: Stepper) -> tuple[StepTables, list[list[int]]]:
         """The tables of a run, client by client, and how many rows each client's batches have."""
-        plans = [
-            list(batches(places, run.config, self.traits.mixes, *self.rng_key(run, row)))
-            for row, places in enumerate(gathered.places)
-        ]
+        plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
         lengths, most = [[len(batch) for batch in plan] for plan in plans], max(stepper.planned)
         longest = max((length for own in lengths for length in own), default=0)
         width = max(longest, min(run.config.step_rows, 2 * longest))  # most often the same for all runs
         places = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
-        keys, first = None, run.config.only_step or 0
+        keys, first = None, run.first_step
         if self.traits.dropout:
             drawn = [
                 step_key(self.rng_key(run, row), first + step) for row in range(len(plans)) for step in range(most)
@@ -399,7 +407,7 @@ class SequentialEngine(ClippingEngine):
 
     def rng_key(self, run: SgdRun, row: int) -> RngKey:
         """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
-        seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
+        seed = (run.secret if run.config.step.hides_rows else "") or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
     def _of_part(self, tensors: list[Tensor], part: Part) -> list[Tensor]:
@@ -415,17 +423,16 @@ class SequentialEngine(ClippingEngine):
         rows: Rows,
         draw: Callable[[int], None],
         scale: LossScale | None,
+        hidden: Hidden | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a step's rows and the gradients that it takes; `draw` starts the dropout masks of each of
         its passes.
         """
         parameters = self._of_part(self.parameters, run.config.part)
-        loss, gradients = self._summed(run, row, rows, parameters, draw, scale)
-        if radius := run.config.sam_radius:
-            again = functools.partial(self._summed, run, row, rows, parameters, draw, scale)  # with the same masks
-            ones, stacked = ([tensor.unsqueeze(0) for tensor in all_] for all_ in (parameters, gradients))
-            gradients = at_the_top(self.vector, ones, stacked, radius, again)[1]
-        return loss, gradients
+        compute = functools.partial(self._summed, run, row, rows, parameters, draw, scale)
+        if not run.config.step.changes_gradients:
+            return compute()
+        return gradients_of_one(run.config.step, self.vector, parameters, compute, hidden)
 
     def _summed(
         self,
@@ -490,22 +497,23 @@ class SequentialEngine(ClippingEngine):
 
     # -- training with DP-SGD
 
-    def _private_gradients(
+    def _hidden_gradients(
         self,
         batch: Rows,
         run: SgdRun,
         row: int,
-        held: int,
-        step: int,
+        lot: float,
+        taken: int,
         key: Tensor,
         dropout: KeyedDropout | None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and the noisy gradients of DP-SGD.
+        clip: float,
+        deviation: float,
+    ) -> Gradients:
+        """The mean loss [1] of a batch and its hidden gradients, [1, ...] each (`contracts.StepPoint.hidden`).
 
-        `held` is how many rows the client has, `key` the step's dropout key.
+        `lot` is the expected number of rows, `key` the step's dropout key.
         """
-        config, privacy = run.config, run.config.privacy
-        assert privacy is not None
+        config = run.config
         if config.passes.precision == "float16":
             raise SettingError(
                 "whether a float16 step is skipped would tell of hidden rows: take precision = 'bfloat16'"
@@ -519,13 +527,13 @@ class SequentialEngine(ClippingEngine):
         size = size if config.passes.accumulate == 1 else min(size, config.batch)
         for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
             here = slice(start, start + size)
-            found, loss = clipped(batch[here], keys[here], privacy.clip, dropout, config.passes)
+            found, loss = clipped(batch[here], keys[here], clip, dropout, config.passes)
             torch._foreach_add_(summed, found)
             total += loss
         named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(config.step_rows, held)
-        hidden = noised(named, self.work.layout, privacy, [lot], step, [self.rng_key(run, row)])
-        return total / max(1, len(batch)), [one[0] for one in hidden]
+        step = run.first_step + taken
+        hidden = noised(named, self.work.layout, deviation, [lot], step, [self.rng_key(run, row)])
+        return (total / max(1, len(batch))).unsqueeze(0), hidden
 
     # -- the module
 
@@ -544,7 +552,7 @@ class SequentialEngine(ClippingEngine):
     def _randomness(self, run: SgdRun, row: int) -> Iterator[KeyedDropout | None]:
         """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
-            step = () if run.config.only_step is None else (run.config.only_step,)
+            step = () if run.only_step is None else (run.only_step,)
             with torch_seed(key("torch", *self.rng_key(run, row), *step) >> 1, self.device):
                 yield None
         elif self.traits.dropout:

@@ -23,6 +23,8 @@ class SgdRun:
         config, prox, prox_center, correction, state: as in `ClientContext.run_sgd`.
         secret: as in `ClientStack`.
         local_loss, own: as in `ClientContext.run_sgd`.
+        only_step: if given, only this one of the steps is taken, counted from 0, with the batch and the random numbers
+            that it has among the others; none where there are not so many.
     """
 
     clients: Sequence[int]
@@ -37,6 +39,12 @@ class SgdRun:
     secret: str = ""
     local_loss: LocalLoss | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)
+    only_step: int | None = None
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first step that is taken."""
+        return self.only_step or 0
 
     @property
     def rate(self) -> float:
@@ -61,7 +69,8 @@ class SgdRun:
         config = self.config
         remembers = self.state or config.momentum or config.rule is not None
         pulled_twice = self.prox and config.weight_decay
-        return not (remembers or pulled_twice or config.clip or config.privacy or isinstance(config.lr, Tensor))
+        elsewhere = config.clip or config.step.hides_rows or isinstance(config.lr, Tensor)
+        return not (remembers or pulled_twice or elsewhere)
 
 
 def plain_step(

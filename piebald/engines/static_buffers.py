@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import Rows
+from piebald.contracts import PLAIN_STEP, Rows
 from piebald.core import pytree
 from piebald.core.machine import moved
 from piebald.engines.row_loader import Gathered
@@ -81,7 +81,8 @@ class StaticBuffers:
             return {part: self.filled(f"{name} {part}", values[rows]) for part, values in named.items()}
 
         lr = torch.ones(()) if isinstance(run.config.lr, Tensor) else 1.0  # which decides how a step is made
-        config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, only_step=None, share=1.0)
+        step = run.config.step if run.config.step.changes_gradients else PLAIN_STEP
+        config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, step=step)
         return dataclasses.replace(
             run,
             clients=(),
@@ -92,6 +93,7 @@ class StaticBuffers:
             correction=kept("correction", run.correction),
             state=each("state", state),
             own=each("own", run.own),
+            only_step=None,
         )
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import matching
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class ShareOfRows(LocalStep):
+    """Steps on a share of the client's rows, at least two of them, drawn for each run."""
+
+    share: float
+
+    def seen(self, count: int) -> int | None:
+        return max(2, math.ceil(self.share * count)) if self.share < 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +96,11 @@ class AdaptiveLocalAggregation(Sgd):
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(
-            lr=self.weight_lr, batch=self.batch, share=self.weight_share, rule=AggregationWeights(), passes=self.passes
+            lr=self.weight_lr,
+            batch=self.batch,
+            rule=AggregationWeights(),
+            passes=self.passes,
+            step=ShareOfRows(self.weight_share),
         )
         end = other.run_sgd(local + (sent - local) * state["weights"], once, state=state)
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]

@@ -1,4 +1,4 @@
-"""What trainers with steps of their own, a `contracts.LocalStep`, have in common."""
+"""What trainers with steps of their own, a `contracts.VectorStep`, have in common."""
 
 from __future__ import annotations
 

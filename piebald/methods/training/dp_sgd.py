@@ -58,6 +58,10 @@ class DpSgd(Sgd):
     def row_privacy(self) -> RowPrivacy:
         return RowPrivacy(self.clip, self.noise)
 
+    @property
+    def local_step(self) -> RowPrivacy:
+        return self.row_privacy()
+
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if why := super().unsupported_model(spec):
             return why
@@ -86,4 +90,4 @@ class DpSgd(Sgd):
         return dataclasses.replace(done, metrics={})
 
     def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
-        return dataclasses.replace(super().sgd_config(inputs, epochs), clip=None, privacy=self.row_privacy())
+        return dataclasses.replace(super().sgd_config(inputs, epochs), clip=None)  # which rows have, not steps

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, LocalStep, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.pytree import logits
@@ -17,6 +17,13 @@ from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPublicRows(LocalStep):
+    """Steps on the rows that all clients have."""
+
+    rows = "public"
 
 
 class PublicDistillation(Sgd):
@@ -106,7 +113,7 @@ class PublicDistillation(Sgd):
         return dataclasses.replace(done, steps=end.steps + steps + digested)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
-        places = batch.targets  # of public rows, see `SgdConfig.rows`
+        places = batch.targets  # of public rows, see `LocalStep.rows`
         if "targets" in batch.own:
             return batch.losses(batch.outputs, batch.own["targets"][places])
         away = (logits(batch.outputs) - batch.own["outputs"][places]).flatten(1)
@@ -142,4 +149,4 @@ class PublicDistillation(Sgd):
         config = self.sgd_config(inputs)
         lr = config.lr if self.digest_lr is None else config.lr * (self.digest_lr / self.lr)
         batch = self.digest_batch or self.batch
-        return dataclasses.replace(config, rows="public", steps=steps, lr=lr, batch=batch, augmentation=())
+        return dataclasses.replace(config, step=OnPublicRows(), steps=steps, lr=lr, batch=batch, augmentation=())

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from piebald.contracts import (
     PLAIN_PASSES,
+    PLAIN_STEP,
     ClientContext,
+    LocalStep,
     PassSettings,
     Precision,
     SgdConfig,
@@ -24,10 +26,16 @@ from piebald.methods.training import optimizer_state
 from piebald.methods.training.augmentation import Augmentation, Augmentations, unfit
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.checkpointing import CheckpointedLayers, unsupported_checkpointing
-from piebald.methods.training.lr_schedule import AnyLrSchedule, Constant, LrSchedule
 from piebald.methods.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
 from piebald.methods.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
-from piebald.methods.training.step_schedule import AnyStepSchedule, ConstantStepSchedule, StepSchedule
+from piebald.methods.training.schedules import (
+    AnyLrSchedule,
+    AnyStepSchedule,
+    Constant,
+    ConstantStepSchedule,
+    LrSchedule,
+    StepSchedule,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,6 +172,11 @@ class Sgd(Trainer):
         return PassSettings(self.precision, self.loss_scale, self.accumulate, self.checkpointing)
 
     @property
+    def local_step(self) -> LocalStep:
+        """Which rows a step sees and along what it goes; methods override it."""
+        return PLAIN_STEP
+
+    @property
     def step_rows(self) -> int:
         """Rows in each step."""
         return self.batch * self.accumulate
@@ -271,6 +284,7 @@ class Sgd(Trainer):
             base_lr=self.lr,
             augmentation=self.augmentation,
             passes=self.passes,
+            step=self.local_step,
         )
 
     def rate(self, inputs: TrainInput) -> float | Tensor:

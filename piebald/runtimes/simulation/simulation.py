@@ -42,7 +42,7 @@ from piebald.runtimes.workers.state_store import ClientStateStore, under
 
 LOST = "lost"
 GONE = "the client went away before it was done"
-_LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`runtimes.factored`)
+_LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`engines.factored`)
 
 
 class SimulationSettings(Protocol):
