@@ -1,4 +1,4 @@
-"""What trainers and queries are given to work with: an engine behind `contracts.ClientContext`."""
+"""The tools of trainers and queries: an engine behind `contracts.ClientContext`."""
 
 from __future__ import annotations
 
@@ -93,17 +93,17 @@ class EngineContext:
         return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, model, batch)
 
     def buffers(self) -> Tensor:
-        found = torch.ones(self.engine.work.layout.size, dtype=torch.bool)
+        mask = torch.ones(self.engine.work.layout.size, dtype=torch.bool)
         for span in self.engine.work.layout.trained:
-            found[span] = False
-        return found.to(self.engine.device)
+            mask[span] = False
+        return mask.to(self.engine.device)
 
     def belongs(self, layers: Sequence[str]) -> Tensor:
         work = self.engine.work
-        names, found = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
+        names, mask = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
         for slot in work.layout.parameters():
-            found[slot.start : slot.stop] = slot.name in names
-        return found.to(self.engine.device)
+            mask[slot.start : slot.stop] = slot.name in names
+        return mask.to(self.engine.device)
 
     def rows(self, split: Split) -> list[Rows]:
         gathered = self.engine.row_loader.gather(self.stack.clients, split)
@@ -115,7 +115,7 @@ class EngineContext:
         keys = [
             rng_key(seed, client, version, 0) for client, version in zip(stack.clients, stack.rng_versions, strict=True)
         ]
-        return [long_key("answer", *one) for one in keys]
+        return [long_key("answer", *rng_key_of_task) for rng_key_of_task in keys]
 
     def label_counts(self) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
@@ -123,9 +123,9 @@ class EngineContext:
         rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
         labels = pytree.single(gathered.take(rows).y, "counting labels").long()
         owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
-        found = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
-        found.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
-        return found.view(len(sizes), classes)
+        counts = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
+        counts.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
+        return counts.view(len(sizes), classes)
 
     def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
         return class_features(self.engine, self.stack.clients, model)

@@ -41,7 +41,7 @@ class LossEvaluator:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it reads besides its arguments."""
+        """The tensors that it reads besides its arguments."""
         return [] if self._frozen is None else [*self._frozen.parameters(), *self._frozen.buffers()]
 
     def __call__(self, forward: Callable[[Any], Any], rows: Rows, own: Mapping[str, Tensor], mask: Tensor) -> Tensor:
@@ -57,9 +57,9 @@ class LossEvaluator:
 
     def mean_of_client(self, rows: Rows, own: Mapping[str, Tensor], client: int) -> Tensor:
         """The mean loss of a batch of one client of a stack, whose own tensors are [c, ...]."""
-        mine = {name: one[client] for name, one in own.items()}
+        client_tensors = {name: stacked[client] for name, stacked in own.items()}
         forward = functools.partial(pytree.run, self.module)
-        return self(forward, rows, mine, torch.ones(len(rows), device=self.device)).mean()
+        return self(forward, rows, client_tensors, torch.ones(len(rows), device=self.device)).mean()
 
     def _features(self, vector: Tensor, x: Any) -> Tensor:
         """The features of a model [p] in evaluation mode, without a gradient."""

@@ -31,19 +31,19 @@ def run_steps(
     plain = replace(config, lr=1.0, momentum=0.0, rule=None, schedule=None, groups=())
     with engine.row_loader.holding():
         places = engine.row_loader.for_training(stack.clients, config).places
-        planned = [planned_steps(own, config, engine.traits.mixes) for own in places]
+        planned = [planned_steps(client_places, config, engine.traits.mixes) for client_places in places]
         order = sorted(range(len(planned)), key=lambda row: -planned[row])
         at = {name: to_dense(part).to(engine.device)[order] for name, part in start.items()}
-        left: list[dict[str, Tensor]] = []  # what finished clients ended with, the last ones first
+        finished: list[dict[str, Tensor]] = []  # what finished clients ended with, the last ones first
         total = torch.zeros(len(order), device=engine.device)
-        for taken in range(max(planned, default=0)):
-            active = sum(steps > taken for steps in planned)
-            left.append({name: part[active:] for name, part in at.items()})
+        for number in range(max(planned, default=0)):
+            active = sum(steps > number for steps in planned)
+            finished.append({name: part[active:] for name, part in at.items()})
             at = {name: part[:active] for name, part in at.items()}
-            slopes = _StepSlopes(engine, stack, order[:active], phase, plain, taken)
-            at |= step({**at, "step": torch.full((active, 1), float(taken), device=engine.device)}, slopes)
+            slopes = _StepSlopes(engine, stack, order[:active], phase, plain, number)
+            at |= step({**at, "step": torch.full((active, 1), float(number), device=engine.device)}, slopes)
             total[:active] += slopes.loss
-    ended = {name: torch.cat([part, *(one[name] for one in reversed(left))]) for name, part in at.items()}
+    ended = {name: torch.cat([part, *(vectors[name] for vectors in reversed(finished))]) for name, part in at.items()}
     back = moved(torch.tensor(order), engine.device).argsort()
     steps = moved(torch.tensor([float(count) for count in planned]), engine.device)
     return StepsOutcome({name: part[back] for name, part in ended.items()}, steps, total[back] / steps)

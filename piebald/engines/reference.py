@@ -32,7 +32,7 @@ class ReferenceEngine(SequentialEngine):
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         ends = [self._train_plainly(run, row) for row in range(len(run.clients))]
         models, steps, losses, states = zip(*ends, strict=True)
-        state = {name: torch.stack([one[name] for one in states]) for name in states[0]}
+        state = {name: torch.stack([client_state[name] for client_state in states]) for name in states[0]}
         return SgdOutcome(torch.stack(models), torch.tensor(steps), torch.tensor(losses), state)
 
     def _train_plainly(self, run: SgdRun, row: int) -> tuple[torch.Tensor, float, float, dict[str, torch.Tensor]]:
@@ -43,10 +43,10 @@ class ReferenceEngine(SequentialEngine):
         rng_key, held = self.rng_key(run, row), len(gathered.places[0])
         planned = planned_steps(gathered.places[0], config, self.traits.mixes, run.only_step)
         client = ReferenceClient(run, row, module, layout, planned)
-        losses, made = list[float](), 0
+        losses, steps_made = list[float](), 0
         with self._randomness(run, row) as dropout:
-            for taken, batch in enumerate(self.batches_of(run, row, gathered.places[0])):
-                key = torch.tensor(step_key(rng_key, step := run.first_step + taken))
+            for number, batch in enumerate(self.batches_of(run, row, gathered.places[0])):
+                key = torch.tensor(step_key(rng_key, step := run.first_step + number))
                 rows = augmented(gathered.take(batch), config, step, rng_key)
                 draw = functools.partial(self._start, dropout, key)
                 if config.step.changes_gradients:
@@ -55,9 +55,9 @@ class ReferenceEngine(SequentialEngine):
                     losses.append(self._set_changed_gradients(client, rows, draw, hidden))
                 else:
                     losses.append(self._set_gradients(client, rows, draw))
-                made += client.step(taken)
+                steps_made += client.step(number)
         mean = sum(losses) / len(losses) if losses else float("nan")
-        return layout.flatten(module), float(made), mean, client.ended(made)
+        return layout.flatten(module), float(steps_made), mean, client.ended(steps_made)
 
     def _loss(self, module: nn.Module, rows: Rows, passes: PassSettings) -> Tensor:
         """The mean loss of a batch."""
@@ -139,8 +139,8 @@ class ReferenceEngine(SequentialEngine):
                 if hasattr(measure, "update"):  # a torchmetrics object
                     measure.reset()
                     for row in range(int(rows[place])):
-                        one = slice(row, row + 1)
-                        measure.update(pytree.logits(pytree.take(outputs, one)), pytree.take(targets, one))
+                        single = slice(row, row + 1)
+                        measure.update(pytree.logits(pytree.take(outputs, single)), pytree.take(targets, single))
                     scores[name][place] = measure.compute().mean()
                 else:
                     scores[name][place] = measure(outputs, targets).float().mean()
@@ -149,7 +149,7 @@ class ReferenceEngine(SequentialEngine):
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
         """See `contracts.ClientContext.losses`."""
         scores = [self.score(clients, model, split, metrics=False)[0] for model in models]
-        return torch.stack([one["loss"] for one in scores], dim=1)
+        return torch.stack([scores_of_model["loss"] for scores_of_model in scores], dim=1)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """See `contracts.ClientContext.confusion`."""
@@ -193,5 +193,8 @@ class _PlainPoint:
         if self._asked or away is not None:
             module.load_state_dict(before)
         self._asked, scale = True, self._client.scaler.get_scale()
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad / scale for one in parameters]
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
+            for parameter in parameters
+        ]
         return torch.tensor([loss]), [gradient.unsqueeze(0) for gradient in gradients]

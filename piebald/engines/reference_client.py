@@ -87,7 +87,7 @@ class ReferenceClient:
 
 
 class _Steps(torch.optim.Optimizer):
-    """What a `GradScaler` steps: a function in place of an optimizer's update."""
+    """The optimizer that a `GradScaler` steps, with a function in place of an optimizer's update."""
 
     def __init__(self, parameters: list[nn.Parameter], update: Callable[[], None]) -> None:
         super().__init__(parameters, {})

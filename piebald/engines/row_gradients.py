@@ -62,7 +62,7 @@ class RowGradients:
         def loss(parameters: dict[str, Tensor], x: Any, y: Any, key: Tensor) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
-            x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), one) for one in (x, y))
+            x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
             return self.loss(functional_call(self.module, {**parameters, **buffers}, *pytree.arguments(x)), y).mean()
 
         parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
@@ -87,8 +87,8 @@ class RowGradients:
         ) -> tuple[dict[str, Tensor], Tensor]:
             return self.one(tensors, Rows(x, y), mask, keys, clip, dropout)
 
-        found: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), rows.x, rows.y, mask, keys)
-        return found
+        result: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), rows.x, rows.y, mask, keys)
+        return result
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:
@@ -119,15 +119,15 @@ def noised(
         step: number of the step.
         rng_keys: the rng key of each client.
     """
-    one = next(iter(summed.values()))
-    share = 1 / moved(torch.tensor(lots, dtype=one.dtype), one.device)
+    first = next(iter(summed.values()))
+    share = 1 / moved(torch.tensor(lots, dtype=first.dtype), first.device)
     parts = dict(summed)
     if deviation:
         sources = [NoiseSource.repeatable(long_key("hide", step, *rng_key)) for rng_key in rng_keys]
         drawn = torch.from_numpy(np.stack([source.gaussian(layout.size) for source in sources]))
-        drawn = moved(drawn, float64_device(one.device))
+        drawn = moved(drawn, float64_device(first.device))
         slots = {slot.name: slot for slot in layout.slots}
         for name, part in summed.items():
-            own = drawn[:, slots[name].start : slots[name].stop].view(part.shape)
-            parts[name] = hidden(part, own, deviation)
+            noise = drawn[:, slots[name].start : slots[name].stop].view(part.shape)
+            parts[name] = hidden(part, noise, deviation)
     return [part * share.view(-1, *[1] * (part.dim() - 1)) for part in parts.values()]

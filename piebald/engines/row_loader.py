@@ -58,7 +58,7 @@ class RowLoader:
 
     @property
     def indexed(self) -> bool:
-        """Whether rows are in one pool, and so never change."""
+        """True if rows are in one pool, and so never change."""
         return self._pool is not None
 
     def expect(self, clients: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class RowLoader:
             self._held = None
 
     def size(self, client: int) -> int:
-        """How many training rows a client has."""
+        """Return the number of a client's training rows."""
         size = self.clients.size(client, "train")
         return len(self._rows(client, "train")) if size is None else size
 
@@ -126,7 +126,7 @@ class RowLoader:
         return self._public._replace(places=self._public.places * count)
 
     def lasts(self, gathered: Gathered) -> bool:
-        """Whether rows stay where they are from one run to the next, since they are in a pool."""
+        """Return whether rows stay where they are from one run to the next, since they are in a pool."""
         return any(pool is not None and gathered.x is pool.x for pool in (self._pool, self._public))
 
     def public_targets(self) -> pytree.Tree:
@@ -154,7 +154,7 @@ class RowLoader:
 
     def _rows(self, client: int, split: Split) -> Rows:
         if client != SERVER_ID:
-            coming = [one[client] for one in self._coming if split == "train" and client in one]
+            coming = [fetched[client] for fetched in self._coming if split == "train" and client in fetched]
             if coming and coming[0].exception() is None:
                 return coming[0].result()
             return self._fetch(
@@ -200,9 +200,9 @@ def batches(
         only: if given, the batch of this one of the steps alone, counted from 0; nothing where there are fewer.
     """
     planned = planned_steps(places, config, mixes)
-    if (seen := _seen(len(places), config)) is not None:
+    if (visible := _seen(len(places), config)) is not None:
         drawn = permutation(len(places), "share", *rng_key)
-        places = places[drawn[:seen]]
+        places = places[drawn[:visible]]
     count = len(places)
     if count == 0:
         return
@@ -219,14 +219,14 @@ def batches(
             order = places[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[place] : ends[place]]
         return
-    taken = epoch = 0
-    while epoch < config.epochs if config.steps is None else taken < config.steps:
+    yielded = epoch = 0
+    while epoch < config.epochs if config.steps is None else yielded < config.steps:
         order = places[permutation(count, "order", epoch, *rng_key)]
         for start, end in zip(starts, ends, strict=True):
-            if taken == config.steps:
+            if yielded == config.steps:
                 return
             yield order[start:end]
-            taken += 1
+            yielded += 1
         epoch += 1
 
 
@@ -239,7 +239,7 @@ def pass_slices(count: int, config: SgdConfig, mixes: bool) -> list[slice]:
 
 
 def _starts(count: int, size: int, mixes: bool) -> list[int]:
-    """Where parts of so many rows begin, of which a lone last row is none where the model mixes rows."""
+    """Return where batches of rows begin; a lone last row joins the batch before it where the model mixes rows."""
     starts = list(range(0, count, size))
     if mixes and count - starts[-1] == 1:
         if count == 1 or size == 1:
@@ -254,8 +254,8 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | No
     """Return how many batches `batches` makes of a client's rows."""
     if only is not None:
         return int(only < planned_steps(places, config, mixes))
-    seen = _seen(len(places), config)
-    count = len(places) if seen is None else seen
+    visible = _seen(len(places), config)
+    count = len(places) if visible is None else visible
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
     lone = not config.step.hides_rows and mixes and count % config.step_rows == 1 and count > 1
@@ -264,5 +264,5 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | No
 
 def _seen(count: int, config: SgdConfig) -> int | None:
     """Return how many of a client's rows a run sees, None for all in their order."""
-    seen = config.step.seen(count)
-    return None if seen is None else min(count, seen)
+    visible = config.step.seen(count)
+    return None if visible is None else min(count, visible)

@@ -1,4 +1,4 @@
-"""What single rows, classes and batch norms make of clients' models: one client after another, without gradients."""
+"""Outputs of rows, features of classes and statistics of layers under clients' models, without gradients."""
 
 from __future__ import annotations
 

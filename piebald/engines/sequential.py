@@ -55,8 +55,8 @@ _NOWHERE = np.zeros(0, dtype=np.int64)
 
 
 class _LaneSteps(NamedTuple):
-    """What the lanes of a run share: rows, tables, how many rows each client's batches have, the run's optimizer, and
-    where models [c, p] and losses [c] go.
+    """The data that all lanes of a run share: rows, tables, lengths of each client's batches, the optimizer, and the
+    place of models [c, p] and losses [c].
     """
 
     rows: Gathered
@@ -142,17 +142,17 @@ class SequentialEngine(ClippingEngine):
 
     def _sibling(self, kind: type[SequentialEngine], work: ClientWork, traits: Traits) -> SequentialEngine:
         """Another engine with the settings of this one."""
-        made = kind(work, self.row_loader, traits, self.device, self.bfloat16, self.recorded)
-        made.notes = self.notes
+        sibling = kind(work, self.row_loader, traits, self.device, self.bfloat16, self.recorded)
+        sibling.notes = self.notes
         if self._trained is not self.module:
-            made.compile()
-        return made
+            sibling.compile()
+        return sibling
 
     def compile(self) -> None:
         """Compile the passes of training, see `compilation.compiled`."""
-        made = compiled(self.module, self.traits, self.device, self.recorded)
-        assert isinstance(made, nn.Module)  # as what it was made of
-        self._trained = made
+        module = compiled(self.module, self.traits, self.device, self.recorded)
+        assert isinstance(module, nn.Module)  # as what it was made of
+        self._trained = module
 
     # -- training
 
@@ -169,12 +169,14 @@ class SequentialEngine(ClippingEngine):
         for row, steps in enumerate(planned):
             scale = LossScale.of(run.config.passes, self.device)
             with self._randomness(run, row) as dropout, self._saving_memory(run, steps, dropout):
-                mine = itertools.islice(rows, steps)
-                losses.append(self._train_one(run, row, gathered, mine, keys[row], stepper, dropout, scale))
+                client_batches = itertools.islice(rows, steps)
+                losses.append(self._train_one(run, row, gathered, client_batches, keys[row], stepper, dropout, scale))
             end[row].copy_(self.vector)
             skipped[row] = 0 if scale is None else scale.skipped
-        taken = torch.tensor([steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32)
-        return SgdOutcome(end, moved(taken, self.device), torch.stack(losses), stepper.ended(taken))
+        steps_taken = torch.tensor(
+            [steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32
+        )
+        return SgdOutcome(end, moved(steps_taken, self.device), torch.stack(losses), stepper.ended(steps_taken))
 
     def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
         """Positions of every client's mini-batches on the device, one client after another."""
@@ -193,7 +195,9 @@ class SequentialEngine(ClippingEngine):
             return [None] * len(planned)
         rng_keys, first = [self.rng_key(run, row) for row in range(len(planned))], run.first_step
         drawn = [
-            step_key(own, first + step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)
+            step_key(rng_key, first + step)
+            for rng_key, steps in zip(rng_keys, planned, strict=True)
+            for step in range(steps)
         ]
         return torch.split(moved(torch.tensor(drawn, dtype=torch.int64), self.device), list(planned))
 
@@ -222,28 +226,28 @@ class SequentialEngine(ClippingEngine):
         """Train one client in the resident module on these batches of rows; returns its mean loss."""
         self._load(run.model[row])
         self.module.train()
-        total, taken = torch.zeros((), device=self.device), 0
+        total, number = torch.zeros((), device=self.device), 0
         for batch in positions:
             rows = gathered.take(batch)
             if run.config.augmentation:
-                rows = augmented(rows, run.config, run.first_step + taken, self.rng_key(run, row))
-            key = None if keys is None else keys[taken]
+                rows = augmented(rows, run.config, run.first_step + number, self.rng_key(run, row))
+            key = None if keys is None else keys[number]
             draw, hidden = functools.partial(self._start, dropout, key), None
             if run.config.step.hides_rows:
                 assert key is not None
                 lot = min(run.config.step_rows, len(gathered.places[row]))
-                hidden = functools.partial(self._hidden_gradients, rows, run, row, lot, taken, key, dropout)
+                hidden = functools.partial(self._hidden_gradients, rows, run, row, lot, number, key, dropout)
             loss, gradients = self._step_gradients(run, row, rows, draw, scale, hidden)
             with torch.no_grad():
                 if scale is None or scale.takes_step():
-                    self._descend(gradients, stepper, row, taken, 0 if scale is None else scale.skipped)
+                    self._descend(gradients, stepper, row, number, 0 if scale is None else scale.skipped)
                 total += loss
             del gradients  # or they would lie beside those of the next step
-            taken += 1
-        return total / taken if taken else torch.full_like(total, torch.nan)
+            number += 1
+        return total / number if number else torch.full_like(total, torch.nan)
 
     def _descend(
-        self, gradients: Sequence[Tensor], stepper: Stepper, row: int, taken: int = 0, skipped: int = 0
+        self, gradients: Sequence[Tensor], stepper: Stepper, row: int, number: int = 0, skipped: int = 0
     ) -> None:
         """The optimizer's step of a client in the resident module; the arguments are those of `Stepper.step`."""
         run, part = stepper.run, stepper.run.config.part
@@ -251,15 +255,15 @@ class SequentialEngine(ClippingEngine):
             parameters = self._of_part(self.parameters, part)
             plain_step(parameters, gradients, self.vector, run, stepper.spans, row, stepper.rate(row))
         elif stepper.direct:
-            stepper.step_along(self.vector, gradients, row, taken, skipped)
+            stepper.step_along(self.vector, gradients, row, number, skipped)
         else:
             torch._foreach_copy_(self._of_part(self._gradient_views, part), list(gradients))
-            stepper.step(self.vector, self._gradient, row, taken, skipped)
+            stepper.step(self.vector, self._gradient, row, number, skipped)
 
     # -- training by steps that read tables, which can be recorded
 
     def reads_tables(self, run: SgdRun) -> bool:
-        """Whether the steps of a run read what differs between them from tables, and so may be recorded."""
+        """Return whether the steps of a run read what differs between them from tables, and so may be recorded."""
         if self.make_recorder is None:
             return False
         if reason := self._unrecorded(run):
@@ -267,7 +271,7 @@ class SequentialEngine(ClippingEngine):
         return not reason
 
     def _unrecorded(self, run: SgdRun) -> str:
-        """Why steps of a run could not be recorded, whatever the model is; "" where they may be."""
+        """Return why steps of a run could not be recorded, whatever the model is; "" where they may be."""
         if self.traits.random:
             return "the model draws numbers from torch's own generators"
         if run.config.step.hides_rows:
@@ -291,7 +295,7 @@ class SequentialEngine(ClippingEngine):
 
     @property
     def records(self) -> bool:
-        """Whether steps are recorded where that can be."""
+        """True if steps are recorded where that can be."""
         return self.make_recorder is not None and self.recorded
 
     @property
@@ -318,14 +322,14 @@ class SequentialEngine(ClippingEngine):
                 for first, engine in enumerate(engines)
             ]
         )
-        taken = torch.tensor(planned, dtype=torch.float32)
-        return SgdOutcome(end, moved(taken, self.device), loss, stepper.ended(taken))
+        steps_taken = torch.tensor(planned, dtype=torch.float32)
+        return SgdOutcome(end, moved(steps_taken, self.device), loss, stepper.ended(steps_taken))
 
     def _step_tables(self, run: SgdRun, gathered: Gathered, stepper: Stepper) -> tuple[StepTables, list[list[int]]]:
         """The tables of a run, client by client, and how many rows each client's batches have."""
         plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
         lengths, most = [[len(batch) for batch in plan] for plan in plans], max(stepper.planned)
-        longest = max((length for own in lengths for length in own), default=0)
+        longest = max((length for client_lengths in lengths for length in client_lengths), default=0)
         width = max(longest, min(run.config.step_rows, 2 * longest))  # most often the same for all runs
         places = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
         keys, first = None, run.first_step
@@ -343,7 +347,7 @@ class SequentialEngine(ClippingEngine):
     def _train_in_turn(self, run: SgdRun, clients: Iterable[int], steps: _LaneSteps) -> Iterator[bool]:
         """Train some clients of a stack one after another on this engine's lane; yields False after each step."""
         lane, most, clients = self.lane, max(steps.stepper.planned), list(clients)
-        left = Counter(length for row in clients for length in steps.lengths[row])
+        remaining = Counter(length for row in clients for length in steps.lengths[row])
         total = self.static.like("total", steps.loss[0])
         for row in clients:
             resident = self.static.run(run, slice(row, row + 1), steps.stepper.state)
@@ -355,8 +359,8 @@ class SequentialEngine(ClippingEngine):
             form = self.form(resident, *buffers)
             step = functools.partial(self._take_step, steps, stepper, total)
             for length in steps.lengths[row]:
-                left[length] -= 1
-                lane.step(form._replace(rows=(length,)), functools.partial(step, length), left[length], buffers)
+                remaining[length] -= 1
+                lane.step(form._replace(rows=(length,)), functools.partial(step, length), remaining[length], buffers)
                 yield False
             steps.end[row].copy_(self.vector)
             steps.loss[row].copy_(total / len(steps.lengths[row]))  # NaN without steps
@@ -384,7 +388,7 @@ class SequentialEngine(ClippingEngine):
             number += 1
 
     def _buffers(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """What a step reads, and what it writes to."""
+        """Return the tensors that a step reads, and those that it writes to."""
         run = stepper.run
         gathers = run.config.passes.accumulate > 1 or not (run.plain or stepper.direct)
         return (
@@ -393,7 +397,7 @@ class SequentialEngine(ClippingEngine):
         )
 
     def module_reads(self, run: SgdRun) -> list[Tensor]:
-        """What a pass of the module reads that no step writes to, and the vectors of a run."""
+        """Return the tensors that a pass of the module reads and no step writes to, and the vectors of a run."""
         evaluated = [] if run.local_loss is None else self.evaluator(run.local_loss).tensors
         return [*self._frozen, *evaluated, *vectors_of(run)]
 
@@ -490,7 +494,7 @@ class SequentialEngine(ClippingEngine):
         return loss.detach(), list(torch.autograd.grad(scaled, parameters, materialize_grads=True))
 
     def evaluator(self, local: LocalLoss) -> LossEvaluator:
-        """What evaluates a client's own loss on this engine's module, made once for each loss."""
+        """Return the evaluator of a client's own loss on this engine's module, made once for each loss."""
         if self._evaluator is None or self._evaluator.local is not local:
             self._evaluator = LossEvaluator(local, self.work, self.loss, self.module, self.device)
         return self._evaluator
@@ -503,7 +507,7 @@ class SequentialEngine(ClippingEngine):
         run: SgdRun,
         row: int,
         lot: float,
-        taken: int,
+        number: int,
         key: Tensor,
         dropout: KeyedDropout | None,
         clip: float,
@@ -527,11 +531,11 @@ class SequentialEngine(ClippingEngine):
         size = size if config.passes.accumulate == 1 else min(size, config.batch)
         for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
             here = slice(start, start + size)
-            found, loss = clipped(batch[here], keys[here], clip, dropout, config.passes)
-            torch._foreach_add_(summed, found)
+            sums, loss = clipped(batch[here], keys[here], clip, dropout, config.passes)
+            torch._foreach_add_(summed, sums)
             total += loss
-        named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        step = run.first_step + taken
+        named = {name: gradient.unsqueeze(0) for name, gradient in zip(self._names, summed, strict=True)}
+        step = run.first_step + number
         hidden = noised(named, self.work.layout, deviation, [lot], step, [self.rng_key(run, row)])
         return (total / max(1, len(batch))).unsqueeze(0), hidden
 

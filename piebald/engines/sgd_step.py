@@ -54,18 +54,18 @@ class SgdRun:
 
     @property
     def keeps_velocity(self) -> bool:
-        """Whether this is SGD with momentum in the form of Metis' eq. 2, or goes on from its velocity."""
+        """True if this is SGD with momentum in the form of Metis' eq. 2, or goes on from its velocity."""
         return self.config.rule is None and ("velocity" in self.state or self.config.momentum > 0)
 
     @property
     def direct(self) -> bool:
-        """Whether a step goes along nothing but the gradients, by a rule."""
+        """True if a step goes along nothing but the gradients, by a rule."""
         config = self.config
         return config.rule is not None and not self.prox and self.correction is None and config.clip is None
 
     @property
     def plain(self) -> bool:
-        """Whether a step has one learning rate, nothing to remember, and at most one pull on w (`plain_step`)."""
+        """True if a step has one learning rate, nothing to remember, and at most one pull on w (`plain_step`)."""
         config = self.config
         remembers = self.state or config.momentum or config.rule is not None
         pulled_twice = self.prox and config.weight_decay

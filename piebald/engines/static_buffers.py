@@ -62,10 +62,12 @@ class StaticBuffers:
         names = itertools.count()
 
         def kept(leaf: Tensor) -> Tensor:
-            own = f"{name} {next(names)}"
-            for key in [key for key in self._held if key[0] == own and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))]:
+            leaf_name = f"{name} {next(names)}"
+            for key in [
+                key for key in self._held if key[0] == leaf_name and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))
+            ]:
                 del self._held[key]
-            return self.table(own, leaf)
+            return self.table(leaf_name, leaf)
 
         return pytree.mapped(kept, tree)
 
@@ -98,12 +100,12 @@ class StaticBuffers:
 
 
 def vectors_of(run: SgdRun) -> list[Tensor]:
-    """What a step of a run reads besides the model, the rows and the optimizer's state."""
-    return [*run.own.values(), *(one for one in (run.prox_center, run.correction) if one is not None)]
+    """Return the vectors that a step of a run reads besides the model, the rows and the optimizer's state."""
+    return [*run.own.values(), *(vector for vector in (run.prox_center, run.correction) if vector is not None)]
 
 
 class StepTables(NamedTuple):
-    """What differs from step to step, with a row for each.
+    """The numbers that differ from step to step, with a row for each step.
 
     Attributes:
         places: positions of the rows, [s, b] or of a stack [s, c, b].

@@ -1,4 +1,4 @@
-"""What a `contracts.LocalStep` is given to make the gradient of a step from."""
+"""The gradients that a `contracts.LocalStep` may ask for."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ class VmappedEngine(SequentialEngine):
         leaves = Leaves(self.work.layout, w, run.config.part)
         lots = [float(min(run.config.step_rows, len(gathered.places[row]))) for row in order]
         for step, shared in enumerate(self.passes(plans, rng_keys, run.first_step)):
-            for one in shared:
-                lo, hi, mask, keys = one.lo, one.hi, one.mask, one.keys
-                rows = self.stacked(gathered, one, run, step)
+            for pass_rows in shared:
+                lo, hi, mask, keys = pass_rows.lo, pass_rows.hi, pass_rows.mask, pass_rows.keys
+                rows = self.stacked(gathered, pass_rows, run, step)
                 tensors, parameters = leaves(lo, hi)
                 batch = (parameters, rows, keys, mask)
                 gradients_of = functools.partial(self._gradients_of, ordered, slice(lo, hi))
@@ -92,7 +92,7 @@ class VmappedEngine(SequentialEngine):
 
     @cached_property
     def refusal(self) -> str | None:
-        """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on two rows."""
+        """The reason why vmap cannot run the model, or None; tried once, on two rows."""
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
         rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
@@ -146,7 +146,7 @@ class VmappedEngine(SequentialEngine):
     # -- training by steps that read tables, which can be recorded
 
     def shares_passes(self, plans: Sequence[Sequence[Places]]) -> bool:
-        """Whether all clients that have a step can take it in one pass."""
+        """Return whether all clients that have a step can take it in one pass."""
         steps = len(plans[0]) if plans else 0
         active = ([len(plan[step]) for plan in plans if len(plan) > step] for step in range(steps))
         shares = all(len(list(self.ranges(lengths))) == 1 for lengths in active)
@@ -204,35 +204,43 @@ class VmappedEngine(SequentialEngine):
 
         def steps() -> Iterator[bool]:
             resident = stack.static.run(ordered, slice(0, count), stepper.state)
-            own = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
+            table_stepper = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
             leaves, total = stack.begin(end, run.config.part)
             stack.lane.number.zero_()
-            writes = [stack.w, total, *leaves.buffers.values(), *resident.state.values(), *stack.gradient(own)]
+            writes = [
+                stack.w,
+                total,
+                *leaves.buffers.values(),
+                *resident.state.values(),
+                *stack.gradient(table_stepper),
+            ]
             buffers = [
                 [*self.module_reads(resident), *reads, *tables.held, *pytree.leaves(rows.x), *pytree.leaves(rows.y)],
                 [*writes, *self._integer_buffers],
             ]
-            form, left = self.form(resident, *buffers), Counter(forms)
-            step = functools.partial(self._take_stack_step, stack, own, leaves, total, tables, rows, gradients_of)
-            for taken, (width, active, masked) in enumerate(forms):
-                left[width, active, masked] -= 1
+            form, remaining = self.form(resident, *buffers), Counter(forms)
+            step = functools.partial(
+                self._take_stack_step, stack, table_stepper, leaves, total, tables, rows, gradients_of
+            )
+            for number, (width, active, masked) in enumerate(forms):
+                remaining[width, active, masked] -= 1
                 stack.lane.step(
                     form._replace(rows=(active, width), masked=masked),
                     functools.partial(step, active, width, masked),
-                    left[width, active, masked],
+                    remaining[width, active, masked],
                     (buffers[0], buffers[1]),
                 )
-                ended = slice(sum(steps > taken + 1 for steps in planned), sum(steps > taken for steps in planned))
+                ended = slice(sum(steps > number + 1 for steps in planned), sum(steps > number for steps in planned))
                 if ended.start < ended.stop:
                     leaves.finish(ended)
-                    end[ended], loss[ended] = stack.w[ended], total[ended] / (taken + 1)
+                    end[ended], loss[ended] = stack.w[ended], total[ended] / (number + 1)
                     for name, vectors in stepper.state.items():
                         vectors[ended] = resident.state[name][ended]
                 yield False
 
         side_by_side([(stack.lane.recorder, steps())])
-        made = moved(torch.tensor(planned, dtype=torch.float32), self.device)
-        return restored_order(end, made, loss, stepper.ended(made), order)
+        steps_made = moved(torch.tensor(planned, dtype=torch.float32), self.device)
+        return restored_order(end, steps_made, loss, stepper.ended(steps_made), order)
 
     def _stack_tables(
         self, run: SgdRun, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], stepper: Stepper
@@ -300,7 +308,7 @@ class VmappedEngine(SequentialEngine):
     # -- training with DP-SGD
 
     def _fits_privacy(self, run: SgdRun) -> bool:
-        """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
+        """Return whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
         if not run.config.step.hides_rows:
             return True
         if len(run.clients) * run.config.step_rows * self.work.layout.size > MAX_NUMBERS:
@@ -316,13 +324,13 @@ class VmappedEngine(SequentialEngine):
         if not run.config.augmentation:
             return gathered.take(one.places)
         filled = pad_rows([np.arange(len(places)) for places in one.batch])[0]
-        made = []
+        client_rows = []
         for places, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
             held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
-            own = gathered.take(moved(torch.from_numpy(held), self.device))
-            shown = augmented(own, run.config, run.first_step + step, rng_key) if len(places) else own
-            made.append(shown[moved(torch.from_numpy(order), self.device)])
-        x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
+            fetched = gathered.take(moved(torch.from_numpy(held), self.device))
+            shown = augmented(fetched, run.config, run.first_step + step, rng_key) if len(places) else fetched
+            client_rows.append(shown[moved(torch.from_numpy(order), self.device)])
+        x, y = ([part(rows) for rows in client_rows] for part in (attrgetter("x"), attrgetter("y")))
         return Rows(pytree.stacked(x), pytree.stacked(y))
 
     def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
@@ -378,9 +386,9 @@ class VmappedEngine(SequentialEngine):
         if run.local_loss is None:
             losses = self._losses(tensors, rows, keys, mask, run.config.passes)
         else:
-            own = {name: one[clients] for name, one in run.own.items()}
+            tensors_of_loss = {name: stacked[clients] for name, stacked in run.own.items()}
             evaluator, passes = self.evaluator(run.local_loss), run.config.passes
-            losses = self._local_losses(evaluator, tensors, own, rows, keys, mask, passes)
+            losses = self._local_losses(evaluator, tensors, tensors_of_loss, rows, keys, mask, passes)
         return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
 
     def _losses(
@@ -412,10 +420,14 @@ class VmappedEngine(SequentialEngine):
         """The same of a `contracts.LocalLoss`, with the clients' own tensors [c, ...]."""
         self.module.train()
 
-        def one(tensors: dict[str, Tensor], own: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor) -> Tensor:
+        def one(
+            tensors: dict[str, Tensor], tensors_of_loss: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor
+        ) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
-            return evaluator(lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), own, at)
+            return evaluator(
+                lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), tensors_of_loss, at
+            )
 
         shape = pytree.leaves(rows.x)[0].shape[:2]
         counts = torch.ones(shape, device=self.device) if mask is None else mask

@@ -77,22 +77,22 @@ class AdaptiveLocalAggregation(Sgd):
         return super().unsupported_model(spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        own = {"local": model, "weights": torch.ones_like(model), "begun": torch.zeros(1)}
-        return super().initial_state(model, shared) | own
+        state = {"local": model, "weights": torch.ones_like(model), "begun": torch.zeros(1)}
+        return super().initial_state(model, shared) | state
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         start, weights, begun = self._start(inputs, context)
         end = context.run_sgd(start, self.sgd_config(inputs), state=self.start_state(inputs))
-        own = {"local": end.model, "weights": weights, "begun": begun}
+        state = {"local": end.model, "weights": weights, "begun": begun}
         done = self.output(end)
-        return dataclasses.replace(done, state={**done.state, **own})
+        return dataclasses.replace(done, state={**done.state, **state})
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         return self._start(inputs, context)[0]
 
     def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
         """The models [c, p] to train from, the weights W [c, p], and whether they have been learned before [c, 1]."""
-        adaptive, sent, other = context.belongs(self._layers), inputs.model, context.with_other_rng()
+        adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.with_other_rng()
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(
@@ -102,11 +102,11 @@ class AdaptiveLocalAggregation(Sgd):
             passes=self.passes,
             step=ShareOfRows(self.weight_share),
         )
-        end = other.run_sgd(local + (sent - local) * state["weights"], once, state=state)
+        end = aside.run_sgd(local + (sent - local) * state["weights"], once, state=state)
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
         model, weights, first = end.model, end.state["weights"], differ & (begun == 0)
         if self.first_passes > 1 and bool(first.any()):
-            more = dataclasses.replace(once, epochs=self.first_passes - 1)
-            again = other.run_sgd(model, more, state=state | {"weights": weights})
+            rest = dataclasses.replace(once, epochs=self.first_passes - 1)
+            again = aside.run_sgd(model, rest, state=state | {"weights": weights})
             model, weights = torch.where(first, again.model, model), torch.where(first, again.state["weights"], weights)
         return torch.where(adaptive, model, sent), weights, torch.maximum(begun, differ.to(begun.dtype))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Component):
-    """How a client trains.  A pure function: no state but what goes in and out.
+    """The way in which a client trains.  A pure function: no state but what goes in and out.
 
     What some trainers do besides is asked for by type: `KeepsClientState`, `KeepsServerVectors`, `HidesRows`,
     `BoundsSteps`, `LimitsSteps`, `ShapesUploads`, `GivesOwnModels`, `contracts.Personalizes`.
@@ -64,7 +64,7 @@ class HidesRows(Protocol):
     """A trainer whose steps hide single rows; the noise must come from numbers that only the client knows."""
 
     def row_privacy(self) -> RowPrivacy:
-        """How its steps hide them."""
+        """Return how its steps hide them."""
 
 
 @runtime_checkable
@@ -89,14 +89,14 @@ class GivesOwnModels(Protocol):
 
     @property
     def holds_parts(self) -> bool:
-        """Whether the shared numbers of some clients are a part of those of the run's model."""
+        """True if the shared numbers of some clients are a part of those of the run's model."""
 
     @property
     def changes_parts(self) -> bool:
-        """Whether a client's part is another one from task to task, so that no state of its length can be kept."""
+        """True if a client's part is another one from task to task, so that no state of its length can be kept."""
 
     def own_models(self, spec: ModelSpec) -> OwnModels | None:
-        """Who has which model, None where all have the run's.
+        """Return which client has which model, None where all have the run's.
 
         Raises:
             SettingError: such models cannot be made from the run's.
@@ -110,8 +110,8 @@ class CompletesModels(Protocol):
     """
 
     def completing_query(self, number: int | None) -> Query | None:
-        """What all clients are asked about the model of this number, None for the run's (`OwnModels`); None where
-        models lack nothing.
+        """Return the question to all clients about the model of this number, None for the run's (`OwnModels`); None
+        where models lack nothing.
 
         Answers carry "buffers", the shared buffers of that model; they are averaged, weighted by examples.
         """

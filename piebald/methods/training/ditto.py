@@ -30,13 +30,13 @@ class Ditto(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         sent = self.run_sgd(inputs, context)
-        own = context.run_sgd(
+        personal = context.run_sgd(
             inputs.state["personal"],
             self.sgd_config(inputs, self.personal_epochs),
             prox=self.lam,
             prox_center=inputs.model,
         )
-        return self.output(sent, state={"personal": own.model})
+        return self.output(sent, state={"personal": personal.model})
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         return inputs.state["personal"]

@@ -63,8 +63,8 @@ class DpSgd(Sgd):
         return self.row_privacy()
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        if why := super().unsupported_model(spec):
-            return why
+        if reason := super().unsupported_model(spec):
+            return reason
         if (mixed := mixing(self.augmentation)) is not None:
             return (
                 f"dp_sgd clips each row's own gradient but the augmentation {mixed!r} may mix rows: leave it out, or "

@@ -7,7 +7,7 @@ from piebald.core.parameters import head
 
 
 def no_features(kind: str, spec: ModelSpec) -> str | None:
-    """Why the features of a model are not known, or None: they are what goes into its last linear layer."""
+    """Return why the features of a model are not known, or None: they are what goes into its last linear layer."""
     if head(spec.model) is not None:
         return None
     return (

@@ -28,5 +28,5 @@ def mean_gradient(context: ClientContext, model: Tensor, config: SgdConfig) -> T
     still = dataclasses.replace(
         config, epochs=1, steps=None, momentum=0.0, rule=GradientSum(), schedule=None, groups=()
     )
-    seen = context.with_other_rng().run_sgd(model, still)
-    return seen.state["sum"] / seen.steps.clamp(min=1).unsqueeze(-1)
+    outcome = context.with_other_rng().run_sgd(model, still)
+    return outcome.state["sum"] / outcome.steps.clamp(min=1).unsqueeze(-1)

@@ -51,11 +51,11 @@ class InheritedPrivate(Sgd):
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         inherited, tasks = inputs.state["inherited"], inputs.state["tasks"]
         state, term = self.start_state(inputs), self if self.lam else None
-        own = {"inherited": inherited}
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=own)
+        tensors = {"inherited": inherited}
+        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
         past = (self.mu * tasks / self.horizon).clamp(max=self.mu)
-        kept = {"inherited": past * inherited + (1 - past) * end.model, "tasks": tasks + 1}
-        return self.output(end, state=kept)
+        renewed = {"inherited": past * inherited + (1 - past) * end.model, "tasks": tasks + 1}
+        return self.output(end, state=renewed)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
         apart = discrepancy(batch.features["model"], batch.features["inherited"], batch.mask)

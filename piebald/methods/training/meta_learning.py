@@ -63,5 +63,5 @@ class MetaLearning(Sgd):
         return {"model": w + (outer.model - adapted) - at["lr"] * gradient}
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
-        one = replace(self.sgd_config(inputs), lr=self.alpha, steps=1, batch=self.adapt_batch or sys.maxsize)
-        return context.run_sgd(inputs.model, one).model
+        single_step = replace(self.sgd_config(inputs), lr=self.alpha, steps=1, batch=self.adapt_batch or sys.maxsize)
+        return context.run_sgd(inputs.model, single_step).model

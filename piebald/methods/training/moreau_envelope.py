@@ -57,8 +57,8 @@ class MoreauEnvelope(Sgd):
         """One search for t, and one step of w."""
         w, t, lr = at["model"], at["personal"], at["lr"]
         for _ in range(self.inner_steps):
-            found = slopes(t)
-            t = found.model - lr * (found.gradient + self.lam * slopes.trained * (t - w))
+            slope = slopes(t)
+            t = slope.model - lr * (slope.gradient + self.lam * slopes.trained * (t - w))
         return {"model": torch.where(slopes.trained, w - self.eta * self.lam * (w - t), t), "personal": t}
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:

@@ -19,7 +19,7 @@ _BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of 
 
 
 class Optimizer(Component):
-    """How a client's parameters are updated from their gradients: the setting `optimizer` of a trainer.
+    """The update of a client's parameters from their gradients: the setting `optimizer` of a trainer.
 
     `lr`, `weight_decay` and `momentum` are settings of the trainer, since methods and schedules work with them.  Other
     settings of `torch.optim` are settings of the optimizer.  The update is arithmetic on flat vectors, number by
@@ -88,7 +88,7 @@ class SgdOptimizer(Optimizer):
 
     @property
     def plain(self) -> bool:
-        """Whether a step with one learning rate is that of Metis' eq. 2 as well."""
+        """True if a step with one learning rate is that of Metis' eq. 2 as well."""
         return not self.nesterov and not self.dampening
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
@@ -98,11 +98,11 @@ class SgdOptimizer(Optimizer):
         if settings.weight_decay:
             g = g.add(w, alpha=settings.weight_decay)
         if settings.momentum:
-            buffer, kept = state["momentum_buffer"].mul_(settings.momentum), 1 - self.dampening
+            buffer, damped = state["momentum_buffer"].mul_(settings.momentum), 1 - self.dampening
             if isinstance(settings.step, Tensor):
-                buffer.add_(g * torch.where(settings.step == 1, 1.0, kept))
+                buffer.add_(g * torch.where(settings.step == 1, 1.0, damped))
             else:
-                buffer.add_(g, alpha=1.0 if settings.step == 1 else kept)
+                buffer.add_(g, alpha=1.0 if settings.step == 1 else damped)
             g = g.add(buffer, alpha=settings.momentum) if self.nesterov else buffer
         _descend(w, g, settings.lr)
 
@@ -141,8 +141,8 @@ class AdamOptimizer(Optimizer):
         return self
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
-        kept = (StateVector("exp_avg"), StateVector("exp_avg_sq", squares=True))
-        return (*kept, StateVector("max_exp_avg_sq", squares=True)) if self.amsgrad else kept
+        vectors = (StateVector("exp_avg"), StateVector("exp_avg_sq", squares=True))
+        return (*vectors, StateVector("max_exp_avg_sq", squares=True)) if self.amsgrad else vectors
 
     def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
         (beta1, beta2), lr, decay = self.betas, settings.lr, settings.weight_decay
@@ -187,8 +187,8 @@ class AdamOptimizer(Optimizer):
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
     ) -> torch.optim.Optimizer:
-        made = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return made([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
+        optimizer_class = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return optimizer_class([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
 
 
 class AdamwOptimizer(AdamOptimizer):
@@ -217,9 +217,9 @@ class RmspropOptimizer(Optimizer):
     centered: bool = False
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
-        kept = [StateVector("square_avg", squares=True)]
-        kept += [StateVector("grad_avg")] if self.centered else []
-        return (*kept, StateVector("momentum_buffer")) if momentum else tuple(kept)
+        vectors = [StateVector("square_avg", squares=True)]
+        vectors += [StateVector("grad_avg")] if self.centered else []
+        return (*vectors, StateVector("momentum_buffer")) if momentum else tuple(vectors)
 
     def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
         if settings.weight_decay:
@@ -273,7 +273,7 @@ class AdagradOptimizer(Optimizer):
 
 
 def _can_fuse(w: Tensor, g: Tensor) -> bool:
-    """Whether torch's fused kernels can step vectors: their rows lie in one piece, in the memory of the processor."""
+    """Return whether torch's fused kernels can step vectors: each row lies in one piece in the processor's memory."""
     return w.device.type == "cpu" and w.dim() <= 2 and w.stride(-1) == 1 and g.stride(-1) == 1 and g.dtype == w.dtype
 
 

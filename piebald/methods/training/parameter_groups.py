@@ -38,28 +38,28 @@ class ParameterGroup(Table):
 
 
 def unsupported(groups: tuple[ParameterGroup, ...], spec: ModelSpec) -> str | None:
-    """Why groups do not fit a model, or None: no tensor may be in two of them, and each must hold a parameter."""
+    """Return why groups do not fit a model, or None: no tensor may be in two of them, and none may be empty."""
     trained = {slot.name for slot in spec.layout.slots if not slot.buffer}
-    seen = dict[str, int]()
+    group_of_tensor = dict[str, int]()
     for number, group in enumerate(groups):
         try:
-            found = matching(spec.model, group.layers) & trained
+            tensors = matching(spec.model, group.layers) & trained
         except SettingError as error:
             return f"parameter_groups: {error}"
-        if not found:
+        if not tensors:
             return f"parameter_groups: number {number} holds no parameter: name other layers"
-        for name in sorted(found):
-            if name in seen:
+        for name in sorted(tensors):
+            if name in group_of_tensor:
                 return (
-                    f"parameter_groups must name each parameter once, but {name!r} is in numbers {seen[name]} and "
-                    f"{number}: take it out of one of them"
+                    f"parameter_groups must name each parameter once, but {name!r} is in numbers "
+                    f"{group_of_tensor[name]} and {number}: take it out of one of them"
                 )
-            seen[name] = number
+            group_of_tensor[name] = number
     return None
 
 
-def _made(given: Any) -> tuple[ParameterGroup, ...]:
-    return from_tables(ParameterGroup, given, _EXAMPLE)
+def _made(value: Any) -> tuple[ParameterGroup, ...]:
+    return from_tables(ParameterGroup, value, _EXAMPLE)
 
 
 ParameterGroups = Annotated[tuple[ParameterGroup, ...], BeforeValidator(_made)]

@@ -58,15 +58,15 @@ class Scaffold(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         common = inputs.vectors["control"]
-        own = inputs.state["control"]
-        end = self.run_sgd(inputs, context, correction=pad(common - own, inputs.model.shape[-1]))
+        control = inputs.state["control"]
+        end = self.run_sgd(inputs, context, correction=pad(common - control, inputs.model.shape[-1]))
         if self.option == "I":
-            change = mean_gradient(context, inputs.model, self.sgd_config(inputs))[..., : inputs.shared] - own
+            change = mean_gradient(context, inputs.model, self.sgd_config(inputs))[..., : inputs.shared] - control
         else:
             moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
             change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
         change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
-        return self.output(end, vectors={"control": change}, state={"control": own + change})
+        return self.output(end, vectors={"control": change}, state={"control": control + change})
 
     def update_server_vectors(
         self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext

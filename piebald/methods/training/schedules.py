@@ -68,8 +68,8 @@ class Cosine(LrSchedule):
 
 AnyLrSchedule = Annotated[
     LrSchedule,
-    BeforeValidator(lambda given: build("lr_schedule", given)),
-    PlainSerializer(lambda made: made.table()),
+    BeforeValidator(lambda value: build("lr_schedule", value)),
+    PlainSerializer(lambda schedule: schedule.table()),
 ]
 
 
@@ -161,7 +161,7 @@ class LinearStepSchedule(StepSchedule):
         return self.floor + (1 - self.floor) * self.remaining((step - rising) / (steps - rising))
 
     def remaining(self, done: float) -> float:
-        """What remains of the fall after a share in [0, 1) of its steps."""
+        """Return what remains of the fall after a share in [0, 1) of its steps."""
         return 1 - done
 
 
@@ -193,25 +193,25 @@ class FunctionStepSchedule(StepSchedule):
 
 AnyStepSchedule = Annotated[
     StepSchedule,
-    BeforeValidator(lambda given: build("step_schedule", given)),
-    PlainSerializer(lambda made: made.table()),
+    BeforeValidator(lambda value: build("step_schedule", value)),
+    PlainSerializer(lambda schedule: schedule.table()),
 ]
 
 
 def called(reference: str, *numbers: int) -> float:
-    """What the named function returns for these numbers.
+    """Return the value of the named function for these numbers.
 
     Raises:
         SettingError: it is not there, fails, or returns something other than a finite number of at least 0.
     """
     function = plugins.find(reference, "schedule")
     try:
-        found = function(*numbers)
-        factor = float(found)
+        value = function(*numbers)
+        factor = float(value)
     except Exception as error:  # whatever the user's own code may raise
         raise SettingError(f"the schedule {reference} fails at {numbers}: {type(error).__name__}: {error}") from error
     if not (math.isfinite(factor) and factor >= 0):
         raise SettingError(
-            f"the schedule {reference} must return a finite number of at least 0, got {shown(found)} at {numbers}"
+            f"the schedule {reference} must return a finite number of at least 0, got {shown(value)} at {numbers}"
         )
     return factor

@@ -144,8 +144,8 @@ class Sgd(Trainer):
         if self.momentum and not sgd.takes_momentum:
             raise ValueError(f"momentum is no setting of {kind}, got {self.momentum:g}: leave it out")
         if isinstance(sgd, SgdOptimizer) and not sgd.plain and not self.momentum:
-            what = "nesterov" if sgd.nesterov else "dampening"
-            raise ValueError(f"{what} needs momentum above 0: give momentum, or leave {what} out")
+            setting = "nesterov" if sgd.nesterov else "dampening"
+            raise ValueError(f"{setting} needs momentum above 0: give momentum, or leave {setting} out")
         if self.keep_momentum and self.rule is not None:
             raise ValueError(
                 "keep_momentum keeps the velocity of plain SGD only: leave it out, and write optimizer_state = 'kept'"
@@ -168,12 +168,12 @@ class Sgd(Trainer):
 
     @property
     def passes(self) -> PassSettings:
-        """How the gradient of a step is computed."""
+        """The settings by which the gradient of a step is computed."""
         return PassSettings(self.precision, self.loss_scale, self.accumulate, self.checkpointing)
 
     @property
     def local_step(self) -> LocalStep:
-        """Which rows a step sees and along what it goes; methods override it."""
+        """The rows that a step sees and the direction in which it goes; methods override it."""
         return PLAIN_STEP
 
     @property
@@ -293,7 +293,7 @@ class Sgd(Trainer):
         return rates[0] if len(set(rates)) == 1 else inputs.model.new_tensor(rates).unsqueeze(1)
 
     def output(self, end: SgdOutcome, **more: dict[str, Tensor]) -> TrainOutput:
-        """What training ends with; `more` adds state and vectors."""
+        """Return the output of training; `more` adds state and vectors."""
         state, vectors = dict(more.get("state", {})), dict(more.get("vectors", {}))
         if self.momentum and self.keep_momentum and "velocity" in end.state:
             state["velocity"] = end.state["velocity"]

@@ -23,22 +23,22 @@ class RuleOptimizer(torch.optim.Optimizer):
         self, groups: Iterable[Mapping[str, Any]], rule: UpdateRule, lr: float, weight_decay: float, momentum: float
     ) -> None:
         self.rule = rule
-        own = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-        super().__init__([dict(group) for group in groups], own)
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__([dict(group) for group in groups], defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One step of all parameters that have a gradient."""
         for group in self.param_groups:
-            kept = self.rule.state_vectors(group["momentum"])
+            vectors = self.rule.state_vectors(group["momentum"])
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
                 if not state:
-                    state |= {one.name: torch.full_like(parameter, one.start) for one in kept}
+                    state |= {vector.name: torch.full_like(parameter, vector.start) for vector in vectors}
                     state["step"] = torch.tensor(0.0)
                 state["step"] += 1
-                own = {one.name: state[one.name] for one in kept}
+                vectors_by_name = {vector.name: state[vector.name] for vector in vectors}
                 settings = StepSettings(group["lr"], group["weight_decay"], group["momentum"], float(state["step"]))
-                self.rule.update(parameter, parameter.grad, own, settings)
+                self.rule.update(parameter, parameter.grad, vectors_by_name, settings)
