@@ -59,6 +59,15 @@ class LocalStep:
             are their positions, for a `LocalLoss` that knows what they stand for.
         hides_rows: true if single rows are hidden, as in DP-SGD.  Batches are then `lots`, whatever is random is drawn
             from numbers that only the client knows, and `StepPoint.hidden` may be called.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class SignStep(LocalStep):
+        ...     def gradients(self, point):
+        ...         losses, gradients = point.gradients()
+        ...         return losses, [gradient.sign() for gradient in gradients]
+        >>> LocalStep().changes_gradients, SignStep().changes_gradients
+        (False, True)
     """
 
     rows: ClassVar[Literal["own", "public"]] = "own"
@@ -92,6 +101,11 @@ class RowPrivacy(LocalStep):
     Attributes:
         clip: C, longest gradient of one row (Euclidean norm over all parameters).
         noise: sigma, standard deviation of the noise on the sum of a step's rows, in clips.
+
+    Example:
+        >>> lots = RowPrivacy(clip=1.0, noise=1.0).lots(count=1000, size=50, steps=3, rng_key=("seed",))
+        >>> [30 < len(rows) < 70 for rows in lots]
+        [True, True, True]
     """
 
     hides_rows = True

@@ -109,6 +109,12 @@ class HorizontalFlip(_OfImages):
 
     Attributes:
         probability: in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> image = torch.arange(3.0).view(1, 1, 1, 3)
+        >>> HorizontalFlip(probability=1.0).augment_inputs(image, torch.Generator()).flatten().tolist()
+        [2.0, 1.0, 0.0]
     """
 
     probability: float = Field(default=0.5, ge=0, le=1)

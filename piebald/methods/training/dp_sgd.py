@@ -38,6 +38,10 @@ class DpSgd(Sgd):
         noise: sigma, standard deviation of the noise in clips, at least 0; 0 only clips.
         batch: expected number of rows in a step, or in each of those that `accumulate` adds up.
         mu: strength of a proximal term as in FedProx, at least 0.
+
+    Example:
+        >>> DpSgd(clip=0.5, noise=1.2).row_privacy()
+        RowPrivacy(clip=0.5, noise=1.2)
     """
 
     protects = True

@@ -126,6 +126,10 @@ class AdamOptimizer(Optimizer):
         betas: decay rates of the means of gradients and of their squares, each in [0, 1).
         eps: added to the root of the mean square, at least 0.
         amsgrad: divide by the largest mean square so far.
+
+    Example:
+        >>> [vector.name for vector in AdamOptimizer().state_vectors(momentum=0.0)]
+        ['exp_avg', 'exp_avg_sq']
     """
 
     decoupled: ClassVar[bool] = False

@@ -22,9 +22,13 @@ class ParameterGroup(Table):
             biases.
         lr: learning rate, above 0; schedules apply to it as well.
         weight_decay: weight decay, at least 0.
+
+    Example:
+        >>> ParameterGroup(layers="*.bias", weight_decay=0.0).layers
+        ('*.bias',)
     """
 
-    layers: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+    layers: Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
     lr: float | None = Field(default=None, gt=0)
     weight_decay: float | None = Field(default=None, ge=0)
 

@@ -35,7 +35,12 @@ class Constant(LrSchedule):
 
 
 class Exponential(LrSchedule):
-    """rate ** version."""
+    """rate ** version.
+
+    Example:
+        >>> [Exponential(rate=0.5).factor(version) for version in range(4)]
+        [1.0, 0.5, 0.25, 0.125]
+    """
 
     rate: float = Field(gt=0, le=1)
 
@@ -44,7 +49,12 @@ class Exponential(LrSchedule):
 
 
 class StepDecay(LrSchedule):
-    """Multiplied by `rate` every `every` server steps."""
+    """Multiplied by `rate` every `every` server steps.
+
+    Example:
+        >>> [StepDecay(every=2, rate=0.5).factor(version) for version in range(5)]
+        [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
 
     every: int = Field(ge=1)
     rate: float = Field(default=0.1, gt=0, le=1)
@@ -56,6 +66,10 @@ class StepDecay(LrSchedule):
 class Cosine(LrSchedule):
     """Half a cosine from 1 down to `floor` over `rounds` server steps, then flat (Loshchilov and Hutter 2017, without
     restarts).
+
+    Example:
+        >>> [round(Cosine(rounds=4, floor=0.2).factor(version), 3) for version in (0, 2, 4, 9)]
+        [1.0, 0.6, 0.2, 0.2]
     """
 
     rounds: int = Field(ge=1)
@@ -79,6 +93,11 @@ class Warmup(LrSchedule):
     Attributes:
         rounds: server steps of the rise; the first one has its part already.
         after: the schedule that follows.
+
+    Example:
+        >>> schedule = Warmup(rounds=2, after=Exponential(rate=0.5))
+        >>> [schedule.factor(version) for version in range(5)]
+        [0.5, 1.0, 1.0, 0.5, 0.25]
     """
 
     rounds: int = Field(ge=1)
@@ -135,6 +154,10 @@ class WarmupStepSchedule(StepSchedule):
     Attributes:
         warmup: share of the steps, rounded up, over which the factor rises to 1 in equal parts; the first step has its
             part already.
+
+    Example:
+        >>> [WarmupStepSchedule(warmup=0.5).factor(step, 4) for step in range(4)]
+        [0.5, 1.0, 1.0, 1.0]
     """
 
     warmup: float = Field(default=0.1, gt=0, le=1)
@@ -149,6 +172,10 @@ class LinearStepSchedule(StepSchedule):
     Attributes:
         warmup: share of the steps, rounded up, over which the factor rises to 1 in equal parts.
         floor: the factor at the end of the fall.
+
+    Example:
+        >>> [LinearStepSchedule().factor(step, 4) for step in range(4)]
+        [1.0, 0.75, 0.5, 0.25]
     """
 
     warmup: float = Field(default=0.0, ge=0, le=1)

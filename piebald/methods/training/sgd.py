@@ -108,6 +108,14 @@ class Sgd(Trainer):
         accumulate: batches in each step.
         checkpointing: layers whose activations are computed again in the backward pass instead of being kept, like
             ["blocks.*"]; "auto" where the model itself knows which, as those of transformers do.
+
+    Example:
+        >>> trainer = Sgd(epochs=2, batch=20)
+        >>> trainer.lr, trainer.max_steps(examples=50)
+        (0.05, 6)
+        >>> adam = Sgd(optimizer="adamw")  # with the defaults of torch.optim
+        >>> adam.lr, adam.weight_decay
+        (0.001, 0.01)
     """
 
     lr: float = Field(default=0.05, gt=0)

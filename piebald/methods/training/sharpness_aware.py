@@ -40,6 +40,10 @@ class SharpnessAware(Sgd):
 
     Attributes:
         rho: radius of the ball, at least 0; 0 is plain SGD.
+
+    Example:
+        >>> SharpnessAware(rho=0.1).local_step
+        Uphill(rho=0.1)
     """
 
     rho: float = Field(default=0.05, ge=0)

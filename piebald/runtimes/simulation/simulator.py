@@ -221,6 +221,15 @@ class Simulator(Simulated):
             and the work there is.  On a GPU, None is 0, and several processes share it and its memory.
         device: "cpu", "cuda", "cuda:1", "mps" (Apple's GPU, which no test has seen), or "auto" for the first GPU that
             is here, else the CPU.
+
+    Example:
+        >>> import torch
+        >>> import piebald
+        >>> clients = piebald.clients_from([(torch.eye(4), torch.tensor([0, 1, 0, 1]))] * 3)
+        >>> simulator = piebald.Simulator(engine="batched", stack=3, workers=0)
+        >>> run = piebald.run("fedavg", clients, torch.nn.Linear(4, 2), rounds=2, runtime=simulator)
+        >>> len(run.rounds)
+        2
     """
 
     @field_validator("device")
