@@ -241,11 +241,10 @@ class ClientContext(Protocol):
     def initial(self) -> Tensor:
         """The model [p] that the run starts from."""
 
-    def as_task(self, rng_version: int | str) -> ClientContext:
-        """The same clients with the random numbers of another of their tasks, see `Task.rng_version`."""
-
-    def with_other_rng(self) -> ClientContext:
-        """The same clients with random numbers from another stream, so that those of the task stay as they are."""
+    def with_rng(self, rng_version: int | str | None = None) -> ClientContext:
+        """Return the same clients with the random numbers of another of their tasks (`Task.rng_version`), or, without
+        one, of another stream, so that those of the task stay as they are.
+        """
 
     def run_sgd(
         self,
@@ -309,11 +308,10 @@ class ClientContext(Protocol):
         client has for it [c], none where a batch norm cannot take so few.  Everything else is in evaluation mode.
         """
 
-    def buffers(self) -> Tensor:
-        """Which of the numbers [p] are buffers, such as running statistics, and no parameters."""
-
-    def belongs(self, layers: Sequence[str]) -> Tensor:
-        """Which of the numbers [p] are parameters of some layers, see `parameters.matching`; buffers are none."""
+    def belongs(self, layers: Sequence[str] | None = None) -> Tensor:
+        """Return which of the numbers [p] are parameters of some layers (`parameters.matching`), or of any; buffers,
+        such as running statistics, are none.
+        """
 
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""

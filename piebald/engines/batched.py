@@ -297,10 +297,8 @@ class _BatchedRun:
         """The vectors, with sums over a client's rows expressed by the rows of its steps x [c, r, in]."""
         factors = []
         for factor, scale in vectors.factors:
-            by_steps = (
-                in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
-            )
-            factors.append((by_steps or factor, scale))
+            form = in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
+            factors.append((form or factor, scale))
         return vectors.like(vectors.matrices, factors, vectors.own)
 
     def _rows(self, step: int, gathered: Gathered, pass_rows: PassRows, active: int) -> tuple[Rows, Tensor | None]:
@@ -320,13 +318,11 @@ class _BatchedRun:
     def step(self, step: int, gathered: Gathered, passes: Sequence[PassRows]) -> None:
         """One step of all clients that still have one."""
         engine, active = self.engine, passes[-1].hi
-        for pass_rows in passes:
-            lo, hi = pass_rows.lo, pass_rows.hi
-            rows, mask = self._rows(step, gathered, pass_rows, active)
+        for part in passes:
+            lo, hi = part.lo, part.hi
+            rows, mask = self._rows(step, gathered, part, active)
             tensors, parameters = self.leaves(lo, hi)
-            losses = engine.stack_losses(
-                self.module, tensors, hi - lo, rows, pass_rows.keys, mask, self.run.config.passes
-            )
+            losses = engine.stack_losses(self.module, tensors, hi - lo, rows, part.keys, mask, self.run.config.passes)
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(
                 losses.sum(), [*parameters, self.module.batched_pass.hook], allow_unused=True, materialize_grads=True

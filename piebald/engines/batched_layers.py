@@ -73,9 +73,7 @@ class Layer(nn.Module):
         if count == 1:
             return run(x, *[None if tensor is None else tensor[0] for tensor in tensors])
         split = [[None] * count if tensor is None else tensor.unbind(0) for tensor in tensors]
-        return torch.cat(
-            [run(part, *client_tensors) for part, *client_tensors in zip(x.chunk(count), *split, strict=True)]
-        )
+        return torch.cat([run(part, *each) for part, *each in zip(x.chunk(count), *split, strict=True)])
 
 
 class Dense(Layer):
@@ -354,16 +352,16 @@ def batch_layers(
     covered: set[str] = set()
     for path, layer in list(module.named_modules()):
         prefix = f"{path}." if path else ""
-        tensors = {f"{prefix}{name}" for name, _ in layer.named_parameters(recurse=False)}
-        tensors |= {
+        names = {f"{prefix}{name}" for name, _ in layer.named_parameters(recurse=False)}
+        names |= {
             f"{prefix}{name}" for name, buffer in layer.named_buffers(recurse=False) if buffer.is_floating_point()
         }
-        if not tensors or not tensors & slots.keys():  # no tensors, or frozen ones that are the same for all clients
+        if not names or not names & slots.keys():  # no tensors, or frozen ones that are the same for all clients
             continue
         form = _BATCHED.get(type(layer))
-        if form is None or not path or not tensors <= slots.keys() or not _plain(layer):
+        if form is None or not path or not names <= slots.keys() or not _plain(layer):
             return None
-        covered |= tensors
+        covered |= names
         parent, _, name = path.rpartition(".")
         if f"{prefix}weight" in factored:
             factored_layers.append(FactoredDense(prefix, layer, batched_pass, slots[f"{prefix}weight"]))

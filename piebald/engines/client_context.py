@@ -35,12 +35,9 @@ class EngineContext:
     def initial(self) -> Tensor:
         return self.engine.work.initial.to(self.engine.device)
 
-    def as_task(self, rng_version: int | str) -> EngineContext:
-        rng_versions = [rng_version] * len(self.stack.clients)
-        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
-
-    def with_other_rng(self) -> EngineContext:
-        rng_versions = [f"{version}.aside" for version in self.stack.rng_versions]
+    def with_rng(self, rng_version: int | str | None = None) -> EngineContext:
+        aside = [f"{version}.aside" for version in self.stack.rng_versions]
+        rng_versions = aside if rng_version is None else [rng_version] * len(aside)
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
 
     def run_sgd(
@@ -92,17 +89,12 @@ class EngineContext:
     def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, model, batch)
 
-    def buffers(self) -> Tensor:
-        mask = torch.ones(self.engine.work.layout.size, dtype=torch.bool)
-        for span in self.engine.work.layout.trained:
-            mask[span] = False
-        return mask.to(self.engine.device)
-
-    def belongs(self, layers: Sequence[str]) -> Tensor:
+    def belongs(self, layers: Sequence[str] | None = None) -> Tensor:
         work = self.engine.work
-        names, mask = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
+        names = None if layers is None else matching(work.model, layers)
+        mask = torch.zeros(work.layout.size, dtype=torch.bool)
         for slot in work.layout.parameters():
-            mask[slot.start : slot.stop] = slot.name in names
+            mask[slot.start : slot.stop] = names is None or slot.name in names
         return mask.to(self.engine.device)
 
     def rows(self, split: Split) -> list[Rows]:

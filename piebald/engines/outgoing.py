@@ -50,13 +50,11 @@ def updates(
     if not summed:
         vectors = {name: to_dense(part) for name, part in vectors.items()}
     vectors = _transformed(engine, stack, vectors)
-    packed, compressor_state = list[Tensor](), dict[str, Tensor | list[Tensor]]()
+    packed, memory = list[Tensor](), dict[str, Tensor | list[Tensor]]()
     if work.compressor is not None:
-        vectors, packed, compressor_state = _compressed(work, work.compressor, stack, vectors)
+        vectors, packed, memory = _compressed(work, work.compressor, stack, vectors)
     lengths = _norms(vectors["model"], known_lengths[shared], shared)
-    state = compressor_state | {
-        name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()
-    }
+    state = memory | {name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()}
     if shared < size:
         state[PRIVATE] = numbers.fetched(_columns(output.model, shared, size))
     result = StackResult(
@@ -181,16 +179,10 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
 
 def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The vectors after every transform, at the clients."""
-    rng_key, seed, make_key = (
-        engine.row_loader.rng_key,
-        stack.secret or engine.work.seed,
-        long_key if stack.secret else key,
-    )
+    rng_key, seed, draw = engine.row_loader.rng_key, stack.secret or engine.work.seed, long_key if stack.secret else key
     for place, transform in enumerate(engine.work.transforms):
         rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
-        vectors = transform.on_client(
-            vectors, [make_key("stage", *rng_key_of_client) for rng_key_of_client in rng_keys], stack.clients
-        )
+        vectors = transform.on_client(vectors, [draw("stage", *key_of) for key_of in rng_keys], stack.clients)
     return vectors
 
 
@@ -200,10 +192,8 @@ def _sizes(engine: Engine, vectors: Mapping[str, Tensor], packed: Sequence[Tenso
         client_vectors = {name: part[0] for name, part in vectors.items()} | {"model": packed[0].view(torch.float32)}
         return [engine.work.masking.nbytes(client_vectors)] * count
     if packed:
-        bytes_of_others = sum(
-            [part[0].numel() * part.element_size() for name, part in vectors.items() if name != "model"]
-        )
-        return [bytes_of_others + len(row) for row in packed]
+        rest = sum([part[0].numel() * part.element_size() for name, part in vectors.items() if name != "model"])
+        return [rest + len(row) for row in packed]
     if engine.work.transforms:
         return [engine.work.transforms[-1].nbytes({name: part[0] for name, part in vectors.items()})] * count
     return [sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])] * count

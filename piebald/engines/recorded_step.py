@@ -215,13 +215,8 @@ class Lane:
         if form not in self._taken and len(self._taken) == _MOST_COUNTED:
             self.forget()  # a form holds what its steps need
         self._taken[form] += 1
-        times_taken = self._taken[form]
-        if (
-            not self.recorder.records
-            or times_taken <= WARM_UP
-            or times_taken + planned < WORTH
-            or form in self._refused
-        ):
+        count = self._taken[form]
+        if not self.recorder.records or count <= WARM_UP or count + planned < WORTH or form in self._refused:
             step()
         else:
             self._record(form, step, buffers[0], [*buffers[1], self.number])
@@ -337,9 +332,7 @@ def _write(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def _same_bits(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Return whether tensors have the same bits: what is not a number is equal to itself."""
     pairs: Any = zip(tensors, expected, strict=True)
-    return all(
-        torch.equal(*(tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in pair)) for pair in pairs
-    )
+    return all(torch.equal(*(part.detach().contiguous().view(-1).view(torch.uint8) for part in pair)) for pair in pairs)
 
 
 def _apart(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

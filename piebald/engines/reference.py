@@ -105,7 +105,7 @@ class ReferenceEngine(SequentialEngine):
         """The mean loss [1] of a batch and its hidden gradients, [1, ...] each, one row after another."""
         run, module = client.run, client.module
         rng_key = self.rng_key(run, client.row)
-        parameters = dict(module.named_parameters())
+        parameters = client.parameters
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
         for place in range(len(batch)):
             if dropout is not None:

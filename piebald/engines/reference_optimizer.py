@@ -9,8 +9,7 @@ from piebald.contracts import UpdateRule
 from piebald.core.parameters import Layout, Slot
 from piebald.engines.sgd_step import SgdRun
 from piebald.engines.stepper import group_settings
-from piebald.methods.training.optimizers import Optimizer
-from piebald.methods.training.torch_adapter import RuleOptimizer
+from piebald.methods.training.optimizers import Optimizer, RuleOptimizer
 
 
 class ReferenceOptimizer:

@@ -173,10 +173,8 @@ class SequentialEngine(ClippingEngine):
                 losses.append(self._train_one(run, row, gathered, client_batches, keys[row], stepper, dropout, scale))
             end[row].copy_(self.vector)
             skipped[row] = 0 if scale is None else scale.skipped
-        steps_taken = torch.tensor(
-            [steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32
-        )
-        return SgdOutcome(end, moved(steps_taken, self.device), torch.stack(losses), stepper.ended(steps_taken))
+        counts = torch.tensor([steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32)
+        return SgdOutcome(end, moved(counts, self.device), torch.stack(losses), stepper.ended(counts))
 
     def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
         """Positions of every client's mini-batches on the device, one client after another."""

@@ -62,12 +62,10 @@ class StaticBuffers:
         names = itertools.count()
 
         def kept(leaf: Tensor) -> Tensor:
-            leaf_name = f"{name} {next(names)}"
-            for key in [
-                key for key in self._held if key[0] == leaf_name and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))
-            ]:
+            slot = f"{name} {next(names)}"
+            for key in [key for key in self._held if key[0] == slot and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))]:
                 del self._held[key]
-            return self.table(leaf_name, leaf)
+            return self.table(slot, leaf)
 
         return pytree.mapped(kept, tree)
 

@@ -185,11 +185,9 @@ class Stepper:
         config, most = self.run.config, max(self.planned, default=0)
         factors, numbers = np.ones((len(self.planned), most)), torch.arange(1, most + 1, dtype=torch.float32)
         if (schedule := config.schedule) is not None and config.rule is not None:
-            factors_by_steps = {
-                steps: [schedule.factor(step, steps) for step in range(steps)] for steps in set(self.planned)
-            }
+            shares = {steps: [schedule.factor(step, steps) for step in range(steps)] for steps in set(self.planned)}
             for row, steps in zip(factors, self.planned, strict=True):
-                row[:steps] = factors_by_steps[steps]
+                row[:steps] = shares[steps]
         rates = factors if isinstance(config.lr, Tensor) else config.lr * factors
         client_rates = torch.from_numpy(rates).float()
         numbers = numbers.expand(client_rates.shape)

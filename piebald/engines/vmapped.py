@@ -204,24 +204,16 @@ class VmappedEngine(SequentialEngine):
 
         def steps() -> Iterator[bool]:
             resident = stack.static.run(ordered, slice(0, count), stepper.state)
-            table_stepper = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
+            inner = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
             leaves, total = stack.begin(end, run.config.part)
             stack.lane.number.zero_()
-            writes = [
-                stack.w,
-                total,
-                *leaves.buffers.values(),
-                *resident.state.values(),
-                *stack.gradient(table_stepper),
-            ]
+            writes = [stack.w, total, *leaves.buffers.values(), *resident.state.values(), *stack.gradient(inner)]
             buffers = [
                 [*self.module_reads(resident), *reads, *tables.held, *pytree.leaves(rows.x), *pytree.leaves(rows.y)],
                 [*writes, *self._integer_buffers],
             ]
             form, remaining = self.form(resident, *buffers), Counter(forms)
-            step = functools.partial(
-                self._take_stack_step, stack, table_stepper, leaves, total, tables, rows, gradients_of
-            )
+            step = functools.partial(self._take_stack_step, stack, inner, leaves, total, tables, rows, gradients_of)
             for number, (width, active, masked) in enumerate(forms):
                 remaining[width, active, masked] -= 1
                 stack.lane.step(
@@ -421,12 +413,12 @@ class VmappedEngine(SequentialEngine):
         self.module.train()
 
         def one(
-            tensors: dict[str, Tensor], tensors_of_loss: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor
+            tensors: dict[str, Tensor], extra: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor
         ) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
             return evaluator(
-                lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), tensors_of_loss, at
+                lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), extra, at
             )
 
         shape = pytree.leaves(rows.x)[0].shape[:2]

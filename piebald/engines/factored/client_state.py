@@ -103,9 +103,9 @@ class StatePacker:
         parts = [self._unpack_one(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
         numbers, *vectors = zip(*parts, strict=True)
         whole, factors = torch.stack(numbers).to(device), list[tuple[Factor, Tensor]]()
-        for slot, uses_client_rows, x, d in zip(slots, by_row, vectors[::2], vectors[1::2], strict=True):
+        for slot, from_client, x, d in zip(slots, by_row, vectors[::2], vectors[1::2], strict=True):
             gradients = pad_sequence([*d], batch_first=True).to(device)
-            if uses_client_rows:
+            if from_client:
                 factor: Factor = ClientRowFactor(slot, gradients, partial(_client_rows, self.row_loader, clients))
             else:
                 inputs = pad_sequence([*x], batch_first=True).to(device)
@@ -119,19 +119,17 @@ class StatePacker:
         Zeros for a client that was never asked.
         """
         rest, lengths, counts = self._rest(slots), list[int](), list[int]()
-        for place, (slot, uses_client_rows) in enumerate(zip(slots, by_row, strict=True)):
-            count = (
-                self.row_loader.size(client) if uses_client_rows else 0 if row.dim() == 1 else int(row[0, 1 + place])
-            )
+        for place, (slot, from_client) in enumerate(zip(slots, by_row, strict=True)):
+            count = self.row_loader.size(client) if from_client else 0 if row.dim() == 1 else int(row[0, 1 + place])
             counts.append(count)
-            lengths += [0 if uses_client_rows else count * slot.shape[1], count * slot.shape[0]]
+            lengths += [0 if from_client else count * slot.shape[1], count * slot.shape[0]]
         lengths.insert(0, rest[-1][1].stop if rest else 0)
         numbers = row.new_zeros(()).expand(sum(lengths)) if row.dim() == 1 else row[0, 1 + len(slots) :]
         own_numbers, *vectors = torch.split(numbers, lengths)
         parts = [own_numbers]
-        for place, (slot, uses_client_rows, count) in enumerate(zip(slots, by_row, counts, strict=True)):
+        for place, (slot, from_client, count) in enumerate(zip(slots, by_row, counts, strict=True)):
             x, d = vectors[2 * place : 2 * place + 2]
-            parts += [x.view(0 if uses_client_rows else count, slot.shape[1]), d.view(count, slot.shape[0])]
+            parts += [x.view(0 if from_client else count, slot.shape[1]), d.view(count, slot.shape[0])]
         return parts
 
     def _rest(self, slots: Sequence[Slot]) -> list[tuple[slice, slice]]:
@@ -217,7 +215,7 @@ class DenseInputs(NamedTuple):
 
 def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[DenseInputs]:
     """Return the inputs of the dense layers that are used once in a forward pass over the inputs x."""
-    slots, inputs_of_layers = {slot.name: slot for slot in layout.slots}, list[DenseInputs]()
+    slots, uses = {slot.name: slot for slot in layout.slots}, list[DenseInputs]()
     hooks = []
     for path, layer in model.named_modules():
         slot = slots.get(f"{path}.weight")
@@ -225,9 +223,7 @@ def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[Dense
 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
                 is_model_input = isinstance(x, Tensor) and _is_same(inputs[0], x)
-                inputs_of_layers.append(
-                    DenseInputs(slot, inputs[0].shape[:-1].numel() // pytree.count(x), is_model_input)
-                )
+                uses.append(DenseInputs(slot, inputs[0].shape[:-1].numel() // pytree.count(x), is_model_input))
 
             hooks.append(layer.register_forward_pre_hook(note))
     was = model.training
@@ -238,8 +234,8 @@ def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[Dense
         model.train(was)
         for hook in hooks:
             hook.remove()
-    names = [inputs_of_layer.slot.name for inputs_of_layer in inputs_of_layers]
-    return [inputs_of_layer for inputs_of_layer in inputs_of_layers if names.count(inputs_of_layer.slot.name) == 1]
+    names = [use.slot.name for use in uses]
+    return [use for use in uses if names.count(use.slot.name) == 1]
 
 
 def _is_same(inputs: Tensor, x: Tensor) -> bool:

@@ -184,16 +184,10 @@ class Weights:
         some = self.matrices[0][0] if self.matrices else self.products[0][0]
         total = some.new_zeros(count)
         flat = [(m.flatten(-2), a if isinstance(a, float) else a.flatten()) for m, a in self.matrices]
-        for place, (matrix, a) in enumerate(flat):
-            for two, b in flat[: place + 1]:
-                inner = (
-                    (matrix * two).sum(-1)
-                    if matrix.dim() == two.dim()
-                    else two @ matrix
-                    if matrix.dim() == 1
-                    else matrix @ two
-                )
-                total += inner * a * b * (1 if matrix is two else 2)
+        for place, (m1, a) in enumerate(flat):
+            for m2, b in flat[: place + 1]:
+                inner = (m1 * m2).sum(-1) if m1.dim() == m2.dim() else m2 @ m1 if m1.dim() == 1 else m1 @ m2
+                total += inner * a * b * (1 if m1 is m2 else 2)
         alone = Weights([], self.products)
         for x, d in self.products:  # |M + F|^2 = |M|^2 + 2 <M + F, F> - |F|^2
             whole = known(x)

@@ -263,8 +263,8 @@ class FactoredVectors(Tensor):
         spans = self.spans or other.spans
         if (self.spans and other.spans and list(self.spans) != list(other.spans)) or self.shape != other.shape:
             return None
-        first, two = (part.own if part.spans or not spans else part._columns_of(spans) for part in (self, other))
-        numbers = torch.add(first, two, alpha=share)
+        first, second = (part.own if part.spans or not spans else part._columns_of(spans) for part in (self, other))
+        numbers = torch.add(first, second, alpha=share)
         terms: dict[Any, MatrixTerm] = {}
         for term in (*self.matrices, *(term.times(share) for term in other.matrices)):
             before = terms.get(term.name)
@@ -272,10 +272,8 @@ class FactoredVectors(Tensor):
         matrices = [term for term in terms.values() if isinstance(term.share, Tensor) or term.share != 0.0]
         products: dict[Any, tuple[Factor, Coefficient]] = {}
         for factor, scale in (*self.factors, *((factor, share * scale) for factor, scale in other.factors)):
-            before_product = products.get(factor.key)
-            products[factor.key] = (
-                (factor, scale) if before_product is None else (before_product[0], added(before_product[1], scale))
-            )
+            old = products.get(factor.key)
+            products[factor.key] = (factor, scale) if old is None else (old[0], added(old[1], scale))
         factors = [(factor, scale) for factor, scale in products.values() if isinstance(scale, Tensor)]
         return self.like(matrices, factors, numbers, spans)
 

@@ -60,7 +60,7 @@ def train_alone(
     for task, epochs in zip(tasks, passes, strict=True):
         version, _, attempt = task.partition(".")
         told = replace(inputs, model=model, state=state, vectors={}, versions=[int(version)] * len(model))
-        again = context.as_task(task if attempt else int(version))
+        again = context.with_rng(task if attempt else int(version))
         output = plain.model_copy(update={"epochs": epochs}).train(told, again)
         model, state = output.model, dict(output.state)
     return model

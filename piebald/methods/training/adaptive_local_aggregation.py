@@ -92,7 +92,7 @@ class AdaptiveLocalAggregation(Sgd):
 
     def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
         """The models [c, p] to train from, the weights W [c, p], and whether they have been learned before [c, 1]."""
-        adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.with_other_rng()
+        adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.with_rng()
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from piebald.contracts import ClientContext, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import Component
+from piebald.core.parameters import head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,3 +124,13 @@ class BoundsSteps(Protocol):
 
     def min_steps(self, examples: int) -> int:
         """Steps of a task on so many rows, at least."""
+
+
+def no_features(kind: str, spec: ModelSpec) -> str | None:
+    """Return why the features of a model are not known, or None: they are what goes into its last linear layer."""
+    if head(spec.model) is not None:
+        return None
+    return (
+        f"{kind} compares features, which are what goes into a model's last linear layer, but this model "
+        f"({type(spec.model).__name__}) has no layer before a linear one: take a model that ends with a linear layer"
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the kernels, in mean squared distances: as in the authors' program

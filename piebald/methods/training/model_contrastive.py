@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:

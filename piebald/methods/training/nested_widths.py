@@ -145,7 +145,7 @@ class NestedWidths(Sgd):
         done = self._trained(inputs, context)
         if not self.static_batch_norm:
             return done
-        return dataclasses.replace(done, model=torch.where(context.buffers(), inputs.model, done.model))
+        return dataclasses.replace(done, model=torch.where(context.belongs(), done.model, inputs.model))
 
     def _trained(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         if not self.masked_loss:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
 
-from piebald.contracts import StateVector, StepSettings
+from piebald.contracts import StateVector, StepSettings, UpdateRule
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.core.machine import float64_device
-from piebald.methods.training.torch_adapter import RuleOptimizer
 
 _BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of torch have, or several of them
 
@@ -314,3 +313,37 @@ AnyOptimizer = Annotated[
     BeforeValidator(lambda table: build("optimizer", table)),
     PlainSerializer(lambda optimizer: optimizer.table()),
 ]
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """Steps parameters by a rule, one tensor after another.
+
+    Args:
+        groups: groups of parameters, as `torch.optim` takes them.
+        rule: the rule.
+        lr, weight_decay, momentum: settings of groups that have none of their own.
+    """
+
+    def __init__(
+        self, groups: Iterable[Mapping[str, Any]], rule: UpdateRule, lr: float, weight_decay: float, momentum: float
+    ) -> None:
+        self.rule = rule
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__([dict(group) for group in groups], defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step of all parameters that have a gradient."""
+        for group in self.param_groups:
+            vectors = self.rule.state_vectors(group["momentum"])
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state |= {vector.name: torch.full_like(parameter, vector.start) for vector in vectors}
+                    state["step"] = torch.tensor(0.0)
+                state["step"] += 1
+                vectors_by_name = {vector.name: state[vector.name] for vector in vectors}
+                settings = StepSettings(group["lr"], group["weight_decay"], group["momentum"], float(state["step"]))
+                self.rule.update(parameter, parameter.grad, vectors_by_name, settings)

@@ -14,7 +14,7 @@ from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import head
 from piebald.methods.training.augmentation import mixing
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ class PublicDistillation(Sgd):
             return inputs.model, 0, state
         tensors = {"targets": context.public_targets()}
         # another stream than the digestion's, which draws the same numbers whether this happens or not
-        aside = context.with_other_rng().with_other_rng()
+        aside = context.with_rng().with_rng()
         end = aside.run_sgd(inputs.model, self._public_config(inputs, self.public_steps), local_loss=self, own=tensors)
         return torch.where(begun == 0, end.model, inputs.model), end.steps * (begun[:, 0] == 0), state
 
@@ -142,7 +142,7 @@ class PublicDistillation(Sgd):
             return model, 0
         tensors = {"outputs": inputs.vectors["outputs"]}
         config = self._public_config(inputs, self.digest_steps)
-        end = context.with_other_rng().run_sgd(model, config, local_loss=self, own=tensors)
+        end = context.with_rng().run_sgd(model, config, local_loss=self, own=tensors)
         return torch.where(has_consensus, end.model, model), end.steps * has_consensus[:, 0]
 
     def _public_config(self, inputs: TrainInput, steps: int) -> SgdConfig:
