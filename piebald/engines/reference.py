@@ -21,7 +21,7 @@ from piebald.engines.row_gradients import noised, row_keys
 from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import SgdRun
-from piebald.engines.step_point import Hidden
+from piebald.engines.step_point import Hidden, no_hidden
 
 
 class ReferenceEngine(SequentialEngine):
@@ -50,8 +50,10 @@ class ReferenceEngine(SequentialEngine):
                 rows = augmented(gathered.take(batch), config, step, rng_key)
                 draw = functools.partial(self._start, dropout, key)
                 if config.step.changes_gradients:
-                    lot = min(config.step_rows, held)
-                    hidden = functools.partial(self._hidden_gradients, client, rows, lot, step, dropout)
+                    hidden: Hidden = no_hidden
+                    if config.step.hides_rows:
+                        lot = min(config.step_rows, held)
+                        hidden = functools.partial(self._hidden_gradients, client, rows, lot, step, dropout)
                     losses.append(self._set_changed_gradients(client, rows, draw, hidden))
                 else:
                     losses.append(self._set_gradients(client, rows, draw))

@@ -13,6 +13,11 @@ from piebald.core.errors import RuntimeFault
 Hidden = Callable[[float, float], Gradients]  # from clip and deviation, see `contracts.StepPoint.hidden`
 
 
+def no_hidden(clip: float, deviation: float) -> Gradients:
+    """Refuse to hide rows whose batches and random numbers are no secret of the client."""
+    raise RuntimeFault("only a step with hides_rows = True may ask for hidden gradients: set that of its class")
+
+
 class StackPoint:
     """A `contracts.StepPoint` of a stack.
 
@@ -32,8 +37,8 @@ class StackPoint:
         again: Callable[[], Gradients],
         hidden: Hidden | None = None,
     ) -> None:
-        self._w, self._parameters, self._first, self._again, self._hidden = w, parameters, first, again, hidden
-        self._asked = False
+        self._w, self._parameters, self._first, self._again = w, parameters, first, again
+        self._asked, self.hidden = False, hidden or no_hidden
 
     def gradients(self, away: Iterable[Tensor] | None = None) -> Gradients:
         """See `contracts.StepPoint`."""
@@ -49,12 +54,6 @@ class StackPoint:
         with torch.no_grad():
             self._w.copy_(before)
         return result
-
-    def hidden(self, clip: float, deviation: float) -> Gradients:
-        """See `contracts.StepPoint`."""
-        if self._hidden is None:
-            raise RuntimeFault("only a step with hides_rows = True may ask for hidden gradients: set that of its class")
-        return self._hidden(clip, deviation)
 
 
 def gradients_of_one(
