@@ -45,6 +45,7 @@ class BatchedEngine(VmappedEngine):
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         change = run.config.step
+        # a step of a method's own may ask for gradients at points that no batched pass shares
         elsewhere = change.changes_gradients and not change.hides_rows
         if run.local_loss is not None or elsewhere or run.config.passes.alone:
             return SequentialEngine.run_sgd(self, run)  # vmap cannot run all that has a batched form

@@ -36,6 +36,7 @@ class EngineContext:
         return self.engine.work.initial.to(self.engine.device)
 
     def with_rng(self, rng_version: int | str | None = None) -> EngineContext:
+        # whatever runs aside draws nothing that the task would have drawn
         aside = [f"{version}.aside" for version in self.stack.rng_versions]
         rng_versions = aside if rng_version is None else [rng_version] * len(aside)
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))

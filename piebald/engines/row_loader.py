@@ -199,6 +199,7 @@ def batches(
         rng_key: the client's rng key.
         only: if given, the batch of this one of the steps alone, counted from 0; nothing where there are fewer.
     """
+    # before rows are left out: it leaves them out itself
     planned = planned_steps(places, config, mixes)
     if (visible := _seen(len(places), config)) is not None:
         drawn = permutation(len(places), "share", *rng_key)

@@ -45,6 +45,7 @@ class StackPoint:
         if away is None and not self._asked:
             self._asked = True
             return self._first()
+        # buffers that lie in w are put back below; those that do not are left alone by `again`
         compute, self._asked = self._again if self._asked else self._first, True
         before = self._w.detach().clone()
         with torch.no_grad():

@@ -124,6 +124,7 @@ class VmappedEngine(SequentialEngine):
         """
 
         def again() -> Gradients:
+            # a second pass must not move running statistics again
             copies = tensors | {name: tensors[name].clone() for name in leaves.buffers}
             return gradients_of(copies, *batch)
 

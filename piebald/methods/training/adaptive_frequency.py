@@ -143,6 +143,7 @@ class _Tail:
         """From what the clients remember: steps that others take for each of one's own, since the last task."""
         last, own_steps = inputs.state["met"].unbind(1)
         other_steps = (inputs.committed.squeeze(1) - last - own_steps).clamp(min=0)
+        # before its second task a client has taken no steps of which the pace of others could be told
         rate = torch.where(own_steps > 0, other_steps / own_steps.clamp(min=1), 0.0)
         return cls(inputs.state["staleness"], inputs.state["seen"], rate)
 

@@ -103,10 +103,12 @@ class AdaptiveLocalAggregation(Sgd):
             step=ShareOfRows(self.weight_share),
         )
         end = aside.run_sgd(local + (sent - local) * state["weights"], once, state=state)
+        # where all clients start alike, W has no gradient yet; only the first real difference is worth `first_passes`
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
         model, weights, first = end.model, end.state["weights"], differ & (begun == 0)
         if self.first_passes > 1 and bool(first.any()):
             rest = dataclasses.replace(once, epochs=self.first_passes - 1)
             again = aside.run_sgd(model, rest, state=state | {"weights": weights})
             model, weights = torch.where(first, again.model, model), torch.where(first, again.state["weights"], weights)
+        # running statistics are the global model's, not those of the passes that learned W
         return torch.where(adaptive, model, sent), weights, torch.maximum(begun, differ.to(begun.dtype))

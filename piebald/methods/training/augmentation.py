@@ -150,6 +150,7 @@ class MixUp(Augmentation):
     alpha: float = Field(default=0.2, gt=0)
 
     def augment(self, rows: Rows, rng: torch.Generator) -> Rows:
+        # torch has no beta distribution that takes a generator
         drawn = np.random.Generator(np.random.Philox(int(torch.randint(1 << 62, (), generator=rng))))
         share = float(drawn.beta(self.alpha, self.alpha))
         first = pytree.leaves(rows.y)[0]

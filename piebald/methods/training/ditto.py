@@ -29,6 +29,7 @@ class Ditto(Sgd):
         return super().initial_state(model, shared) | {"personal": model}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        # the shared model first: its random numbers are then those of FedAvg, whatever the personal model does
         sent = self.run_sgd(inputs, context)
         personal = context.run_sgd(
             inputs.state["personal"],

@@ -53,6 +53,7 @@ class InheritedPrivate(Sgd):
         state, term = self.start_state(inputs), self if self.lam else None
         tensors = {"inherited": inherited}
         end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
+        # grows with the tasks up to mu: a model that has been inherited once says little about the past
         past = (self.mu * tasks / self.horizon).clamp(max=self.mu)
         renewed = {"inherited": past * inherited + (1 - past) * end.model, "tasks": tasks + 1}
         return self.output(end, state=renewed)

@@ -25,5 +25,6 @@ class InitialLoss(Sgd):
         loss = torch.nan_to_num(context.score(inputs.model, "train", metrics=False)[0]["loss"], nan=0.0)
         done = self.output(self.run_sgd(inputs, context))
         rate = self.rate(inputs)
+        # of the type of `committed`, which has the widest floating point of the device
         rates = torch.zeros_like(inputs.committed[:, 0]) + (rate.flatten() if isinstance(rate, torch.Tensor) else rate)
         return dataclasses.replace(done, metrics={**done.metrics, "initial_loss": loss, "lr": rates})

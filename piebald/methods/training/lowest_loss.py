@@ -26,6 +26,7 @@ class LowestLoss(Sgd):
             chosen = torch.full((len(inputs.versions),), -1.0, device=inputs.model.device)
         else:
             losses = context.losses([self._whole(inputs, model) for model in offered.unbind(1)], "train")
+            # a client without rows, or whose loss is no number, takes the first model
             best = torch.nan_to_num(losses, nan=torch.inf).argmin(1)
             model = self._whole(inputs, offered[torch.arange(len(best), device=best.device), best])
             end = context.run_sgd(model, self.sgd_config(inputs), state=self.start_state(inputs))

@@ -60,6 +60,7 @@ class MetaLearning(Sgd):
         if self.hessian == "differences":
             ahead, behind = (slopes(w + sign * self.delta * g, 2).gradient for sign in (1, -1))
             gradient = g - self.alpha * (ahead - behind) / (2 * self.delta)
+        # outer.model differs from `adapted` in buffers only
         return {"model": w + (outer.model - adapted) - at["lr"] * gradient}
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:

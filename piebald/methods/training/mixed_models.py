@@ -53,6 +53,7 @@ class MixedModels(Sgd):
         shared, mixed = slopes(w), slopes(mixture)
         moved = {
             "model": shared.model - lr * shared.gradient,
+            # as far as v is part of the mixture: d/dv f(a v + (1 - a) w) = a f'
             "own": v + (mixed.model - mixture) - lr * a * mixed.gradient,
         }
         if self.adaptive:  # at the first step; to ask which one it is would make the host wait for a GPU

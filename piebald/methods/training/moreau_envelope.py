@@ -59,6 +59,7 @@ class MoreauEnvelope(Sgd):
         for _ in range(self.inner_steps):
             slope = slopes(t)
             t = slope.model - lr * (slope.gradient + self.lam * slopes.trained * (t - w))
+        # buffers of w are those of t: they were computed by passes at t
         return {"model": torch.where(slopes.trained, w - self.eta * self.lam * (w - t), t), "personal": t}
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:

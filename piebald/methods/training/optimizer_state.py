@@ -65,6 +65,7 @@ def average(
 
     Squares and steps are not negative, so that no client's update can make them so for all others.
     """
+    # a negative mean square would be a NaN under the root, for every client
     positive = {PREFIX + vector.name for vector in kept if vector.squares} | {PREFIX + STEP.name}
     return {
         name: means[name].clamp(min=0) if name in positive and name in means else means.get(name, vector)

@@ -98,6 +98,7 @@ class SgdOptimizer(Optimizer):
             g = g.add(w, alpha=settings.weight_decay)
         if settings.momentum:
             buffer, damped = state["momentum_buffer"].mul_(settings.momentum), 1 - self.dampening
+            # torch adds the first gradient without dampening; clients of a stack may be at different steps
             if isinstance(settings.step, Tensor):
                 buffer.add_(g * torch.where(settings.step == 1, 1.0, damped))
             else:
@@ -169,6 +170,7 @@ class AdamOptimizer(Optimizer):
     ) -> None:
         """The step in one pass over memory: torch's kernel, which needs contiguous rows."""
         largest = state.get("max_exp_avg_sq")
+        # the kernel steps one tensor after another and wants the step number of each
         step_vectors = [w.new_tensor(step)] * (len(w) if w.dim() > 1 else 1)
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         kernel(
@@ -230,6 +232,7 @@ class RmspropOptimizer(Optimizer):
         square = state["square_avg"].mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
         if self.centered:
             mean = state["grad_avg"].lerp_(g, 1 - self.alpha)
+            # rounding may leave a variance just below 0
             square = square.addcmul(mean, mean, value=-1).clamp_(min=0)
         root = square.sqrt().add_(self.eps)
         if settings.momentum:

@@ -147,6 +147,7 @@ class PublicDistillation(Sgd):
 
     def _public_config(self, inputs: TrainInput, steps: int) -> SgdConfig:
         config = self.sgd_config(inputs)
+        # relative to the trainer's rate, so that its schedule applies to these steps as well
         lr = config.lr if self.digest_lr is None else config.lr * (self.digest_lr / self.lr)
         batch = self.digest_batch or self.batch
         return dataclasses.replace(config, step=OnPublicRows(), steps=steps, lr=lr, batch=batch, augmentation=())

@@ -143,6 +143,7 @@ class Sgd(Trainer):
     def _take_defaults(self) -> Self:
         if not isinstance(self.optimizer, SgdOptimizer):
             defaults = {"lr": self.optimizer.default_lr, "weight_decay": self.optimizer.default_weight_decay}
+            # a frozen model: pydantic would refuse to set attributes after validation
             self.__dict__.update({name: value for name, value in defaults.items() if name not in self.model_fields_set})
         return self
 

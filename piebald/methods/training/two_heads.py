@@ -68,7 +68,7 @@ class TwoHeads(Sgd):
             inputs.model.new_zeros(len(inputs.versions), inputs.model.shape[-1]),
         )
         if self.balanced:
-            counts = context.confusion(inputs.model, "train").sum(2)
+            counts = context.label_counts()
             shift[:, inside & context.belongs(["*bias"])] = counts.clamp(min=_FEWEST).log()
         start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs), "shift": shift, **inputs.state}
         start["inside"] = inside.expand(len(shift), -1)
@@ -80,6 +80,7 @@ class TwoHeads(Sgd):
         w, lr, shifted = at["model"], at["lr"], at["model"] + at["shift"]
         generic, personal = slopes(shifted), slopes(w + at["head"])
         return {
+            # generic.model differs from `shifted` in buffers only
             "model": w + (generic.model - shifted) - lr * generic.gradient,
             "head": at["head"] - lr * at["inside"] * personal.gradient,
         }
