@@ -64,7 +64,7 @@ class Scaffold(Sgd):
             # option I: one more pass, whose random numbers are of another stream, so that no step changes
             change = mean_gradient(context, inputs.model, self.sgd_config(inputs))[..., : inputs.shared] - control
         else:
-            # option II: (w_t - w) / (steps * lr) is the mean of g - c_k + c, so that less c it is the new variate less c_k
+            # option II: (w_t - w) / (steps * lr) is the mean of g - c_k + c; less c, it is the change of c_k
             moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
             change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
         change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
