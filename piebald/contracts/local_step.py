@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class StepPoint(Protocol):
                 read before anything is computed: it may be made of gradients, which are lost at the next call.
         """
 
-    def hidden(self, clip: float, deviation: float) -> Gradients:
+    def hidden(self, clip: float, deviation: float, /) -> Gradients:
         """Return the mean losses [c] and hidden gradients, for a step that `hides_rows`.
 
         Each row's own gradient is shortened to the length `clip` (Euclidean, over all parameters), Gaussian noise of
@@ -77,7 +77,7 @@ class LocalStep:
         """Return how many of a client's rows a run sees, drawn anew for each run; None for all."""
         return None
 
-    def lots(self, count: int, size: int, steps: int, rng_key: Sequence[int | str]) -> Iterator[np.ndarray]:
+    def lots(self, count: int, size: int, steps: int, rng_key: Sequence[int | str]) -> Iterator[np.ndarray[Any, Any]]:
         """Yield which of a client's `count` rows each of the steps takes, `size` of them in the mean."""
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class RowPrivacy(LocalStep):
     clip: float
     noise: float
 
-    def lots(self, count: int, size: int, steps: int, rng_key: Sequence[int | str]) -> Iterator[np.ndarray]:
+    def lots(self, count: int, size: int, steps: int, rng_key: Sequence[int | str]) -> Iterator[np.ndarray[Any, Any]]:
         """Yield Poisson samples, as accountants of DP-SGD assume: each row is in a step independently of all others.
 
         Whoever knows which rows are in a lot gains nothing from sampling, so lots are drawn as noise is.

@@ -230,7 +230,8 @@ class SequentialEngine(ClippingEngine):
             if run.config.augmentation:
                 rows = augmented(rows, run.config, run.first_step + number, self.rng_key(run, row))
             key = None if keys is None else keys[number]
-            draw, hidden = functools.partial(self._start, dropout, key), None
+            draw = functools.partial(self._start, dropout, key)
+            hidden: Hidden | None = None
             if run.config.step.hides_rows:
                 assert key is not None
                 lot = min(run.config.step_rows, len(gathered.places[row]))

@@ -78,7 +78,7 @@ class VmappedEngine(SequentialEngine):
                 tensors, parameters = leaves(lo, hi)
                 batch = (parameters, rows, keys, mask)
                 gradients_of = functools.partial(self._gradients_of, ordered, slice(lo, hi))
-                hidden = None
+                hidden: Hidden | None = None
                 if run.config.step.hides_rows:
                     who = (lots[lo:hi], run.first_step + step, rng_keys[lo:hi])
                     hidden = functools.partial(self._hidden_gradients, tensors, batch, run.config.passes, who)
