@@ -42,7 +42,7 @@ def evaluating(work: Workload) -> float:
     for every in (1, 0):
         marks = list[float]()
         piebald.run(
-            piebald.methods.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=BATCH),
+            piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=BATCH),
             clients,
             work.network(),
             rounds=ROUNDS,

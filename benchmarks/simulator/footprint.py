@@ -57,7 +57,7 @@ def first_round(name: str) -> float:
     imported = time.perf_counter()
     clients, model = work.data(), work.network()
     made = time.perf_counter()
-    recipe = piebald.methods.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20)
+    recipe = piebald.recipes.fedavg(cohort=work.cohort, lr=0.05, batch=20)
     piebald.run(recipe, clients, model, rounds=1, evaluate_every=0)
     return age + imported - began + time.perf_counter() - made
 

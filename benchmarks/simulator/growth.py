@@ -41,7 +41,7 @@ def one(registered: int, cohort: int, parameters: int) -> float:
     if parameters > 1_000_000:
         layers += [nn.Linear(width, width), nn.ReLU()]
     run = piebald.run(
-        piebald.methods.recipes.fedavg(cohort=cohort, lr=0.05),
+        piebald.recipes.fedavg(cohort=cohort, lr=0.05),
         clients,
         nn.Sequential(*layers, nn.Linear(width, CLASSES)),
         rounds=3,

@@ -51,7 +51,7 @@ def one(method: str, registered: int, cohort: int, rounds: int) -> list[dict[str
                 found.append({"round": step["version"], "own": own, "disk": deleted_files() / 2**20} | clocks)
 
     piebald.run(
-        piebald.methods.recipes.make(method, cohort=cohort, lr=0.05, batch=20, epochs=1),
+        piebald.recipes.make(method, cohort=cohort, lr=0.05, batch=20, epochs=1),
         clients,
         torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES)),
         rounds=rounds,

@@ -20,6 +20,7 @@ from piebald.contracts.data import (
     RowsAtSites,
     Split,
 )
+from piebald.contracts.local_step import PLAIN_STEP, LocalStep, RowPrivacy, StepPoint
 from piebald.contracts.messages import (
     MASKING,
     MOST_ROWS,
@@ -60,9 +61,7 @@ from piebald.contracts.server import (
 from piebald.contracts.training import (
     ClientContext,
     GroupSettings,
-    LocalStep,
     Personalizes,
-    RowPrivacy,
     SgdConfig,
     SgdOutcome,
     Slope,
@@ -75,12 +74,14 @@ from piebald.contracts.training import (
     TrainOutput,
     Trains,
     UpdateRule,
+    VectorStep,
 )
 
 __all__ = [
     "MASKING",
     "MOST_ROWS",
     "PLAIN_PASSES",
+    "PLAIN_STEP",
     "SERVER_ID",
     "SHOWN_BYTES",
     "SIGNATURE",
@@ -130,6 +131,7 @@ __all__ = [
     "StateVector",
     "StepContext",
     "StepFactor",
+    "StepPoint",
     "StepSettings",
     "StepsOutcome",
     "SumDemands",
@@ -141,6 +143,7 @@ __all__ = [
     "Trains",
     "Update",
     "UpdateRule",
+    "VectorStep",
     "WeighsUpdates",
     "count_reason",
     "described",

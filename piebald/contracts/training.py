@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
+from piebald.contracts.local_step import PLAIN_STEP, LocalStep
 from piebald.contracts.passes import PLAIN_PASSES, PassSettings
 
 if TYPE_CHECKING:
@@ -54,19 +55,6 @@ class TrainOutput:
     vectors: Mapping[str, Tensor] = field(default_factory=dict)
     state: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RowPrivacy:
-    """How SGD hides single rows (DP-SGD, Abadi et al. 2016, algorithm 1).
-
-    Attributes:
-        clip: C, longest gradient of one row (Euclidean norm over all parameters).
-        noise: sigma, standard deviation of the noise on the sum of a step's rows, in clips.
-    """
-
-    clip: float
-    noise: float
 
 
 class StateVector(NamedTuple):
@@ -154,8 +142,6 @@ class SgdConfig:
             shorter, never dropped.
         epochs: epochs over the client's training rows.
         steps: if given, exactly this many steps instead of `epochs`.
-        privacy: if given, each row is in a step independently with probability q = min(1, step_rows / rows), and
-            the gradient is (sum of the rows' own clipped gradients + noise) / (q rows).  As many steps as otherwise.
         rule: another update than Metis eq. 2, or None.
         schedule: if given, factors on the learning rate within the run; needs a `rule`.
         groups: parameters with settings of their own; they need a `rule`.
@@ -163,15 +149,8 @@ class SgdConfig:
         augmentation: changes of each batch, in this order.
         part: the parameters that are trained, "all", or only the "shared" or the "private" ones.  The others stay as
             they are; batch norm takes its statistics from each batch as always.
-        only_step: if given, only this one of the steps is taken, counted from 0, with the batch and the random numbers
-            that it has among the others; none where there are not so many.
         passes: how the gradient of a step is computed.
-        share: share of the client's rows that the run sees, drawn anew for each run; at least 2 rows.
-        rows: the client's "own" training rows, or the "public" ones that all clients have; their targets are then their
-            positions, for a `LocalLoss` that knows what they should be.
-        sam_radius: if above 0, each step goes along the gradient at w + sam_radius * g / |g|, with g the batch's
-            gradient at w (sharpness-aware minimization).  Neither gradient sees the proximal term, the correction or
-            weight decay, which are added afterwards; buffers are those of the pass at w.
+        step: which rows a step sees, and along what it goes.
     """
 
     lr: float | Tensor
@@ -181,18 +160,14 @@ class SgdConfig:
     batch: int = 20
     epochs: int = 1
     steps: int | None = None
-    privacy: RowPrivacy | None = None
     rule: UpdateRule | None = None
     schedule: StepFactor | None = None
     groups: tuple[GroupSettings, ...] = ()
     base_lr: float = 1.0
     augmentation: tuple[RowChange, ...] = ()
     part: Part = "all"
-    only_step: int | None = None
-    share: float = 1.0
-    rows: Literal["own", "public"] = "own"
-    sam_radius: float = 0.0
     passes: PassSettings = PLAIN_PASSES
+    step: LocalStep = PLAIN_STEP
 
     @property
     def step_rows(self) -> int:
@@ -241,7 +216,7 @@ class Slopes(Protocol):
         """
 
 
-class LocalStep(Protocol):
+class VectorStep(Protocol):
     """A step of local training that is made of gradients at more than one point."""
 
     def __call__(self, at: Mapping[str, Tensor], slopes: Slopes) -> Mapping[str, Tensor]:
@@ -250,7 +225,7 @@ class LocalStep(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepsOutcome:
-    """The vectors [c, ...] after local training by a `LocalStep`, how many steps each client made [c], and the mean
+    """The vectors [c, ...] after local training by a `VectorStep`, how many steps each client made [c], and the mean
     over the steps of the loss at the first point of each [c].
     """
 
@@ -266,11 +241,10 @@ class ClientContext(Protocol):
     def initial(self) -> Tensor:
         """The model [p] that the run starts from."""
 
-    def as_task(self, rng_version: int | str) -> ClientContext:
-        """The same clients with the random numbers of another of their tasks, see `Task.rng_version`."""
-
-    def with_other_rng(self) -> ClientContext:
-        """The same clients with random numbers from another stream, so that those of the task stay as they are."""
+    def with_rng(self, rng_version: int | str | None = None) -> ClientContext:
+        """Return the same clients with the random numbers of another of their tasks (`Task.rng_version`), or, without
+        one, of another stream, so that those of the task stay as they are.
+        """
 
     def run_sgd(
         self,
@@ -297,7 +271,7 @@ class ClientContext(Protocol):
         """
 
     def run_steps(
-        self, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep, *, batches: int = 1
+        self, start: Mapping[str, Tensor], config: SgdConfig, step: VectorStep, *, batches: int = 1
     ) -> StepsOutcome:
         """Run a step of the caller's own as often as SGD with these settings would, from named vectors [c, ...].
 
@@ -336,11 +310,10 @@ class ClientContext(Protocol):
         evaluation mode.
         """
 
-    def buffers(self) -> Tensor:
-        """Return the mask [p] of the numbers that are buffers, such as running statistics, and no parameters."""
-
-    def belongs(self, layers: Sequence[str]) -> Tensor:
-        """Return the mask [p] of the parameters of some layers, see `parameters.matching`; buffers are none."""
+    def belongs(self, layers: Sequence[str] | None = None) -> Tensor:
+        """Return which of the numbers [p] are parameters of some layers (`parameters.matching`), or of any; buffers,
+        such as running statistics, are none.
+        """
 
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""

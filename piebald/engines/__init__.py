@@ -1,1 +1,5 @@
-"""How a stack of clients is trained and scored; no recipe knows which engine runs it."""
+"""Engines: training and scoring of a stack of clients on one device.
+
+Here are the loops over steps, the passes through a model, and everything that makes them fast.  An engine knows no
+recipe and no trainer, and nothing here speaks with a server or another process.
+"""

@@ -44,9 +44,12 @@ class BatchedEngine(VmappedEngine):
     takes_factored = True
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
-        if run.local_loss is not None or run.config.sam_radius or run.config.passes.alone:
+        change = run.config.step
+        # a step of a method's own may ask for gradients at points that no batched pass shares
+        elsewhere = change.changes_gradients and not change.hides_rows
+        if run.local_loss is not None or elsewhere or run.config.passes.alone:
             return SequentialEngine.run_sgd(self, run)  # vmap cannot run all that has a batched form
-        if self.traits.random or not self.traits.each or run.config.privacy is not None:
+        if self.traits.random or not self.traits.each or change.hides_rows:
             return super().run_sgd(run)
         gathered, plans, rng_keys, order = self.planned(run)
         if self.reads_tables(run) and self.shares_passes(plans) and (whole := self._module(())) is not None:
@@ -63,7 +66,7 @@ class BatchedEngine(VmappedEngine):
             return SequentialEngine.run_sgd(self, run)
         batched = _BatchedRun(self, module, run, order, start, shifts, [len(plan) for plan in plans])
         batched.begin(gathered, plans)
-        for step, passes in enumerate(self.passes(plans, rng_keys, run.config)):
+        for step, passes in enumerate(self.passes(plans, rng_keys, run.first_step)):
             batched.step(step, gathered, passes)
         return batched.end([len(plan) for plan in plans])
 
@@ -106,7 +109,7 @@ class BatchedEngine(VmappedEngine):
 
     @property
     def can_batch(self) -> bool:
-        """Whether every layer of the model has a batched form; if not, stacks run through vmap."""
+        """True if every layer of the model has a batched form; if not, stacks run through vmap."""
         return not self.traits.random and self.traits.each and self._module(()) is not None
 
     def _worth_factoring(
@@ -123,28 +126,28 @@ class BatchedEngine(VmappedEngine):
         nonlinear = nonlinear or config.part != "all"
         if nonlinear or run.state or start.factors or (self.traits.mixes and len(plans) > 1):
             return []
-        found, steps = [], len(plans[0])
+        slots, steps = [], len(plans[0])
         for layer in self.packer.layers:
             (out, inside), rows = layer.slot.shape, layer.rows * sum(len(batch) for batch in plans[0])
-            free = all(one.has_terms(layer.slot) for one in (start, *shifts))
+            free = all(vectors.has_terms(layer.slot) for vectors in (start, *shifts))
             products = [factor for shift in shifts for factor, _ in shift.factors if factor.slot == layer.slot]
-            others = rows * (1 + len(products))  # a product has about as many rows
-            if free and rows * others * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
-                found.append(layer.slot)
-        return found
+            factor_rows = rows * (1 + len(products))  # a product has about as many rows
+            if free and rows * factor_rows * (out + inside) < _MULTIPLICATIONS * steps * out * inside:
+                slots.append(layer.slot)
+        return slots
 
     def _module(self, factored: Sequence[Slot]) -> _BatchedModule | None:
         """The batched module with these factored layers, made once for each choice of them."""
-        names, made = tuple(slot.name for slot in factored), self._modules
-        if names not in made:
+        names, modules = tuple(slot.name for slot in factored), self._modules
+        if names not in modules:
             batched = batch_layers(self.work.model, self.work.layout, names)
             if batched is not None:
                 batched[0].to(self.device).train()
             direct = {layer.slot.name for layer in self.packer.layers if layer.is_model_input} if names else set()
-            made[names] = (
+            modules[names] = (
                 None if batched is None else _BatchedModule(*batched, _without(self.work.layout, names), direct)
             )
-        return made[names]
+        return modules[names]
 
 
 class _Shift(NamedTuple):
@@ -155,11 +158,11 @@ class _Shift(NamedTuple):
 
 
 def _shifts(run: SgdRun) -> list[_Shift]:
-    """What gradients are shifted by: the correction, and the proximal term's center where that is not the start."""
-    found = [] if run.correction is None else [_Shift(FactoredVectors.of(run.correction), 1.0)]
+    """The shifts of gradients: the correction, and the proximal term's center where that is not the start."""
+    shifts = [] if run.correction is None else [_Shift(FactoredVectors.of(run.correction), 1.0)]
     if run.prox and run.prox_center is not None and run.prox_center is not run.model:
-        found.append(_Shift(FactoredVectors.of(run.prox_center), -run.prox))
-    return found
+        shifts.append(_Shift(FactoredVectors.of(run.prox_center), -run.prox))
+    return shifts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -228,7 +231,7 @@ class _BatchedRun:
         self.engine, self.module, self.order, self.start, self.shifts = engine, module, order, start, shifts
         self.to_start = run.prox if run.prox_center is run.model else 0.0
         layout, self.spans = module.rest
-        own = dataclasses.replace(
+        rest = dataclasses.replace(
             run,
             model=self._own(run.model),
             prox_center=None if run.prox_center is None else self._own(run.prox_center),
@@ -236,7 +239,7 @@ class _BatchedRun:
             state={name: self._own(vector) for name, vector in run.state.items() if name != "step"}
             | {name: vector for name, vector in run.state.items() if name == "step"},
         )
-        self.run = rows_of(own, order)
+        self.run = rows_of(rest, order)
         self.w = self.run.model.clone()
         self.stepper = engine.stepper(self.run, self.w, planned, layout)
         self.g = None if run.plain or self.stepper.direct else torch.zeros_like(self.w)
@@ -278,49 +281,49 @@ class _BatchedRun:
             assert isinstance(rows, Tensor)  # for the type checker; no layer sees inputs of several tensors as such
             inside = direct[0].slot.shape[1]
             self.ahead = _Ahead(rows.view(*index.shape, *rows.shape[1:]), ends, rows[0].numel() // inside)
-            seen = rows.view(len(index), -1, inside)
+            inputs = rows.view(len(index), -1, inside)
             if self.run.correction is not None and self.engine.row_loader.indexed and self.ahead.each == 1:
                 places = [gathered.places[row] for row in self.order]
                 self.places, first = (part.to(self.w.device) for part in client_row_places(index, ends, plans, places))
                 self.shifts = [
-                    _Shift(self._by_steps(vectors, seen, self.places, first), share) for vectors, share in self.shifts
+                    _Shift(self._by_steps(vectors, inputs, self.places, first), share) for vectors, share in self.shifts
                 ]
         starts = [self.start, *(shift.vectors for shift in self.shifts)]
         for layer in self.module.factored:
-            layer.begin([one.layer(layer.slot, self.sorted) for one in starts])
+            layer.begin([vectors.layer(layer.slot, self.sorted) for vectors in starts])
         for layer in direct:
-            layer.look_ahead(seen)
+            layer.look_ahead(inputs)
 
     def _by_steps(self, vectors: FactoredVectors, x: Tensor, places: Tensor, first: Tensor) -> FactoredVectors:
         """The vectors, with sums over a client's rows expressed by the rows of its steps x [c, r, in]."""
         factors = []
         for factor, scale in vectors.factors:
-            made = in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
-            factors.append((made or factor, scale))
+            form = in_step_rows(factor, x, places, first, self.sorted) if isinstance(factor, ClientRowFactor) else None
+            factors.append((form or factor, scale))
         return vectors.like(vectors.matrices, factors, vectors.own)
 
-    def _rows(self, step: int, gathered: Gathered, one: PassRows, active: int) -> tuple[Rows, Tensor | None]:
+    def _rows(self, step: int, gathered: Gathered, pass_rows: PassRows, active: int) -> tuple[Rows, Tensor | None]:
         """The rows [c * b, ...] of a step of some clients, with a mask [c, b] as in `pad_rows`."""
         ahead, batched_pass = self.ahead, self.module.batched_pass
         if self.run.config.augmentation:
-            rows = self.engine.stacked(gathered, one, self.run, step)
-            return Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), one.mask
-        flat = one.places.flatten()  # one axis: much quicker to gather by than two
+            rows = self.engine.stacked(gathered, pass_rows, self.run, step)
+            return Rows(pytree.flattened(rows.x), pytree.flattened(rows.y)), pass_rows.mask
+        flat = pass_rows.places.flatten()  # one axis: much quicker to gather by than two
         if ahead is None:
-            return gathered.take(flat), one.mask
+            return gathered.take(flat), pass_rows.mask
         lo, hi = ahead.ends[step : step + 2]
         x = ahead.x[:active, lo:hi].flatten(0, 1)
         batched_pass.rows, batched_pass.batch = slice(lo * ahead.each, hi * ahead.each), (x.data_ptr(), x._version)
-        return Rows(x, pytree.take(gathered.y, flat)), one.mask
+        return Rows(x, pytree.take(gathered.y, flat)), pass_rows.mask
 
     def step(self, step: int, gathered: Gathered, passes: Sequence[PassRows]) -> None:
         """One step of all clients that still have one."""
         engine, active = self.engine, passes[-1].hi
-        for one in passes:
-            lo, hi = one.lo, one.hi
-            rows, mask = self._rows(step, gathered, one, active)
+        for part in passes:
+            lo, hi = part.lo, part.hi
+            rows, mask = self._rows(step, gathered, part, active)
             tensors, parameters = self.leaves(lo, hi)
-            losses = engine.stack_losses(self.module, tensors, hi - lo, rows, one.keys, mask, self.run.config.passes)
+            losses = engine.stack_losses(self.module, tensors, hi - lo, rows, part.keys, mask, self.run.config.passes)
             assert self.module.batched_pass.hook is not None
             *gradients, _ = torch.autograd.grad(
                 losses.sum(), [*parameters, self.module.batched_pass.hook], allow_unused=True, materialize_grads=True
@@ -371,12 +374,15 @@ class _BatchedRun:
             own: Tensor, start: Sequence[float], shifts: Sequence[Sequence[float]], scale: Tensor
         ) -> FactoredVectors:
             terms = [term.times(by_client(start)) for term in self.start.matrices]
-            found = [(factor, scale[back]) for factor in factors]
+            products = [(factor, scale[back]) for factor in factors]
             for (vectors, _), share in zip(self.shifts, zip(*shifts, strict=True), strict=True):
                 terms += [term.times(by_client(share)) for term in vectors.matrices]
-                found += [(factor, own * by_client(share)) for factor, own in vectors.factors]
+                products += [(factor, coefficients * by_client(share)) for factor, coefficients in vectors.factors]
             return self.start.like(
-                [term for term in terms if isinstance(term.share, Tensor) or term.share], found, own[back], self.spans
+                [term for term in terms if isinstance(term.share, Tensor) or term.share],
+                products,
+                own[back],
+                self.spans,
             )
 
         scale = self._rectangle([at.gradients for at in ends], width)
@@ -386,9 +392,9 @@ class _BatchedRun:
             model.start = self.start.alone
             model.moved = {layer.slot.start: layer.moved(scale, changes)[back] for layer in self.module.factored}
         state = {}
-        if (own := self.stepper.velocity) is not None:
+        if (velocity := self.stepper.velocity) is not None:
             push = self._rectangle([at.u_gradients for at in ends], width)
-            state["velocity"] = ended(own, [at.u_start for at in ends], [at.u_shifts for at in ends], push)
+            state["velocity"] = ended(velocity, [at.u_start for at in ends], [at.u_shifts for at in ends], push)
         return SgdOutcome(model, steps[back], (self.total / steps)[back], state)
 
     def _rectangle(self, rows: Sequence[Sequence[float]], width: int) -> Tensor:
@@ -406,8 +412,8 @@ def _without(layout: Layout, names: Sequence[str]) -> tuple[Layout, list[tuple[s
         start = slots[-1].stop if slots else 0
         slots.append(Slot(slot.name, slot.shape, start, slot.buffer))
         if spans and spans[-1][0].stop == slot.start:
-            whole, own = spans.pop()
-            spans.append((slice(whole.start, slot.stop), slice(own.start, slots[-1].stop)))
+            whole, shrunk = spans.pop()
+            spans.append((slice(whole.start, slot.stop), slice(shrunk.start, slots[-1].stop)))
         else:
             spans.append((slice(slot.start, slot.stop), slice(start, slots[-1].stop)))
     shared = sum(

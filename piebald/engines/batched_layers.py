@@ -25,7 +25,7 @@ from piebald.engines.matrix_products import inner_products
 
 @dataclass(slots=True, eq=False)
 class BatchedPass:
-    """What the layers of one module read during a step.
+    """The tensors and settings that the layers of one module read during a step.
 
     Attributes:
         count: c, clients in the batch.
@@ -73,7 +73,7 @@ class Layer(nn.Module):
         if count == 1:
             return run(x, *[None if tensor is None else tensor[0] for tensor in tensors])
         split = [[None] * count if tensor is None else tensor.unbind(0) for tensor in tensors]
-        return torch.cat([run(part, *own) for part, *own in zip(x.chunk(count), *split, strict=True)])
+        return torch.cat([run(part, *each) for part, *each in zip(x.chunk(count), *split, strict=True)])
 
 
 class Dense(Layer):
@@ -147,8 +147,8 @@ class FactoredDense(Layer):
 
     def look_ahead(self, x: Tensor) -> None:
         """Compute products of the rows x [c, r, in] of all steps at once, where they are known to be the inputs."""
-        own = inner_products(x, x) if any(rows is x for start in self.starts for rows, _ in start.products) else None
-        self.ahead = Ahead(x, [start.times(x, lambda rows: own if rows is x else None) for start in self.starts], own)
+        gram = inner_products(x, x) if any(rows is x for start in self.starts for rows, _ in start.products) else None
+        self.ahead = Ahead(x, [start.times(x, lambda rows: gram if rows is x else None) for start in self.starts], gram)
 
     def forward(self, x: Tensor) -> Tensor:
         bias, rows = self.tensor("bias"), x.reshape(self.batched_pass.count, -1, x.shape[-1])
@@ -170,36 +170,36 @@ class FactoredDense(Layer):
         ):  # not these rows: perhaps dropout came in between
             self.ahead = None
             self.x.append(x)
-            out, *others = [start.times(x) for start in self.starts]
+            out, *shifted = [start.times(x) for start in self.starts]
             out = out if shares[0] == 1.0 else out.mul_(shares[0])
             grams = [torch.bmm(x, past[:count].transpose(1, 2)) for past in self.x]
         else:
             rows = self.batched_pass.rows
             self.x.append(ahead.x[:count, rows])
-            out, *others = [made[:count, rows] for made in ahead.made]
+            out, *shifted = [outputs[:count, rows] for outputs in ahead.made]
             out = out * shares[0]
             if ahead.gram is None:
                 inner = inner_products(self.x[-1], ahead.x[:count, : rows.stop])
             else:
                 inner = ahead.gram[:count, rows]
             grams = [inner[:, :, span] for span in self._spans()]
-        for made, share in zip(others, shares[1:], strict=True):
-            out.add_(made, alpha=share)
-        self.made.append(others)
+        for shifted_outputs, share in zip(shifted, shares[1:], strict=True):
+            out.add_(shifted_outputs, alpha=share)
+        self.made.append(shifted)
         return out, grams
 
     def back(self, d: Tensor) -> Tensor:
         """The part of the gradient at the inputs that comes through the starts, from the gradient at the outputs."""
         shares = self.batched_pass.shares
-        made = self.starts[0].back(d)
-        made = made if shares[0] == 1.0 else made.mul_(shares[0])
+        gradient = self.starts[0].back(d)
+        gradient = gradient if shares[0] == 1.0 else gradient.mul_(shares[0])
         for start, share in zip(self.starts[1:], shares[1:], strict=True):
             if share:
-                made.add_(start.back(d), alpha=share)
-        return made
+                gradient.add_(start.back(d), alpha=share)
+        return gradient
 
     def _spans(self) -> list[slice]:
-        """Where each step's rows are among the rows of all steps."""
+        """Return the place of each step's rows among the rows of all steps."""
         ends = itertools.accumulate((past.shape[1] for past in self.x), initial=0)
         return [slice(lo, hi) for lo, hi in itertools.pairwise(ends)]
 
@@ -212,9 +212,9 @@ class FactoredDense(Layer):
         """
         total = scale.new_zeros(len(scale))
         for step, inner in enumerate(self.inner):
-            mine = scale[: len(inner), step]
+            coefficient = scale[: len(inner), step]
             earlier = (inner[:, :step] * scale[: len(inner), :step]).sum(1)
-            total[: len(inner)].add_(mine * (mine * inner[:, step] + 2 * earlier))
+            total[: len(inner)].add_(coefficient * (coefficient * inner[:, step] + 2 * earlier))
         for place, share in enumerate(shares):
             if bool(share.any()):
                 total += share * (2 * self._along(place, scale) + share * self._square(place, len(scale)))
@@ -224,8 +224,8 @@ class FactoredDense(Layer):
         """Inner products [c] of a start with the sum of the steps' gradients."""
         total = scale.new_zeros(len(scale))
         for step, (x, d) in enumerate(zip(self.x, self.d, strict=True)):
-            made = self.made[step][place - 1] if place else self.starts[0].times(x)
-            total[: len(x)].add_((made * d).sum((1, 2)) * scale[: len(x), step])
+            outputs = self.made[step][place - 1] if place else self.starts[0].times(x)
+            total[: len(x)].add_((outputs * d).sum((1, 2)) * scale[: len(x), step])
         return total
 
     def _square(self, place: int, count: int) -> Tensor:
@@ -233,9 +233,9 @@ class FactoredDense(Layer):
         ahead, start = self.ahead, self.starts[place]
         if ahead is None:
             return start.square(count)
-        made, own = ahead.made[place], ahead.gram
+        outputs, gram = ahead.made[place], ahead.gram
         return start.square(
-            count, lambda rows: made if rows is ahead.x else None, lambda rows: own if rows is ahead.x else None
+            count, lambda rows: outputs if rows is ahead.x else None, lambda rows: gram if rows is ahead.x else None
         )
 
 
@@ -251,8 +251,8 @@ class _Product(Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, hook: Tensor, layer: FactoredDense) -> Tensor:
         count = len(x)
         out, grams = layer.start_outputs(x.detach())  # else the whole graph behind it would be kept
-        for one, d, scale in zip(grams, layer.d, layer.batched_pass.scale, strict=False):
-            out.baddbmm_(one, d[:count], alpha=scale)
+        for gram, d, scale in zip(grams, layer.d, layer.batched_pass.scale, strict=False):
+            out.baddbmm_(gram, d[:count], alpha=scale)
         if bias is not None:
             out += bias.unsqueeze(1)
         ctx.layer, ctx.grams, ctx.biased = layer, grams, bias is not None
@@ -265,9 +265,9 @@ class _Product(Function):
         layer.d.append(d)
         grams = [torch.bmm(d, past[:count].transpose(1, 2)) for past in layer.d]
         if to_x is not None:
-            for one, x, scale in zip(grams, layer.x, layer.batched_pass.scale, strict=False):
-                to_x.baddbmm_(one, x[:count], alpha=scale)
-        inner = [(one * two).sum((1, 2)) for one, two in zip(ctx.grams, grams, strict=True)]
+            for gram, x, scale in zip(grams, layer.x, layer.batched_pass.scale, strict=False):
+                to_x.baddbmm_(gram, x[:count], alpha=scale)
+        inner = [(input_gram * two).sum((1, 2)) for input_gram, two in zip(ctx.grams, grams, strict=True)]
         layer.inner.append(torch.stack(inner, dim=1))
         return to_x, d.sum(1) if ctx.biased else None, d.new_zeros(()), None
 
@@ -347,29 +347,31 @@ def batch_layers(
     Returns:
         The module, the pass that its layers read, and its factored layers; None where a layer has no batched form.
     """
-    module, batched_pass, made = copied(model), BatchedPass(), list[FactoredDense]()
+    module, batched_pass, factored_layers = copied(model), BatchedPass(), list[FactoredDense]()
     slots = {slot.name: slot for slot in layout.slots}
     covered: set[str] = set()
     for path, layer in list(module.named_modules()):
         prefix = f"{path}." if path else ""
-        own = {f"{prefix}{name}" for name, _ in layer.named_parameters(recurse=False)}
-        own |= {f"{prefix}{name}" for name, buffer in layer.named_buffers(recurse=False) if buffer.is_floating_point()}
-        if not own or not own & slots.keys():  # no tensors, or frozen ones that are the same for all clients
+        names = {f"{prefix}{name}" for name, _ in layer.named_parameters(recurse=False)}
+        names |= {
+            f"{prefix}{name}" for name, buffer in layer.named_buffers(recurse=False) if buffer.is_floating_point()
+        }
+        if not names or not names & slots.keys():  # no tensors, or frozen ones that are the same for all clients
             continue
         form = _BATCHED.get(type(layer))
-        if form is None or not path or not own <= slots.keys() or not _plain(layer):
+        if form is None or not path or not names <= slots.keys() or not _plain(layer):
             return None
-        covered |= own
+        covered |= names
         parent, _, name = path.rpartition(".")
         if f"{prefix}weight" in factored:
-            made.append(FactoredDense(prefix, layer, batched_pass, slots[f"{prefix}weight"]))
-        batched = made[-1] if f"{prefix}weight" in factored else form(prefix, layer, batched_pass)
+            factored_layers.append(FactoredDense(prefix, layer, batched_pass, slots[f"{prefix}weight"]))
+        batched = factored_layers[-1] if f"{prefix}weight" in factored else form(prefix, layer, batched_pass)
         setattr(module.get_submodule(parent), name, batched)
-    return (module, batched_pass, made) if covered == slots.keys() else None
+    return (module, batched_pass, factored_layers) if covered == slots.keys() else None
 
 
 def _plain(layer: nn.Module) -> bool:
-    """Whether a layer is used in the way that its batched form supports."""
+    """Return whether a layer is used in the way that its batched form supports."""
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return False
     if isinstance(layer, nn.Embedding):

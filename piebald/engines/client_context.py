@@ -1,4 +1,4 @@
-"""What trainers and queries are given to work with: an engine behind `contracts.ClientContext`."""
+"""The tools of trainers and queries: an engine behind `contracts.ClientContext`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import LocalLoss, LocalStep, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome
+from piebald.contracts import LocalLoss, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome, VectorStep
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
 from piebald.core.machine import moved
 from piebald.core.parameters import matching
 from piebald.core.randomness import long_key
-from piebald.engines.batch_statistics import batch_statistics
-from piebald.engines.class_features import class_features
 from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
-from piebald.engines.input_moments import input_moments
 from piebald.engines.local_steps import run_steps
+from piebald.engines.row_statistics import batch_statistics, class_features, input_moments, measure, row_outputs
 from piebald.engines.sgd_step import SgdRun
-from piebald.engines.single_rows import measure, row_outputs
 from piebald.engines.stack import ClientStack
 
 
@@ -38,12 +35,10 @@ class EngineContext:
     def initial(self) -> Tensor:
         return self.engine.work.initial.to(self.engine.device)
 
-    def as_task(self, rng_version: int | str) -> EngineContext:
-        rng_versions = [rng_version] * len(self.stack.clients)
-        return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
-
-    def with_other_rng(self) -> EngineContext:
-        rng_versions = [f"{version}.aside" for version in self.stack.rng_versions]
+    def with_rng(self, rng_version: int | str | None = None) -> EngineContext:
+        # whatever runs aside draws nothing that the task would have drawn
+        aside = [f"{version}.aside" for version in self.stack.rng_versions]
+        rng_versions = aside if rng_version is None else [rng_version] * len(aside)
         return EngineContext(self.engine, replace(self.stack, rng_versions=rng_versions))
 
     def run_sgd(
@@ -61,17 +56,20 @@ class EngineContext:
         if prox and prox_center is None:
             raise RuntimeFault(f"run_sgd was given prox = {prox:g} without what it draws to: give prox_center as well")
         clients, rng_versions, secret = self.stack.clients, self.stack.rng_versions, self.stack.secret
-        given, dense = {} if state is None else state, {name: to_dense(one) for name, one in (own or {}).items()}
+        start_state = dict(state or {})
+        if not self.engine.takes_factored:
+            start_state = {name: to_dense(vector) for name, vector in start_state.items()}
+        tensors = {name: to_dense(tensor) for name, tensor in (own or {}).items()}
         run = SgdRun(
-            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, given, secret,
-            local_loss, dense,
+            clients, rng_versions, self.phase, model, config, prox, prox_center, correction, start_state,
+            secret, local_loss, tensors,
         )  # fmt: skip
         self.phase += 1
         with torch.enable_grad():  # also where the caller only wants a model to use, inside torch.no_grad
             return replace(self.engine.run_sgd(run), shared=self.engine.work.layout.shared)
 
     def run_steps(
-        self, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep, *, batches: int = 1
+        self, start: Mapping[str, Tensor], config: SgdConfig, step: VectorStep, *, batches: int = 1
     ) -> StepsOutcome:
         phase, self.phase = self.phase, self.phase + batches
         with torch.enable_grad():
@@ -90,20 +88,15 @@ class EngineContext:
         return input_moments(self.engine, self.stack.clients, model, layers)
 
     def batch_statistics(self, model: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, to_dense(model), batch)
+        return batch_statistics(self.engine, self.stack.clients, self.stack.rng_versions, model, batch)
 
-    def buffers(self) -> Tensor:
-        found = torch.ones(self.engine.work.layout.size, dtype=torch.bool)
-        for span in self.engine.work.layout.trained:
-            found[span] = False
-        return found.to(self.engine.device)
-
-    def belongs(self, layers: Sequence[str]) -> Tensor:
+    def belongs(self, layers: Sequence[str] | None = None) -> Tensor:
         work = self.engine.work
-        names, found = matching(work.model, layers), torch.zeros(work.layout.size, dtype=torch.bool)
+        names = None if layers is None else matching(work.model, layers)
+        mask = torch.zeros(work.layout.size, dtype=torch.bool)
         for slot in work.layout.parameters():
-            found[slot.start : slot.stop] = slot.name in names
-        return found.to(self.engine.device)
+            mask[slot.start : slot.stop] = names is None or slot.name in names
+        return mask.to(self.engine.device)
 
     def rows(self, split: Split) -> list[Rows]:
         gathered = self.engine.row_loader.gather(self.stack.clients, split)
@@ -115,7 +108,7 @@ class EngineContext:
         keys = [
             rng_key(seed, client, version, 0) for client, version in zip(stack.clients, stack.rng_versions, strict=True)
         ]
-        return [long_key("answer", *one) for one in keys]
+        return [long_key("answer", *rng_key_of_task) for rng_key_of_task in keys]
 
     def label_counts(self) -> Tensor:
         (classes,), gathered = self.engine.work.outputs, self.engine.row_loader.gather(self.stack.clients, "train")
@@ -123,9 +116,9 @@ class EngineContext:
         rows = moved(torch.from_numpy(np.concatenate(gathered.places)), self.engine.device)
         labels = pytree.single(gathered.take(rows).y, "counting labels").long()
         owners = moved(torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)), self.engine.device)
-        found = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
-        found.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
-        return found.view(len(sizes), classes)
+        counts = torch.zeros(len(sizes) * classes, dtype=torch.int64, device=self.engine.device)
+        counts.scatter_add_(0, owners * classes + labels.clamp_min(0), (labels >= 0).long())
+        return counts.view(len(sizes), classes)
 
     def class_features(self, model: Tensor) -> tuple[Tensor, Tensor]:
         return class_features(self.engine, self.stack.clients, model)

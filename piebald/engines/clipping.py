@@ -1,4 +1,4 @@
-"""What engines clip for DP-SGD: the gradients of single rows, at once through vmap or one after another."""
+"""Clipping for DP-SGD: the gradients of single rows, at once through vmap or one after another."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class ClippingEngine(ScoringEngine):
         """The sum of these rows' clipped gradients, and the sum of their losses."""
         tensors = self.work.layout.views(self.vector.detach())
         with self.precision(passes, vectorized=True):
-            every = torch.ones(len(rows), device=self.device)
-            found, loss = self.row_gradients.one(tensors, rows, every, keys, clip, dropout)
-        return [found[name] for name in self._names], loss
+            mask = torch.ones(len(rows), device=self.device)
+            sums, loss = self.row_gradients.one(tensors, rows, mask, keys, clip, dropout)
+        return [sums[name] for name in self._names], loss
 
     def _clipped_one_by_one(
         self, rows: Rows, keys: Tensor, clip: float, dropout: KeyedDropout | None, passes: PassSettings
@@ -51,11 +51,11 @@ class ClippingEngine(ScoringEngine):
             if dropout is not None:
                 dropout.start(keys[row])
             with self.precision(passes):
-                one = rows[row : row + 1]
-                loss = self.loss(pytree.run(self.module, self.shaped(one.x)), one.y).mean()
-            found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-            torch._foreach_mul_(found, shrink(torch.stack(torch._foreach_norm(found)).norm(), clip))
-            torch._foreach_add_(summed, found)
+                single = rows[row : row + 1]
+                loss = self.loss(pytree.run(self.module, self.shaped(single.x)), single.y).mean()
+            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            torch._foreach_mul_(gradients, shrink(torch.stack(torch._foreach_norm(gradients)).norm(), clip))
+            torch._foreach_add_(summed, gradients)
             total += loss.detach()
         return summed, total
 
@@ -65,7 +65,7 @@ class ClippingEngine(ScoringEngine):
         return RowGradients(self.module, self.work.layout, self.loss)
 
     def vectorizes(self, rows: Rows) -> bool:
-        """Whether gradients of single rows can be computed through vmap; tried once, on two of some rows."""
+        """Return whether gradients of single rows can be computed through vmap; tried once, on two of some rows."""
         if self._vectorizes is None and len(rows):
             self._vectorizes = not self.traits.random and not self.padded and self._tried(rows[:2])
         return bool(self._vectorizes)
@@ -76,14 +76,14 @@ class ClippingEngine(ScoringEngine):
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap falls back to a loop
             expected, _ = self._clipped_one_by_one(rows, keys, 1.0, dropout, PLAIN_PASSES)
             try:
-                found, _ = self._clipped(rows, keys, 1.0, dropout, PLAIN_PASSES)
+                sums, _ = self._clipped(rows, keys, 1.0, dropout, PLAIN_PASSES)
             except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError, UserWarning) as error:
                 raise_if_lost(error, self.device)
                 return False
-        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(found, expected, strict=True))
+        return all(torch.allclose(a, b, rtol=1e-2, atol=1e-4) for a, b in zip(sums, expected, strict=True))
 
     @cached_property
     def padded(self) -> bool:
-        """Whether an embedding has a padding row: under torch's vmap it would get a gradient."""
+        """True if an embedding has a padding row: under torch's vmap it would get a gradient."""
         tables = (layer for layer in self.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
         return any(table.padding_idx is not None for table in tables)

@@ -27,5 +27,5 @@ def compiled(
     if traits.dropout or traits.random:
         raise SettingError("compiled = true is for models without dropout and other random numbers: leave it out")
     options: dict[str, Any] = {"mode": "reduce-overhead"} if device.type == "cuda" and not recorded else {}
-    made: Callable[..., Any] = torch.compile(function, **options)
-    return made
+    passes: Callable[..., Any] = torch.compile(function, **options)
+    return passes

@@ -1,4 +1,4 @@
-"""What the host reads of a device, at once, when all stacks of a cohort have been served."""
+"""Numbers that the host reads from a device all at once, when all stacks of a cohort have been served."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class LaterNumbers:
         for dtype in {numbers.dtype: None for numbers, _ in waiting}:
             places = [place for place, (numbers, _) in enumerate(waiting) if numbers.dtype == dtype]
             parts = [waiting[place][0].flatten() for place in places]
-            every, start = torch.cat(parts).tolist(), 0
+            numbers_read, start = torch.cat(parts).tolist(), 0
             for place, part in zip(places, parts, strict=True):
-                values[place] = every[start : start + part.numel()]
+                values[place] = numbers_read[start : start + part.numel()]
                 start += part.numel()
         if copied is not None and not waiting:
             copied.flatten()[:1].tolist()  # the copies were asked for before

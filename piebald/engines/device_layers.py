@@ -1,4 +1,4 @@
-"""What some layers need on a GPU where their tensors are views of a flat vector, which begin anywhere in it."""
+"""Help for layers on a GPU whose tensors are views of a flat vector, which begin anywhere in it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def chunk_order(layer: nn.RNNBase, device: torch.device) -> list[str]:
     """The names of a recurrent layer's tensors in the order in which cuDNN wants them in one piece, if any."""
     if device.type != "cuda":
         return []
-    other = copy.deepcopy(layer).to(device)
-    type(other).flatten_parameters(other)
-    tensors = {name: getattr(other, name) for name in other._flat_weights_names}
+    duplicate = copy.deepcopy(layer).to(device)
+    type(duplicate).flatten_parameters(duplicate)
+    tensors = {name: getattr(duplicate, name) for name in duplicate._flat_weights_names}
     if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) > 1:
         return []
     return sorted(tensors, key=lambda name: int(tensors[name].storage_offset()))

@@ -18,7 +18,7 @@ from piebald.methods.client_work import ClientWork
 
 
 class Engine(Protocol):
-    """What a training engine offers.
+    """An engine that trains and scores stacks of clients.
 
     Attributes:
         name: the engine's name in settings.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from piebald.contracts import Clients, SgdConfig
+from piebald.contracts import PLAIN_STEP, Clients, SgdConfig
 from piebald.core.machine import count_cores, free_cached, free_memory, raise_if_lost
 from piebald.engines.batched import BatchedEngine
 from piebald.engines.factored.vectors import FactoredVectors
@@ -69,16 +69,16 @@ def make_engine(
         recorded: whether steps are recorded, where the device can.
     """
     row_loader = RowLoader(clients, device)
-    made = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16, recorded)
+    engine = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16, recorded)
     if compiles:
-        made.compile()
-    if (refusal := _refusal(made)) is not None:
+        engine.compile()
+    if (refusal := _refusal(engine)) is not None:
         _log.warning("engine %r trains one client after another, as 'sequential' does: %s", name, refusal)
-    return made
+    return engine
 
 
 def _refusal(engine: SequentialEngine) -> str | None:
-    """Why an engine that trains many clients at once cannot do so with this model, or None."""
+    """Return why an engine that trains many clients at once cannot do so with this model, or None."""
     if isinstance(engine, BatchedEngine) and engine.can_batch:
         return None
     return engine.refusal if isinstance(engine, VmappedEngine) and not engine.traits.random else None
@@ -149,12 +149,12 @@ def fastest(
                 with warnings.catch_warnings():
                     # vmap falls back to a loop
                     warnings.filterwarnings("error", message="There is a performance drop")
-                    found, seconds = _measure(engine, sample[: max(stack, 2)], stack)
+                    losses, seconds = _measure(engine, sample[: max(stack, 2)], stack)
             except _CANNOT_RUN as error:  # of this engine with this model, or with the memory that there is
                 raise_if_lost(error, device)
                 free_cached(device)
                 break
-            if not torch.allclose(found[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
+            if not torch.allclose(losses[:2], expected, rtol=_close(work, bfloat16), equal_nan=True):
                 break
             if seconds < (_MARGIN * best[2] if best[0] == "sequential" else best[2]):
                 best = (kind.name, stack, seconds)
@@ -168,7 +168,7 @@ def fastest(
 def agrees(
     name: str, work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, sample: Sequence[int]
 ) -> bool:
-    """Whether an engine can run the model here, and its first losses on a few rows are those of the sequential one."""
+    """Return whether an engine can run the model here with the sequential one's first losses on a few rows."""
     sequential = make_engine("sequential", work, clients, device, bfloat16)
     if name == "sequential":
         return True
@@ -178,11 +178,11 @@ def agrees(
     if _refusal(engine) is not None:
         return False
     try:
-        expected, found = (_losses(one, sample[:2], _FEW_STEPS, _FEW_ROWS) for one in (sequential, engine))
+        expected, losses = (_losses(candidate, sample[:2], _FEW_STEPS, _FEW_ROWS) for candidate in (sequential, engine))
     except _CANNOT_RUN as error:
         raise_if_lost(error, device)
         return False
-    return torch.allclose(found, expected, rtol=_close(work, bfloat16), equal_nan=True)
+    return torch.allclose(losses, expected, rtol=_close(work, bfloat16), equal_nan=True)
 
 
 def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: bool, expected: int) -> tuple[str, int]:
@@ -222,11 +222,11 @@ def _losses(
 def trial(work: ClientWork) -> SgdConfig:
     """A few steps with the run's batch and optimizer."""
     if not isinstance(work.trainer, Sgd):
-        return SgdConfig(lr=0.01, batch=20, steps=_STEPS, privacy=work.row_privacy)
+        return SgdConfig(lr=0.01, batch=20, steps=_STEPS, step=work.row_privacy or PLAIN_STEP)
     trainer = work.trainer
     momentum = 0.0 if trainer.rule is None else trainer.momentum  # that of plain SGD costs next to nothing
     return SgdConfig(
-        0.01, momentum, batch=trainer.batch, steps=_STEPS, privacy=work.row_privacy, rule=trainer.rule,
+        0.01, momentum, batch=trainer.batch, steps=_STEPS, step=trainer.local_step, rule=trainer.rule,
         groups=trainer.parameter_groups, base_lr=trainer.lr, passes=trainer.passes,
     )  # fmt: skip
 
@@ -244,17 +244,17 @@ def _measure(engine: SequentialEngine, clients: Sequence[int], stack: int) -> tu
     losses: list[torch.Tensor] = []
 
     def train() -> list[torch.Tensor]:
-        found = []
+        stack_losses = []
         for lo in range(0, len(clients), stack):
             chosen = clients[lo : lo + stack]
             end = engine.run_sgd(SgdRun(chosen, [0] * len(chosen), 0, start.expand(len(chosen), -1), config))
             if isinstance(end.model, FactoredVectors):  # what is not formed in training must be summed afterwards
                 change = FactoredVectors.of(end.model - start.expand(len(chosen), -1))
                 change.total(start.new_ones(len(chosen)))
-            found.append(end.loss)
+            stack_losses.append(end.loss)
         if engine.device.type == "cuda":
             torch.cuda.synchronize(engine.device)
-        return found
+        return stack_losses
 
     engine.run_sgd(SgdRun(clients[:1], [0], 0, start.expand(1, -1), dataclasses.replace(config, steps=1)))  # warm up
     for _ in range(WORTH if engine.records else 0):

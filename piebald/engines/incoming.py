@@ -1,4 +1,4 @@
-"""What a stack of clients starts from: the models and vectors that were sent, and client state."""
+"""The start of a stack of clients: the models and vectors that were sent, and client state."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequen
     that sums and differences that a trainer computes with them are formed once, if at all.
     """
     packed = [engine.packer.is_packed(row, name) for row in rows]
-    made = engine.packer.unpack(rows, clients, engine.device) if any(packed) else _stacked(rows, engine)
-    if made is None:  # some are packed and some are not, as when another engine trained before
+    vectors = engine.packer.unpack(rows, clients, engine.device) if any(packed) else _stacked(rows, engine)
+    if vectors is None:  # some are packed and some are not, as when another engine trained before
         alone = [unpack_state(engine, [client], name, [row]) for client, row in zip(clients, rows, strict=True)]
-        made = torch.cat([to_dense(one) for one in alone])
+        vectors = torch.cat([to_dense(vector) for vector in alone])
     if not engine.takes_factored:
-        return to_dense(made)
-    shared = made.dim() == 2 and made.stride(0) == 0 and all(row is rows[0] for row in rows)
+        return to_dense(vectors)
+    shared = vectors.dim() == 2 and vectors.stride(0) == 0 and all(row is rows[0] for row in rows)
     nothing = shared and not bool(rows[0].any())  # nobody has been asked before; looked up where it is kept
-    return FactoredVectors.zeros(made) if nothing else FactoredVectors.of(made) if made.dim() == 2 else made
+    return FactoredVectors.zeros(vectors) if nothing else FactoredVectors.of(vectors) if vectors.dim() == 2 else vectors
 
 
 def _stacked(rows: Sequence[Tensor], engine: Engine) -> Tensor:

@@ -74,8 +74,8 @@ class KeyedDropout(TorchFunctionMode):
             return input
         if p == 1.0:
             return input * 0.0
-        kept = (self.uniform(shape(input), input.device) >= p).to(input.dtype)
-        return input * (kept / (1.0 - p))
+        survives = (self.uniform(shape(input), input.device) >= p).to(input.dtype)
+        return input * (survives / (1.0 - p))
 
 
 _MASK_SHAPES: dict[Callable[..., Any], Callable[[Tensor], tuple[int, ...]]] = {

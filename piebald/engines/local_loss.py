@@ -1,10 +1,10 @@
-"""Losses of a client's own in place of the objective's, and the climb of sharpness-aware minimization."""
+"""Losses of a client's own in place of the objective's."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from piebald.core.input_statistics import InputHooks
 from piebald.core.losses import Loss
 from piebald.core.parameters import copied, head
 from piebald.engines.device_layers import fit_to_device
-
-R = TypeVar("R")
 
 
 class LossEvaluator:
@@ -43,7 +41,7 @@ class LossEvaluator:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it reads besides its arguments."""
+        """The tensors that it reads besides its arguments."""
         return [] if self._frozen is None else [*self._frozen.parameters(), *self._frozen.buffers()]
 
     def __call__(self, forward: Callable[[Any], Any], rows: Rows, own: Mapping[str, Tensor], mask: Tensor) -> Tensor:
@@ -59,9 +57,9 @@ class LossEvaluator:
 
     def mean_of_client(self, rows: Rows, own: Mapping[str, Tensor], client: int) -> Tensor:
         """The mean loss of a batch of one client of a stack, whose own tensors are [c, ...]."""
-        mine = {name: one[client] for name, one in own.items()}
+        client_tensors = {name: stacked[client] for name, stacked in own.items()}
         forward = functools.partial(pytree.run, self.module)
-        return self(forward, rows, mine, torch.ones(len(rows), device=self.device)).mean()
+        return self(forward, rows, client_tensors, torch.ones(len(rows), device=self.device)).mean()
 
     def _features(self, vector: Tensor, x: Any) -> Tensor:
         """The features of a model [p] in evaluation mode, without a gradient."""
@@ -69,26 +67,3 @@ class LossEvaluator:
         with torch.no_grad(), InputHooks(self._frozen, self._heads) as hooks:
             functional_call(self._frozen, self.spec.layout.views(vector), *pytree.arguments(x))
         return hooks.seen[self._heads[0]].flatten(1)
-
-
-def at_the_top(
-    w: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor], radius: float, again: Callable[[], R]
-) -> R:
-    """What `again` gives where each client's w is moved by radius * g / |g|, with |g| the length of all its gradients.
-
-    Args:
-        w: the vectors that the parameters are views of, with their buffers; as they were afterwards.
-        parameters, gradients: of a stack of clients, [c, ...] each.
-        radius: radius of the ball.
-        again: called once.
-    """
-    before = w.detach().clone()
-    square = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
-    share = radius / (square.sqrt() + 1e-12)  # where there is no gradient, there is nowhere to climb
-    with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.detach().add_(gradient * share.view(-1, *[1] * (gradient.dim() - 1)))
-    found = again()
-    with torch.no_grad():
-        w.copy_(before)
-    return found

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from piebald.contracts import LocalStep, SgdConfig, Slope, StepsOutcome
+from piebald.contracts import SgdConfig, Slope, StepsOutcome, VectorStep
 from piebald.core.machine import moved
 from piebald.engines.engine import Engine
 from piebald.engines.factored.vectors import to_dense
@@ -22,7 +22,7 @@ from piebald.engines.stack import ClientStack
 
 
 def run_steps(
-    engine: Engine, stack: ClientStack, phase: int, start: Mapping[str, Tensor], config: SgdConfig, step: LocalStep
+    engine: Engine, stack: ClientStack, phase: int, start: Mapping[str, Tensor], config: SgdConfig, step: VectorStep
 ) -> StepsOutcome:
     """See `contracts.ClientContext.run_steps`; `phase` is how many runs there were before in the same task.
 
@@ -30,20 +30,20 @@ def run_steps(
     """
     plain = replace(config, lr=1.0, momentum=0.0, rule=None, schedule=None, groups=())
     with engine.row_loader.holding():
-        places = engine.row_loader.gather(stack.clients, "train").places
-        planned = [planned_steps(own, config, engine.traits.mixes) for own in places]
+        places = engine.row_loader.for_training(stack.clients, config).places
+        planned = [planned_steps(client_places, config, engine.traits.mixes) for client_places in places]
         order = sorted(range(len(planned)), key=lambda row: -planned[row])
         at = {name: to_dense(part).to(engine.device)[order] for name, part in start.items()}
-        left: list[dict[str, Tensor]] = []  # what finished clients ended with, the last ones first
+        finished: list[dict[str, Tensor]] = []  # what finished clients ended with, the last ones first
         total = torch.zeros(len(order), device=engine.device)
-        for taken in range(max(planned, default=0)):
-            active = sum(steps > taken for steps in planned)
-            left.append({name: part[active:] for name, part in at.items()})
+        for number in range(max(planned, default=0)):
+            active = sum(steps > number for steps in planned)
+            finished.append({name: part[active:] for name, part in at.items()})
             at = {name: part[:active] for name, part in at.items()}
-            slopes = _StepSlopes(engine, stack, order[:active], phase, replace(plain, only_step=taken))
-            at |= step({**at, "step": torch.full((active, 1), float(taken), device=engine.device)}, slopes)
+            slopes = _StepSlopes(engine, stack, order[:active], phase, plain, number)
+            at |= step({**at, "step": torch.full((active, 1), float(number), device=engine.device)}, slopes)
             total[:active] += slopes.loss
-    ended = {name: torch.cat([part, *(one[name] for one in reversed(left))]) for name, part in at.items()}
+    ended = {name: torch.cat([part, *(vectors[name] for vectors in reversed(finished))]) for name, part in at.items()}
     back = moved(torch.tensor(order), engine.device).argsort()
     steps = moved(torch.tensor([float(count) for count in planned]), engine.device)
     return StepsOutcome({name: part[back] for name, part in ended.items()}, steps, total[back] / steps)
@@ -57,8 +57,11 @@ class _StepSlopes:
         trained: see `contracts.Slopes`.
     """
 
-    def __init__(self, engine: Engine, stack: ClientStack, rows: Sequence[int], phase: int, config: SgdConfig) -> None:
+    def __init__(
+        self, engine: Engine, stack: ClientStack, rows: Sequence[int], phase: int, config: SgdConfig, step: int
+    ) -> None:
         self._engine, self._phase, self._config, self._secret = engine, phase, config, stack.secret
+        self._step = step
         self._clients = [stack.clients[row] for row in rows]
         self._rng_versions = [stack.rng_versions[row] for row in rows]
         self.loss: Tensor | float = 0.0
@@ -69,7 +72,10 @@ class _StepSlopes:
 
     def __call__(self, model: Tensor, batch: int = 0) -> Slope:
         state, phase = {"velocity": torch.zeros_like(model)}, self._phase + batch
-        run = SgdRun(self._clients, self._rng_versions, phase, model, self._config, state=state, secret=self._secret)
+        run = SgdRun(
+            self._clients, self._rng_versions, phase, model, self._config, state=state, secret=self._secret,
+            only_step=self._step,
+        )  # fmt: skip
         with torch.enable_grad():
             end = self._engine.run_sgd(run)
         if not self._asked:

@@ -40,7 +40,7 @@ class LossScale:
         torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._found, inverse)
 
     def takes_step(self) -> bool:
-        """Whether the step can be made, after its last `unscale`; the factor is then that of the next step."""
+        """Return whether the step can be made, after its last `unscale`; the factor is then that of the next step."""
         torch._amp_update_scale_(self.factor, self._sound, self._found, _GROWTH, _BACKOFF, _INTERVAL)
         sound = not bool(self._found)
         self._found.zero_()

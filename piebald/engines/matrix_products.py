@@ -22,7 +22,7 @@ def set_onednn(wanted: bool) -> None:
 
 
 def has_onednn() -> bool:
-    """Whether this build of torch has oneDNN's product; it is an internal operator that may be removed."""
+    """Return whether this build of torch has oneDNN's product; it is an internal operator that may be removed."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -39,14 +39,14 @@ def each_product(x: Tensor, w: Tensor) -> Tensor:
     if w.dim() == 2:
         return product(x.flatten(0, 1), w).view(*x.shape[:2], -1)
     if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
-        return torch.stack([_onednn(one, own) for one, own in zip(x, w, strict=True)])
+        return torch.stack([_onednn(rows, weights) for rows, weights in zip(x, w, strict=True)])
     return torch.bmm(x, w.transpose(1, 2))
 
 
 def inner_products(x: Tensor, rows: Tensor) -> Tensor:
     """Inner products of each client's x [c, b, n] with its rows [c, r, n], [c, b, r], without gradient."""
     if _use_onednn and x.device.type == "cpu" and x.dtype == torch.float32:
-        return torch.stack([_onednn(one, own) for one, own in zip(x, rows, strict=True)])
+        return torch.stack([_onednn(left_rows, right_rows) for left_rows, right_rows in zip(x, rows, strict=True)])
     return torch.bmm(x, rows.transpose(1, 2))
 
 
@@ -59,8 +59,8 @@ def onednn_is_faster() -> bool:
 
 
 def _onednn(x: Tensor, w: Tensor) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
-    return made
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")
+    return result
 
 
 def _seconds(run: Callable[[], object]) -> float:

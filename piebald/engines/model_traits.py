@@ -22,7 +22,7 @@ from piebald.methods.training.sgd import Sgd
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How a model and its loss behave.
+    """The behaviour of a model and its loss.
 
     Attributes:
         mixes: the output of an example depends on the others in its batch (batch norm), so no batch may be padded.
@@ -40,7 +40,7 @@ class Traits:
 
 
 def passes_of(work: ClientWork) -> PassSettings:
-    """How the trainer's gradients are computed, as far as it is one of batches."""
+    """Return how the trainer's gradients are computed; plainly where it is no `Sgd`."""
     return work.trainer.passes if isinstance(work.trainer, Sgd) else PLAIN_PASSES
 
 
@@ -75,7 +75,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
         changed = _run(module, pytree.mapped(_with_another_last, x), 1, keyed=random_plain and not random_keyed)
         pairs = zip(_rows(again if random_keyed else keyed, len(few)), _rows(changed, len(few)), strict=True)
         return Traits(
-            mixes=not all(torch.allclose(one[0], two[0], atol=1e-6) for one, two in pairs),
+            mixes=not all(torch.allclose(before[0], two[0], atol=1e-6) for before, two in pairs),
             dropout=random_plain and not random_keyed,
             random=random_keyed,
             each=loss.dim() == 1,
@@ -85,7 +85,7 @@ def probe(work: ClientWork, rows: Rows) -> Traits:
 
 def _check_finite(work: ClientWork) -> None:
     extremes = work.initial.aminmax() if work.layout.size else ()  # NaN if any number is; one pass over the model
-    if all(bool(torch.isfinite(one)) for one in extremes):
+    if all(bool(torch.isfinite(extreme)) for extreme in extremes):
         return
     name = next(n for n, view in work.layout.views(work.initial).items() if not bool(torch.isfinite(view).all()))
     raise SettingError(
@@ -113,17 +113,17 @@ def _try_precision(work: ClientWork, module: nn.Module, x: Any, y: Any) -> None:
 
 def _with_another_last(x: Tensor) -> Tensor:
     """Rows whose last one is not the same as the first; token ids stay in the vocabulary."""
-    other = x[-1] + 1 if x.dtype.is_floating_point else torch.where(x[-1] > 0, x[-1].long() - 1, 1)
-    return torch.cat([x[:-1], torch.where(x[-1] == x[0], other, x[0]).to(x.dtype).unsqueeze(0)])
+    replacement = x[-1] + 1 if x.dtype.is_floating_point else torch.where(x[-1] > 0, x[-1].long() - 1, 1)
+    return torch.cat([x[:-1], torch.where(x[-1] == x[0], replacement, x[0]).to(x.dtype).unsqueeze(0)])
 
 
 def _rows(outputs: Any, rows: int) -> list[Tensor]:
-    """What a model returned for each row, without what it returned for all of them."""
+    """Return a model's outputs for each row, without those for all rows together."""
     return [leaf for leaf in pytree.leaves(outputs) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows]
 
 
-def _equal(one: Any, two: Any) -> bool:
-    pairs = zip(pytree.leaves(one), pytree.leaves(two), strict=True)
+def _equal(left: Any, right: Any) -> bool:
+    pairs = zip(pytree.leaves(left), pytree.leaves(right), strict=True)
     return all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
 
 

@@ -1,4 +1,4 @@
-"""What leaves a client: the update behind its transforms, the new client state, and the sum where a sum is enough."""
+"""The results of a client: the update behind its transforms, the new client state, and the sum where that is enough."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from piebald.core.errors import RuntimeFault
 from piebald.core.machine import float64_device, moved
 from piebald.core.parameters import nbytes
 from piebald.core.randomness import key, long_key
-from piebald.engines.compressing import compressed
 from piebald.engines.deferred_reads import LaterNumbers
 from piebald.engines.engine import Engine
 from piebald.engines.factored.sum_terms import KnownProducts
 from piebald.engines.factored.vectors import FactoredVectors, to_dense
 from piebald.engines.stack import PRIVATE, ClientStack, RunningSum, StackResult
 from piebald.methods.aggregation.linear import weighs_by_examples
+from piebald.methods.client_work import ClientWork
+from piebald.methods.transforms.compression import Compressed, Compressor
 
 
 def updates(
@@ -44,15 +45,15 @@ def updates(
     vectors: Mapping[str, Tensor] = {"model": change, **output.vectors}
     _check_uploads(engine, output, vectors, shared)
     trained = work.layout.shared_trained
-    known = {n: None if work.transforms else _known_norms(output.model, inputs, n) for n in {trained, shared}}
+    known_lengths = {n: None if work.transforms else _known_norms(output.model, inputs, n) for n in {trained, shared}}
     if not summed:
         vectors = {name: to_dense(part) for name, part in vectors.items()}
     vectors = _transformed(engine, stack, vectors)
-    packed, kept = list[Tensor](), dict[str, Tensor | list[Tensor]]()
+    packed, memory = list[Tensor](), dict[str, Tensor | list[Tensor]]()
     if work.compressor is not None:
-        vectors, packed, kept = compressed(work, work.compressor, stack, vectors)
-    lengths = _norms(vectors["model"], known[shared], shared)
-    state = kept | {name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()}
+        vectors, packed, memory = _compressed(work, work.compressor, stack, vectors)
+    lengths = _norms(vectors["model"], known_lengths[shared], shared)
+    state = memory | {name: _packed(engine, stack.clients, rows, numbers) for name, rows in output.state.items()}
     if shared < size:
         state[PRIVATE] = numbers.fetched(_columns(output.model, shared, size))
     result = StackResult(
@@ -69,7 +70,7 @@ def updates(
     numbers.add(output.steps, lambda steps: result.steps.extend(map(int, steps)))
     numbers.add(lengths, result.norms.extend)
     if trained < shared:
-        numbers.add(_norms(vectors["model"], known[trained], trained), result.trained_norms.extend)
+        numbers.add(_norms(vectors["model"], known_lengths[trained], trained), result.trained_norms.extend)
     for name, values in output.metrics.items():
         numbers.add(values, result.metrics[name].extend)
     return result, lengths
@@ -126,11 +127,11 @@ def add_to_sum(
     weights = [request.weight.weight(result.update(row)) for row in rows]
     if len(rows) < len(result.norms):  # a sum of products cannot leave out one that is not finite
         vectors = {name: part[rows] for name, part in vectors.items()}
-    ones, known, summed = [1.0] * len(rows), KnownProducts(), dict[str, Tensor]()
+    ones, products, summed = [1.0] * len(rows), KnownProducts(), dict[str, Tensor]()
     for name, part in vectors.items():
         scales = weights if name == "model" else ones
         if isinstance(part, FactoredVectors):
-            summed[name] = part.total(moved(torch.tensor(scales, dtype=part.own.dtype), part.own.device), known)
+            summed[name] = part.total(moved(torch.tensor(scales, dtype=part.own.dtype), part.own.device), products)
         else:
             total.add_rows(name, part, scales)
     total.add(sum(weights), summed)
@@ -166,10 +167,10 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
         raise RuntimeFault(
             f"trainer {trainer.kind!r} declares {missing[0]!r} in uploads() but sent nothing of that name"
         )
-    known = trainer.upload_shapes(engine.work)
+    shapes = trainer.upload_shapes(engine.work)
     for name, part in vectors.items():
-        if name in known:  # declared with its shape, so that private numbers do not fit by chance
-            if tuple(part.shape[1:]) != known[name]:
+        if name in shapes:  # declared with its shape, so that private numbers do not fit by chance
+            if tuple(part.shape[1:]) != shapes[name]:
                 raise RuntimeFault(f"trainer {trainer.kind!r} would send {name!r} of another shape than it declares")
         elif shared < engine.work.layout.size and part.shape[1:].numel() > shared:
             raise RuntimeFault(f"trainer {trainer.kind!r} would send {name!r}, which is longer than what is shared")
@@ -177,21 +178,21 @@ def _check_uploads(engine: Engine, output: TrainOutput, vectors: Mapping[str, Te
 
 def _transformed(engine: Engine, stack: ClientStack, vectors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The vectors after every transform, at the clients."""
-    rng_key, seed, made = engine.row_loader.rng_key, stack.secret or engine.work.seed, long_key if stack.secret else key
+    rng_key, seed, draw = engine.row_loader.rng_key, stack.secret or engine.work.seed, long_key if stack.secret else key
     for place, transform in enumerate(engine.work.transforms):
         rng_keys = [rng_key(seed, c, v, place) for c, v in zip(stack.clients, stack.rng_versions, strict=True)]
-        vectors = transform.on_client(vectors, [made("stage", *one) for one in rng_keys], stack.clients)
+        vectors = transform.on_client(vectors, [draw("stage", *key_of) for key_of in rng_keys], stack.clients)
     return vectors
 
 
 def _sizes(engine: Engine, vectors: Mapping[str, Tensor], packed: Sequence[Tensor], count: int) -> list[int]:
     """Bytes of each client's update: of its vectors, some of which may be packed."""
     if packed and engine.work.masking is not None:  # the numbers that are packed are masked instead
-        one = {name: part[0] for name, part in vectors.items()} | {"model": packed[0].view(torch.float32)}
-        return [engine.work.masking.nbytes(one)] * count
+        client_vectors = {name: part[0] for name, part in vectors.items()} | {"model": packed[0].view(torch.float32)}
+        return [engine.work.masking.nbytes(client_vectors)] * count
     if packed:
-        others = sum([part[0].numel() * part.element_size() for name, part in vectors.items() if name != "model"])
-        return [others + len(row) for row in packed]
+        rest = sum([part[0].numel() * part.element_size() for name, part in vectors.items() if name != "model"])
+        return [rest + len(row) for row in packed]
     if engine.work.transforms:
         return [engine.work.transforms[-1].nbytes({name: part[0] for name, part in vectors.items()})] * count
     return [sum([part.shape[1:].numel() * part.element_size() for part in vectors.values()])] * count
@@ -208,10 +209,10 @@ def _columns(models: Tensor, start: int, stop: int) -> Tensor:
     return models.columns(start, stop) if isinstance(models, FactoredVectors) else models[:, start:stop]
 
 
-def _norms(changes: Tensor, known: Tensor | None, count: int) -> Tensor:
+def _norms(changes: Tensor, known_lengths: Tensor | None, count: int) -> Tensor:
     """Lengths [c] of the first `count` numbers of the changes [c, s], unless they are known."""
-    if known is not None:
-        return known
+    if known_lengths is not None:
+        return known_lengths
     cut = changes.first(count) if isinstance(changes, FactoredVectors) else changes[:, :count]
     lengths: Tensor = torch.linalg.vector_norm(changes if count == changes.shape[1] else cut, dim=1)
     return lengths
@@ -231,7 +232,28 @@ def _finiteness(part: Tensor) -> Tensor:
 
 
 def _reject_reason(norm: float, limit: float) -> str | None:
-    """Why an update of this length may not count, or None."""
+    """Return why an update of this length may not count, or None."""
     if norm != norm or norm == float("inf"):
         return "not finite"
     return f"step of length {norm:.3g} is above the limit of {limit:.3g}" if norm > limit else None
+
+
+def _compressed(
+    work: ClientWork, compressor: Compressor, stack: ClientStack, vectors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[Tensor], dict[str, Tensor | list[Tensor]]]:
+    """Pack the changes of a stack.
+
+    Returns:
+        The vectors as the server unpacks them; the bytes of each client's change; and the clients' new state.
+    """
+    changes, packed = vectors["model"].cpu(), list[Compressed]()
+    for row, (client, version) in enumerate(zip(stack.clients, stack.rng_versions, strict=True)):
+        state = {name: rows[row].cpu() for name, rows in stack.state.items()}
+        change = changes[row].contiguous()
+        if bool(change.isfinite().all()):
+            packed.append(compressor.compress(change, state, work.wire_context(client, version)))
+        else:  # it cannot count, and the client's state stays as it was
+            packed.append(Compressed(change.new_zeros(0, dtype=torch.uint8), change, state))
+    new_state = {name: [compressed.state[name] for compressed in packed] for name in compressor.initial_state(work)}
+    model = torch.stack([compressed.change for compressed in packed]).to(vectors["model"].device)
+    return {**vectors, "model": model}, [compressed.packed for compressed in packed], dict(new_state)

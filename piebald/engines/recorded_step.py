@@ -25,7 +25,7 @@ _MOST_COUNTED = 4 * _MOST  # forms of a lane that are counted
 
 
 class StepForm(NamedTuple):
-    """What is the same for all steps that one recording can stand for.
+    """The properties that all steps share which one recording can stand for.
 
     Attributes:
         rows: rows of the batch, [b], or of a stack [c, b].
@@ -48,7 +48,7 @@ class StepForm(NamedTuple):
 
 
 class Recorder(Protocol):
-    """How steps are recorded on a device, all of them in the order of one stream.
+    """A way to record steps on a device, all of them in the order of one stream.
 
     Attributes:
         records: whether it can record at all.
@@ -163,7 +163,7 @@ MakesRecorder = Callable[[torch.device], Recorder]
 
 
 def recorder_for(device: torch.device, recorded: bool) -> MakesRecorder | None:
-    """What makes the recorders of a device; None where steps read numbers of the host, as they do on a CPU.
+    """Return the maker of a device's recorders; None where steps read numbers of the host, as they do on a CPU.
 
     On an NVIDIA GPU steps read tables whether they are recorded or not, so that both have the same bits.
     """
@@ -215,8 +215,8 @@ class Lane:
         if form not in self._taken and len(self._taken) == _MOST_COUNTED:
             self.forget()  # a form holds what its steps need
         self._taken[form] += 1
-        taken = self._taken[form]
-        if not self.recorder.records or taken <= WARM_UP or taken + planned < WORTH or form in self._refused:
+        count = self._taken[form]
+        if not self.recorder.records or count <= WARM_UP or count + planned < WORTH or form in self._refused:
             step()
         else:
             self._record(form, step, buffers[0], [*buffers[1], self.number])
@@ -231,7 +231,7 @@ class Lane:
             self.forget()
         before = _copies(writes)
         step()
-        taken = _copies(writes)
+        outcome = _copies(writes)
         with _repeating():
             _write(writes, before)
             step()
@@ -243,12 +243,12 @@ class Lane:
                 reason = ""
             else:
                 reason = self._why_other(step, writes, before, repeated)
-        if not reason and not _same_bits(taken, repeated):
+        if not reason and not _same_bits(outcome, repeated):
             replay = self._first_replay(step, reads, writes, before)
-            near = _apart(writes, taken) <= _NEAR * _apart(taken, before)
+            near = _apart(writes, outcome) <= _NEAR * _apart(outcome, before)
             reason = replay if isinstance(replay, str) else "" if near else "its first replay is far from the step"
         if reason or isinstance(replay, str):
-            _write(writes, taken)  # ends the run where the device is lost
+            _write(writes, outcome)  # ends the run where the device is lost
             self._refused.add(form)
             self.notes[str(form)] = f"{BY_HAND}: {reason}"
         else:
@@ -270,7 +270,7 @@ class Lane:
     def _why_other(
         self, step: Step, writes: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor]
     ) -> str:
-        """Why a replay had other bits than the step, which is carried out once more to see whether it repeats."""
+        """Return why a replay had other bits than the step, which is carried out again to see whether it repeats."""
         _write(writes, before)
         step()
         if _same_bits(writes, after):
@@ -279,7 +279,7 @@ class Lane:
 
     @property
     def settled(self) -> bool:
-        """Whether all forms of steps are recorded that have been taken and will be, if they are taken again."""
+        """True if all forms of steps are recorded that have been taken and will be, if they are taken again."""
         waiting = (form for form in self._taken if form not in self._replays and form not in self._refused)
         return not self.recorder.records or all(self._taken[form] > WORTH for form in waiting)
 
@@ -329,13 +329,13 @@ def _write(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             buffer.detach().copy_(value)
 
 
-def _same_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether tensors have the same bits: what is not a number is equal to itself."""
-    pairs: Any = zip(found, expected, strict=True)
-    return all(torch.equal(*(one.detach().contiguous().view(-1).view(torch.uint8) for one in pair)) for pair in pairs)
+def _same_bits(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Return whether tensors have the same bits: what is not a number is equal to itself."""
+    pairs: Any = zip(tensors, expected, strict=True)
+    return all(torch.equal(*(part.detach().contiguous().view(-1).view(torch.uint8) for part in pair)) for pair in pairs)
 
 
-def _apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def _apart(tensors: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The distance between two lists of tensors, as one vector of all their numbers."""
-    squares = [(a.detach().double() - b.double()).square().sum() for a, b in zip(found, expected, strict=True)]
+    squares = [(a.detach().double() - b.double()).square().sum() for a, b in zip(tensors, expected, strict=True)]
     return float(torch.stack(squares).sum().sqrt())

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from piebald.contracts import PassSettings, Rows, SgdOutcome, Split
+from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
 from piebald.core.parameters import copied
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.reference_client import ReferenceClient
 from piebald.engines.row_gradients import noised, row_keys
-from piebald.engines.row_loader import augmented, batches, pass_slices, planned_steps
+from piebald.engines.row_loader import augmented, pass_slices, planned_steps
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import SgdRun
+from piebald.engines.step_point import Hidden, no_hidden
 
 
 class ReferenceEngine(SequentialEngine):
@@ -30,7 +32,7 @@ class ReferenceEngine(SequentialEngine):
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         ends = [self._train_plainly(run, row) for row in range(len(run.clients))]
         models, steps, losses, states = zip(*ends, strict=True)
-        state = {name: torch.stack([one[name] for one in states]) for name in states[0]}
+        state = {name: torch.stack([client_state[name] for client_state in states]) for name in states[0]}
         return SgdOutcome(torch.stack(models), torch.tensor(steps), torch.tensor(losses), state)
 
     def _train_plainly(self, run: SgdRun, row: int) -> tuple[torch.Tensor, float, float, dict[str, torch.Tensor]]:
@@ -39,24 +41,25 @@ class ReferenceEngine(SequentialEngine):
         layout.load(module, run.model[row])
         gathered = self.row_loader.for_training([run.clients[row]], config)
         rng_key, held = self.rng_key(run, row), len(gathered.places[0])
-        planned = planned_steps(gathered.places[0], config, self.traits.mixes)
+        planned = planned_steps(gathered.places[0], config, self.traits.mixes, run.only_step)
         client = ReferenceClient(run, row, module, layout, planned)
-        losses, made = list[float](), 0
-        first = config.only_step or 0
+        losses, steps_made = list[float](), 0
         with self._randomness(run, row) as dropout:
-            for taken, batch in enumerate(batches(gathered.places[0], config, self.traits.mixes, *rng_key)):
-                key = torch.tensor(step_key(rng_key, first + taken))
-                rows = augmented(gathered.take(batch), config, taken, rng_key)
-                if config.privacy is None:
-                    draw = functools.partial(self._start, dropout, key)
-                    losses.append(self._set_gradients(client, rows, draw))
-                    if config.sam_radius:
-                        self._set_gradients_at_the_top(client, rows, draw)
+            for number, batch in enumerate(self.batches_of(run, row, gathered.places[0])):
+                key = torch.tensor(step_key(rng_key, step := run.first_step + number))
+                rows = augmented(gathered.take(batch), config, step, rng_key)
+                draw = functools.partial(self._start, dropout, key)
+                if config.step.changes_gradients:
+                    hidden: Hidden = no_hidden
+                    if config.step.hides_rows:
+                        lot = min(config.step_rows, held)
+                        hidden = functools.partial(self._hidden_gradients, client, rows, lot, step, dropout)
+                    losses.append(self._set_changed_gradients(client, rows, draw, hidden))
                 else:
-                    losses.append(self._set_private_gradients(client, rows, held, taken, dropout))
-                made += client.step(taken)
+                    losses.append(self._set_gradients(client, rows, draw))
+                steps_made += client.step(number)
         mean = sum(losses) / len(losses) if losses else float("nan")
-        return layout.flatten(module), float(made), mean, client.ended(made)
+        return layout.flatten(module), float(steps_made), mean, client.ended(steps_made)
 
     def _loss(self, module: nn.Module, rows: Rows, passes: PassSettings) -> Tensor:
         """The mean loss of a batch."""
@@ -81,44 +84,45 @@ class ReferenceEngine(SequentialEngine):
             total += loss.item()
         return total
 
-    def _set_gradients_at_the_top(self, client: ReferenceClient, rows: Rows, draw: Callable[[int], None]) -> None:
-        """Replace the gradients by those at w + radius * g / |g|, tensor by tensor."""
-        module, radius, scale = client.module, client.run.config.sam_radius, client.scaler.get_scale()
-        before = copy.deepcopy(module.state_dict())
-        found = [(one, one.grad / scale) for one in module.parameters() if one.grad is not None]
-        length = torch.cat([gradient.flatten() for _, gradient in found]).norm()
-        with torch.no_grad():
-            for parameter, gradient in found:
-                parameter.add_(radius * gradient / (length + 1e-12))
-        self._set_gradients(client, rows, draw)
-        module.load_state_dict(before)
-
-    def _set_private_gradients(
-        self, client: ReferenceClient, batch: Rows, held: int, step: int, dropout: KeyedDropout | None
+    def _set_changed_gradients(
+        self, client: ReferenceClient, rows: Rows, draw: Callable[[int], None], hidden: Hidden
     ) -> float:
-        """Set the gradients of DP-SGD, one row after another, and return the mean loss."""
+        """Set the gradients that the run's `LocalStep` makes, and return the mean loss."""
+        point = _PlainPoint(client, functools.partial(self._set_gradients, client, rows, draw), hidden)
+        losses, gradients = client.run.config.step.gradients(point)
+        for parameter, gradient in zip(client.parameters.values(), gradients, strict=True):
+            parameter.grad = gradient[0] * client.scaler.get_scale()
+        return losses.item()
+
+    def _hidden_gradients(
+        self,
+        client: ReferenceClient,
+        batch: Rows,
+        lot: float,
+        step: int,
+        dropout: KeyedDropout | None,
+        clip: float,
+        deviation: float,
+    ) -> Gradients:
+        """The mean loss [1] of a batch and its hidden gradients, [1, ...] each, one row after another."""
         run, module = client.run, client.module
-        config, rng_key = run.config, self.rng_key(run, client.row)
-        assert config.privacy is not None
-        parameters = dict(module.named_parameters())
+        rng_key = self.rng_key(run, client.row)
+        parameters = client.parameters
         summed, total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0.0
         for place in range(len(batch)):
             if dropout is not None:
                 dropout.start(row_keys(torch.tensor([step_key(rng_key, step)]), len(batch))[0, place])
-            loss = self._loss(module, batch[place : place + 1], config.passes)
+            loss = self._loss(module, batch[place : place + 1], run.config.passes)
             module.zero_grad()
             torch.autograd.backward(loss)
             grads = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
             norm = sum(float(grad.square().sum()) for grad in grads.values()) ** 0.5
             for name, grad in grads.items():
-                summed[name] += grad * min(1.0, config.privacy.clip / max(norm, 1e-12))
+                summed[name] += grad * min(1.0, clip / max(norm, 1e-12))
             total += loss.item()
-        lot = min(config.step_rows, held)
         stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
-        hidden = noised(stacked, self.work.layout, config.privacy, [lot], step, [rng_key])
-        for name, gradient in zip(summed, hidden, strict=True):
-            parameters[name].grad = gradient[0]
-        return total / max(1, len(batch))
+        hidden = noised(stacked, self.work.layout, deviation, [lot], step, [rng_key])
+        return torch.tensor([total / max(1, len(batch))]), hidden
 
     # -- scoring
 
@@ -137,8 +141,8 @@ class ReferenceEngine(SequentialEngine):
                 if hasattr(measure, "update"):  # a torchmetrics object
                     measure.reset()
                     for row in range(int(rows[place])):
-                        one = slice(row, row + 1)
-                        measure.update(pytree.logits(pytree.take(outputs, one)), pytree.take(targets, one))
+                        single = slice(row, row + 1)
+                        measure.update(pytree.logits(pytree.take(outputs, single)), pytree.take(targets, single))
                     scores[name][place] = measure.compute().mean()
                 else:
                     scores[name][place] = measure(outputs, targets).float().mean()
@@ -147,7 +151,7 @@ class ReferenceEngine(SequentialEngine):
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
         """See `contracts.ClientContext.losses`."""
         scores = [self.score(clients, model, split, metrics=False)[0] for model in models]
-        return torch.stack([one["loss"] for one in scores], dim=1)
+        return torch.stack([scores_of_model["loss"] for scores_of_model in scores], dim=1)
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """See `contracts.ClientContext.confusion`."""
@@ -171,3 +175,28 @@ class ReferenceEngine(SequentialEngine):
                 rows = [pytree.take(gathered.x, [row]) for row in gathered.places[0].tolist()]
                 outputs = [pytree.by_row(pytree.run(module, row), 1) for row in rows]
             yield pytree.joined(outputs) if outputs else torch.empty(0), pytree.take(gathered.y, gathered.places[0])
+
+
+class _PlainPoint:
+    """A `contracts.StepPoint` of one client, whose module is put back as it was, tensor by tensor."""
+
+    def __init__(self, client: ReferenceClient, set_gradients: Callable[[], float], hidden: Hidden) -> None:
+        self._client, self._set_gradients, self.hidden = client, set_gradients, hidden
+        self._asked = False
+
+    def gradients(self, away: Iterable[Tensor] | None = None) -> Gradients:
+        """See `contracts.StepPoint`."""
+        module, parameters = self._client.module, list(self._client.parameters.values())
+        before = copy.deepcopy(module.state_dict())
+        with torch.no_grad():
+            for parameter, distance in zip(parameters, away or (), strict=away is not None):
+                parameter.add_(distance[0])
+        loss = self._set_gradients()
+        if self._asked or away is not None:
+            module.load_state_dict(before)
+        self._asked, scale = True, self._client.scaler.get_scale()
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
+            for parameter in parameters
+        ]
+        return torch.tensor([loss]), [gradient.unsqueeze(0) for gradient in gradients]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from piebald.core.parameters import Layout
-from piebald.engines.factored.vectors import to_dense
 from piebald.engines.reference_optimizer import ReferenceOptimizer
 from piebald.engines.sgd_step import SgdRun
 
@@ -35,7 +34,7 @@ class ReferenceClient:
         self.parameters = {slot.name: module.get_parameter(slot.name) for slot in self.slots}
         self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr
         has_velocity = "velocity" in run.state
-        self.velocity = to_dense(run.state["velocity"])[row].clone() if has_velocity else torch.zeros(layout.size)
+        self.velocity = run.state["velocity"][row].clone() if has_velocity else torch.zeros(layout.size)
         self.rule = None if config.rule is None else ReferenceOptimizer(run, row, module, layout, planned)
         passes = config.passes
         self.scaler = torch.amp.GradScaler("cpu", passes.loss_scale, enabled=passes.precision == "float16")
@@ -88,7 +87,7 @@ class ReferenceClient:
 
 
 class _Steps(torch.optim.Optimizer):
-    """What a `GradScaler` steps: a function in place of an optimizer's update."""
+    """The optimizer that a `GradScaler` steps, with a function in place of an optimizer's update."""
 
     def __init__(self, parameters: list[nn.Parameter], update: Callable[[], None]) -> None:
         super().__init__(parameters, {})

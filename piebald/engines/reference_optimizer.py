@@ -7,11 +7,9 @@ from torch import Tensor, nn
 
 from piebald.contracts import UpdateRule
 from piebald.core.parameters import Layout, Slot
-from piebald.engines.factored.vectors import to_dense
 from piebald.engines.sgd_step import SgdRun
 from piebald.engines.stepper import group_settings
-from piebald.methods.training.optimizers import Optimizer
-from piebald.methods.training.torch_adapter import RuleOptimizer
+from piebald.methods.training.optimizers import Optimizer, RuleOptimizer
 
 
 class ReferenceOptimizer:
@@ -29,15 +27,17 @@ class ReferenceOptimizer:
         config, rule = run.config, run.config.rule
         assert rule is not None
         self.run, self.planned = run, planned
-        parameters, own = dict(module.named_parameters()), group_settings(config, module)
+        parameters, settings = dict(module.named_parameters()), group_settings(config, module)
         self.slots = layout.parameters(config.part)
         self.parameters = [parameters[slot.name] for slot in self.slots]
-        self.settings = [own.get(slot.name, (1.0, config.weight_decay)) for slot in self.slots]
+        self.settings = [settings.get(slot.name, (1.0, config.weight_decay)) for slot in self.slots]
         self.lr = float(config.lr[row]) if isinstance(config.lr, Tensor) else config.lr
-        self.behind = float(to_dense(run.state["step"])[row]) if "step" in run.state else 0.0
-        self.names = [one.name for one in rule.state_vectors(config.momentum)]
-        self.vectors = {one.name: torch.full((layout.size,), one.start) for one in rule.state_vectors(config.momentum)}
-        self.vectors |= {name: to_dense(run.state[name])[row].clone() for name in self.names if run.state}
+        self.behind = float(run.state["step"][row]) if "step" in run.state else 0.0
+        self.names = [vector.name for vector in rule.state_vectors(config.momentum)]
+        self.vectors = {
+            vector.name: torch.full((layout.size,), vector.start) for vector in rule.state_vectors(config.momentum)
+        }
+        self.vectors |= {name: run.state[name][row].clone() for name in self.names if run.state}
         self.torch = self._torch(rule, config.momentum)
 
     def _torch(self, rule: UpdateRule, momentum: float) -> torch.optim.Optimizer:
@@ -46,14 +46,14 @@ class ReferenceOptimizer:
             {"params": [parameter], "lr": self.lr * share, "weight_decay": decay} for parameter, (share, decay) in pairs
         ]
         if isinstance(rule, Optimizer):
-            made = rule.as_torch(groups, self.lr, 0.0, momentum)
+            optimizer = rule.as_torch(groups, self.lr, 0.0, momentum)
         else:
-            made = RuleOptimizer(groups, rule, self.lr, 0.0, momentum)
+            optimizer = RuleOptimizer(groups, rule, self.lr, 0.0, momentum)
         if self.behind or not isinstance(rule, Optimizer):
             for slot, parameter in zip(self.slots, self.parameters, strict=True):
-                kept = {name: _part(vector, slot).clone() for name, vector in self.vectors.items()}
-                made.state[parameter] = {"step": torch.tensor(self.behind), **kept}
-        return made
+                state = {name: _part(vector, slot).clone() for name, vector in self.vectors.items()}
+                optimizer.state[parameter] = {"step": torch.tensor(self.behind), **state}
+        return optimizer
 
     def step(self, taken: int) -> None:
         """One step after `taken` others, along the parameters' `grad`."""
@@ -68,10 +68,10 @@ class ReferenceOptimizer:
         if not self.names:
             return {}
         for slot, parameter in zip(self.slots, self.parameters, strict=True):
-            kept = self.torch.state[parameter]
+            state = self.torch.state[parameter]
             for name in self.names:
-                if kept.get(name) is not None:
-                    _part(self.vectors[name], slot).copy_(kept[name])
+                if state.get(name) is not None:
+                    _part(self.vectors[name], slot).copy_(state[name])
         return self.vectors | {"step": torch.tensor([self.behind + steps])}
 
 

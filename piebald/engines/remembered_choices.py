@@ -36,7 +36,7 @@ _LONGEST = 1000  # bytes of a file
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What is measured where it is left open.
+    """The settings that are measured where they are left open.
 
     Attributes:
         engine: name of the engine.
@@ -52,15 +52,15 @@ class EngineChoice:
 
 
 def is_on() -> bool:
-    """Whether choices are remembered: the environment variable PIEBALD_ENGINE_CACHE, "on" by default.
+    """Return whether choices are remembered: the environment variable PIEBALD_ENGINE_CACHE, "on" by default.
 
     Raises:
         SettingError: the variable is neither "on" nor "off".
     """
-    given = os.environ.get(SWITCH) or "on"
-    if given not in ("on", "off"):
-        raise SettingError(f"the environment variable {SWITCH} must be 'on' or 'off', got {given!r}")
-    return given == "on"
+    switch = os.environ.get(SWITCH) or "on"
+    if switch not in ("on", "off"):
+        raise SettingError(f"the environment variable {SWITCH} must be 'on' or 'off', got {switch!r}")
+    return switch == "on"
 
 
 def key_of(
@@ -81,7 +81,7 @@ def key_of(
         bfloat16: whether passes are under autocast.
         recorded: whether steps are recorded, where the device can.
     """
-    known = [count for count in rows if count is not None]
+    counts = [count for count in rows if count is not None]
     decides = {
         "versions": [__version__, torch.__version__],
         "machine": [machine(), count_cores()],
@@ -91,13 +91,13 @@ def key_of(
         "structure": repr(work.model),
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "rows": [repr(work.shape), list(work.outputs), work.objective.name],
-        "clients": [len(rows), round(math.log2(1 + sum(known) / len(known)), 0) if known else None],
+        "clients": [len(rows), round(math.log2(1 + sum(counts) / len(counts)), 0) if counts else None],
         "training": [
             trial.batch,
             trial.momentum > 0,
             type(trial.rule).__qualname__,
             len(trial.groups),
-            trial.privacy is None,
+            type(trial.step).__qualname__,
         ],
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
@@ -115,17 +115,17 @@ def recall(key: str, engines: Collection[str], stacks: Collection[int]) -> Engin
         if path is None or not path.is_file() or not -1 < (time.time() - path.stat().st_mtime) / 86_400 < _DAYS:
             return None
         with opened(path) as file:
-            found = EngineChoice(**json.loads(file.read(_LONGEST)))
+            choice = EngineChoice(**json.loads(file.read(_LONGEST)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    engine, stack, seconds, onednn = found.engine, found.stack, found.seconds_per_step, found.onednn
+    engine, stack, seconds, onednn = choice.engine, choice.stack, choice.seconds_per_step, choice.onednn
     usable = (
         isinstance(engine, str) and engine in engines
         and type(stack) is int and stack in stacks
         and type(seconds) is float and 0 < seconds < math.inf
         and type(onednn) is bool
     )  # fmt: skip
-    return found if usable else None
+    return choice if usable else None
 
 
 def remember(key: str, choice: EngineChoice) -> None:
@@ -136,7 +136,7 @@ def remember(key: str, choice: EngineChoice) -> None:
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, json.dumps(asdict(choice)), lasting=False)
-        files = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)
+        files = sorted(path.parent.glob("*.json"), key=lambda path_of_choice: path_of_choice.stat().st_mtime)
         for old in files[:-_MOST]:
             old.unlink()
 

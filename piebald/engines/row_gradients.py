@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from piebald.contracts import RowPrivacy, Rows
+from piebald.contracts import Rows
 from piebald.core import pytree
 from piebald.core.losses import Loss
 from piebald.core.machine import float64_device, moved
@@ -62,7 +62,7 @@ class RowGradients:
         def loss(parameters: dict[str, Tensor], x: Any, y: Any, key: Tensor) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
-            x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), one) for one in (x, y))
+            x, y = (pytree.mapped(lambda leaf: leaf.unsqueeze(0), tree) for tree in (x, y))
             return self.loss(functional_call(self.module, {**parameters, **buffers}, *pytree.arguments(x)), y).mean()
 
         parameters = {slot.name: tensors[slot.name].detach() for slot in slots if not slot.buffer}
@@ -87,8 +87,8 @@ class RowGradients:
         ) -> tuple[dict[str, Tensor], Tensor]:
             return self.one(tensors, Rows(x, y), mask, keys, clip, dropout)
 
-        found: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), rows.x, rows.y, mask, keys)
-        return found
+        result: tuple[dict[str, Tensor], Tensor] = vmap(one)(dict(tensors), rows.x, rows.y, mask, keys)
+        return result
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:
@@ -104,7 +104,7 @@ def row_keys(keys: Tensor, rows: int) -> Tensor:
 def noised(
     summed: Mapping[str, Tensor],
     layout: Layout,
-    privacy: RowPrivacy,
+    deviation: float,
     lots: Sequence[float],
     step: int,
     rng_keys: Sequence[tuple[int | str, ...]],
@@ -114,20 +114,20 @@ def noised(
     Args:
         summed: clipped sums [c, ...] by parameter.
         layout: layout of the model.
-        privacy: how much noise.
+        deviation: standard deviation of the noise on the sums.
         lots: expected rows in a batch of each client.
         step: number of the step.
         rng_keys: the rng key of each client.
     """
-    one = next(iter(summed.values()))
-    share = 1 / moved(torch.tensor(lots, dtype=one.dtype), one.device)
+    first = next(iter(summed.values()))
+    share = 1 / moved(torch.tensor(lots, dtype=first.dtype), first.device)
     parts = dict(summed)
-    if privacy.noise:
+    if deviation:
         sources = [NoiseSource.repeatable(long_key("hide", step, *rng_key)) for rng_key in rng_keys]
         drawn = torch.from_numpy(np.stack([source.gaussian(layout.size) for source in sources]))
-        drawn = moved(drawn, float64_device(one.device))
-        deviation, slots = privacy.noise * privacy.clip, {slot.name: slot for slot in layout.slots}
+        drawn = moved(drawn, float64_device(first.device))
+        slots = {slot.name: slot for slot in layout.slots}
         for name, part in summed.items():
-            own = drawn[:, slots[name].start : slots[name].stop].view(part.shape)
-            parts[name] = hidden(part, own, deviation)
+            noise = drawn[:, slots[name].start : slots[name].stop].view(part.shape)
+            parts[name] = hidden(part, noise, deviation)
     return [part * share.view(-1, *[1] * (part.dim() - 1)) for part in parts.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import deque
@@ -18,8 +19,7 @@ from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows,
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
-from piebald.core.noise import NoiseSource
-from piebald.core.randomness import long_key, permutation, torch_generator
+from piebald.core.randomness import permutation, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 RngKey = tuple[int | str, ...]
@@ -58,7 +58,7 @@ class RowLoader:
 
     @property
     def indexed(self) -> bool:
-        """Whether rows are in one pool, and so never change."""
+        """True if rows are in one pool, and so never change."""
         return self._pool is not None
 
     def expect(self, clients: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class RowLoader:
             self._held = None
 
     def size(self, client: int) -> int:
-        """How many training rows a client has."""
+        """Return the number of a client's training rows."""
         size = self.clients.size(client, "train")
         return len(self._rows(client, "train")) if size is None else size
 
@@ -111,8 +111,8 @@ class RowLoader:
         return Gathered(pytree.moved(x, self.device), pytree.moved(y, self.device), places)
 
     def for_training(self, clients: Sequence[int], config: SgdConfig) -> Gathered:
-        """The rows that a run of SGD trains on (`SgdConfig.rows`)."""
-        return self.public(len(clients)) if config.rows == "public" else self.gather(clients, "train")
+        """The rows that a run of SGD trains on (`LocalStep.rows`)."""
+        return self.public(len(clients)) if config.step.rows == "public" else self.gather(clients, "train")
 
     def public(self, count: int) -> Gathered:
         """The public rows for so many clients, once on the device; their positions are in place of targets."""
@@ -126,7 +126,7 @@ class RowLoader:
         return self._public._replace(places=self._public.places * count)
 
     def lasts(self, gathered: Gathered) -> bool:
-        """Whether rows stay where they are from one run to the next, since they are in a pool."""
+        """Return whether rows stay where they are from one run to the next, since they are in a pool."""
         return any(pool is not None and gathered.x is pool.x for pool in (self._pool, self._public))
 
     def public_targets(self) -> pytree.Tree:
@@ -154,7 +154,7 @@ class RowLoader:
 
     def _rows(self, client: int, split: Split) -> Rows:
         if client != SERVER_ID:
-            coming = [one[client] for one in self._coming if split == "train" and client in one]
+            coming = [fetched[client] for fetched in self._coming if split == "train" and client in fetched]
             if coming and coming[0].exception() is None:
                 return coming[0].result()
             return self._fetch(
@@ -177,17 +177,19 @@ def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows
     """One client's batch after the augmentations of a run, from the random numbers of this step alone."""
     if not config.augmentation or not len(rows):
         return rows
-    rng = torch_generator("augment", step + (config.only_step or 0), *rng_key)
+    rng = torch_generator("augment", step, *rng_key)
     for change in config.augmentation:
         rows = change.augment(rows, rng)
     return rows
 
 
-def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str) -> Iterator[Places]:
+def batches(
+    places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str, only: int | None = None
+) -> Iterator[Places]:
     """The rows of each of a client's steps, as positions: each epoch in a new order that depends on `rng_key` and the
     epoch alone.
 
-    Where single rows are hidden (`SgdConfig.privacy`), each step's batch is a Poisson sample instead, perhaps empty.
+    Where single rows are hidden, batches are `LocalStep.lots` instead, some of which may be empty.
 
     Args:
         places: the client's rows.
@@ -195,32 +197,37 @@ def batches(places: Places, config: SgdConfig, mixes: bool, *rng_key: int | str)
         mixes: the model mixes the rows of a batch (batch norm) and cannot take a batch of one, so a lone last row
             joins the batch before it.
         rng_key: the client's rng key.
+        only: if given, the batch of this one of the steps alone, counted from 0; nothing where there are fewer.
     """
-    if config.share < 1:
+    # before rows are left out: it leaves them out itself
+    planned = planned_steps(places, config, mixes)
+    if (visible := _seen(len(places), config)) is not None:
         drawn = permutation(len(places), "share", *rng_key)
-        places = places[drawn[: _shared(len(places), config)]]
+        places = places[drawn[:visible]]
     count = len(places)
     if count == 0:
         return
-    if config.privacy is not None:
-        yield from _poisson(places, config, *rng_key)
+    if config.step.hides_rows:
+        lots = config.step.lots(count, config.step_rows, planned, rng_key)
+        for lot in lots if only is None else itertools.islice(lots, only, only + 1):
+            yield places[lot]
         return
     starts = _starts(count, config.step_rows, mixes)
     ends = [*starts[1:], count]
-    if config.only_step is not None:
-        if config.only_step < planned_steps(places, config, mixes, only=False):
-            epoch, place = divmod(config.only_step, len(starts))
+    if only is not None:
+        if only < planned:
+            epoch, place = divmod(only, len(starts))
             order = places[permutation(count, "order", epoch, *rng_key)]
             yield order[starts[place] : ends[place]]
         return
-    taken = epoch = 0
-    while epoch < config.epochs if config.steps is None else taken < config.steps:
+    yielded = epoch = 0
+    while epoch < config.epochs if config.steps is None else yielded < config.steps:
         order = places[permutation(count, "order", epoch, *rng_key)]
         for start, end in zip(starts, ends, strict=True):
-            if taken == config.steps:
+            if yielded == config.steps:
                 return
             yield order[start:end]
-            taken += 1
+            yielded += 1
         epoch += 1
 
 
@@ -233,7 +240,7 @@ def pass_slices(count: int, config: SgdConfig, mixes: bool) -> list[slice]:
 
 
 def _starts(count: int, size: int, mixes: bool) -> list[int]:
-    """Where parts of so many rows begin, of which a lone last row is none where the model mixes rows."""
+    """Return where batches of rows begin; a lone last row joins the batch before it where the model mixes rows."""
     starts = list(range(0, count, size))
     if mixes and count - starts[-1] == 1:
         if count == 1 or size == 1:
@@ -244,29 +251,19 @@ def _starts(count: int, size: int, mixes: bool) -> list[int]:
     return starts
 
 
-def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: bool = True) -> int:
-    """How many batches `batches` makes of a client's rows; with `only` False also where one of them is chosen."""
-    if only and config.only_step is not None:
-        return int(config.only_step < planned_steps(places, config, mixes, only=False))
-    count = _shared(len(places), config)
+def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | None = None) -> int:
+    """Return how many batches `batches` makes of a client's rows."""
+    if only is not None:
+        return int(only < planned_steps(places, config, mixes))
+    visible = _seen(len(places), config)
+    count = len(places) if visible is None else visible
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
-    lone = config.privacy is None and mixes and count % config.step_rows == 1 and count > 1
+    lone = not config.step.hides_rows and mixes and count % config.step_rows == 1 and count > 1
     return config.epochs * (math.ceil(count / config.step_rows) - lone)
 
 
-def _shared(count: int, config: SgdConfig) -> int:
-    """How many of a client's rows a run sees (`SgdConfig.share`)."""
-    return min(count, max(2, math.ceil(config.share * count))) if config.share < 1 else count
-
-
-def _poisson(places: Places, config: SgdConfig, *rng_key: int | str) -> Iterator[Places]:
-    """Draw each row into each batch independently, as accountants of DP-SGD assume; batch sizes vary.
-
-    Who knows which rows are in a batch gains from no sampling, so this is drawn as noise is.
-    """
-    count = len(places)
-    steps = config.epochs * math.ceil(count / config.step_rows) if config.steps is None else config.steps
-    for step in range(steps):
-        drawn = NoiseSource.repeatable(long_key("poisson", step, *rng_key)).uniform(count)
-        yield places[drawn < config.step_rows / count]
+def _seen(count: int, config: SgdConfig) -> int | None:
+    """Return how many of a client's rows a run sees, None for all in their order."""
+    visible = config.step.seen(count)
+    return None if visible is None else min(count, visible)

@@ -1,4 +1,4 @@
-"""What every engine does with the module that it keeps: load models into it, and score them."""
+"""The base of every engine, which keeps a module, loads models into it, and scores them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import IGNORED
+from piebald.core.losses import IGNORED, Loss
 from piebald.core.machine import moved
-from piebald.core.objective import OBJECTIVES
+from piebald.core.objective import METRICS, OBJECTIVES
 from piebald.core.parameters import Layout
 from piebald.engines.device_layers import fit_to_device
 from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
-from piebald.engines.row_values import by_client, each_loss, has_value_for_each, value_of
 from piebald.methods.client_work import ClientWork
 
 SCORE_ROWS = 2048  # rows in a forward pass that only scores: enough to be efficient, few enough for any activation
@@ -93,8 +92,8 @@ class ScoringEngine:
 
         Under vmap, `vectorized`, attention is by plain products: the fused kernels have no form for many clients.
         """
-        wanted = "bfloat16" if self.bfloat16 and passes.precision == "float32" else passes.precision
-        dtype = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+        precision = "bfloat16" if self.bfloat16 and passes.precision == "float32" else passes.precision
+        dtype = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
         with contextlib.ExitStack() as stack:
             if dtype is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype))
@@ -116,7 +115,9 @@ class ScoringEngine:
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
         """Compare models by their losses, as `contracts.ClientContext.losses` describes."""
         outputs, targets, sizes = self._outputs(clients, models, split)
-        return torch.stack([self._loss_of_each(one, targets, sizes) for one in outputs], dim=1)
+        return torch.stack(
+            [self._loss_of_each(outputs_of_model, targets, sizes) for outputs_of_model in outputs], dim=1
+        )
 
     def row_losses(self, clients: Sequence[int], model: Tensor, split: Split) -> tuple[Tensor, Tensor]:
         """The loss of each row, as `contracts.ClientContext.row_losses` describes."""
@@ -142,9 +143,9 @@ class ScoringEngine:
         for row, (out, target) in enumerate(by_client(scores, targets, sizes)):
             if sizes[row]:
                 cells = target.long().flatten() * classes + out.argmax(1).flatten()
-                kept = target.flatten() != IGNORED
+                labelled = target.flatten() != IGNORED
                 own = matrices[row].view(-1)  # `bincount` would look for the largest cell, and make the host wait
-                own.index_add_(0, torch.where(kept, cells, 0), kept.to(own.dtype))
+                own.index_add_(0, torch.where(labelled, cells, 0), labelled.to(own.dtype))
         return matrices
 
     def public_outputs(self, model: Tensor) -> Tensor:
@@ -152,7 +153,9 @@ class ScoringEngine:
         gathered = self.row_loader.public(len(model))
         rows = ScoredRows(gathered._replace(places=gathered.places[:1]), self.device)
         self.module.eval()
-        return torch.stack([pytree.logits(self._outputs_of(own.unsqueeze(0), rows)).float() for own in model])
+        return torch.stack(
+            [pytree.logits(self._outputs_of(client_model.unsqueeze(0), rows)).float() for client_model in model]
+        )
 
     def _outputs(
         self, clients: Sequence[int], models: Sequence[Tensor], split: Split
@@ -169,14 +172,14 @@ class ScoringEngine:
     def _outputs_of(self, model: Tensor, rows: ScoredRows) -> Any:
         """The outputs of models [c, p]; one that all clients share runs over the rows of all of them at once."""
         together = len(model) == 1 or (model.stride(0) == 0 and not self.traits.pooled)
-        sizes, start, made = [sum(rows.sizes)] if together else rows.sizes, 0, []
+        sizes, start, outputs = [sum(rows.sizes)] if together else rows.sizes, 0, []
         with torch.no_grad():
-            for own, size in zip(model[:1] if together else model, sizes, strict=True):
+            for client_model, size in zip(model[:1] if together else model, sizes, strict=True):
                 if size:
-                    self._load(own)
-                    made += self._forward(rows, start, start + size)
+                    self._load(client_model)
+                    outputs += self._forward(rows, start, start + size)
                 start += size
-        return pytree.joined(made) if made else None
+        return pytree.joined(outputs) if outputs else None
 
     def _forward(self, rows: ScoredRows, start: int, stop: int) -> list[Any]:
         made = []
@@ -200,7 +203,9 @@ class ScoringEngine:
         values = torch.full((len(sizes),), torch.nan, device=self.device)
         with torch.no_grad():
             if each and outputs is not None:
-                means = [own.float().mean() for own in torch.split(measure(outputs, targets), sizes)]
+                means = [
+                    client_values.float().mean() for client_values in torch.split(measure(outputs, targets), sizes)
+                ]
                 return torch.stack(means)  # NaN without rows
             for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
                 if sizes[row]:
@@ -231,3 +236,35 @@ def _channels_last(x: Tensor) -> Tensor:
     if channels == 1:  # both formats are the same with one channel: the strides tell torch which one is meant
         return x.as_strided(x.shape, (height * width, 1, width, 1))
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def value_of(measure: object, outputs: Any, targets: Any) -> Tensor:
+    """A metric on one client's rows, from a torchmetrics object or a function whose values are averaged."""
+    if hasattr(measure, "update") and hasattr(measure, "compute") and hasattr(measure, "reset"):
+        measure.reset()
+        measure.update(pytree.logits(outputs), targets)
+        return torch.as_tensor(measure.compute()).float().mean()
+    return measure(outputs, targets).float().mean()  # type: ignore[operator,no-any-return]
+
+
+def each_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """The loss of each row, also of a function that returns the mean over its rows."""
+    values = loss(outputs, targets)
+    if values.dim() and len(values) == pytree.count(targets):
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
+    rows = [slice(row, row + 1) for row in range(pytree.count(targets))]
+    return torch.stack([loss(pytree.take(outputs, row), pytree.take(targets, row)).mean() for row in rows])
+
+
+def has_value_for_each(metric: object) -> bool:
+    """Return whether a metric is known to have a value for each row that no other row changes.
+
+    One of the user's own may compare the rows that it is given, so that it is given those of one client.
+    """
+    return not hasattr(metric, "update") and any(metric is known_metric for known_metric in METRICS.values())
+
+
+def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+    """Outputs and targets of each client, from those of all clients one after another; nothing without rows."""
+    if outputs is not None:
+        yield from zip(pytree.split(outputs, sizes), pytree.split(targets, sizes), strict=True)

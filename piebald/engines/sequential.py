@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.contracts import LocalLoss, Rows, SgdOutcome
+from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.losses import for_training
@@ -26,16 +27,26 @@ from piebald.engines.compilation import compiled
 from piebald.engines.device_copies import CohortCopies, moved_arrays
 from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.keyed_dropout import KeyedDropout, mix
-from piebald.engines.local_loss import LossEvaluator, at_the_top
+from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.loss_scale import LossScale
 from piebald.engines.model_traits import Traits, passes_of, probe
 from piebald.engines.recomputation import Checkpointing
 from piebald.engines.recorded_step import BY_HAND, Lane, StepForm, recorder_for, side_by_side
 from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
-from piebald.engines.row_loader import Gathered, RngKey, RowLoader, augmented, batches, pass_slices, planned_steps
+from piebald.engines.row_loader import (
+    Gathered,
+    Places,
+    RngKey,
+    RowLoader,
+    augmented,
+    batches,
+    pass_slices,
+    planned_steps,
+)
 from piebald.engines.scoring import bind
 from piebald.engines.sgd_step import SgdRun, plain_step
 from piebald.engines.static_buffers import StaticBuffers, StepTables, padded, vectors_of
+from piebald.engines.step_point import Hidden, gradients_of_one
 from piebald.engines.stepper import GroupSpan, Stepper, TableStepper, joined, tensor_spans
 from piebald.methods.client_work import ClientWork
 
@@ -44,8 +55,8 @@ _NOWHERE = np.zeros(0, dtype=np.int64)
 
 
 class _LaneSteps(NamedTuple):
-    """What the lanes of a run share: rows, tables, how many rows each client's batches have, the run's optimizer, and
-    where models [c, p] and losses [c] go.
+    """The data that all lanes of a run share: rows, tables, lengths of each client's batches, the optimizer, and the
+    place of models [c, p] and losses [c].
     """
 
     rows: Gathered
@@ -131,17 +142,17 @@ class SequentialEngine(ClippingEngine):
 
     def _sibling(self, kind: type[SequentialEngine], work: ClientWork, traits: Traits) -> SequentialEngine:
         """Another engine with the settings of this one."""
-        made = kind(work, self.row_loader, traits, self.device, self.bfloat16, self.recorded)
-        made.notes = self.notes
+        sibling = kind(work, self.row_loader, traits, self.device, self.bfloat16, self.recorded)
+        sibling.notes = self.notes
         if self._trained is not self.module:
-            made.compile()
-        return made
+            sibling.compile()
+        return sibling
 
     def compile(self) -> None:
         """Compile the passes of training, see `compilation.compiled`."""
-        made = compiled(self.module, self.traits, self.device, self.recorded)
-        assert isinstance(made, nn.Module)  # as what it was made of
-        self._trained = made
+        module = compiled(self.module, self.traits, self.device, self.recorded)
+        assert isinstance(module, nn.Module)  # as what it was made of
+        self._trained = module
 
     # -- training
 
@@ -150,7 +161,7 @@ class SequentialEngine(ClippingEngine):
         count = len(run.clients)
         end = torch.empty(count, self.work.layout.size, device=self.device)
         gathered = self.row_loader.for_training(run.clients, run.config)
-        planned = [planned_steps(rows, run.config, self.traits.mixes) for rows in gathered.places]
+        planned = [planned_steps(rows, run.config, self.traits.mixes, run.only_step) for rows in gathered.places]
         stepper, keys = self.stepper(run, end, planned), self._step_keys(run, planned)
         if self.reads_tables(run):
             return self._train_on_lanes(run, gathered, stepper, end)
@@ -158,31 +169,33 @@ class SequentialEngine(ClippingEngine):
         for row, steps in enumerate(planned):
             scale = LossScale.of(run.config.passes, self.device)
             with self._randomness(run, row) as dropout, self._saving_memory(run, steps, dropout):
-                mine = itertools.islice(rows, steps)
-                losses.append(self._train_one(run, row, gathered, mine, keys[row], stepper, dropout, scale))
+                client_batches = itertools.islice(rows, steps)
+                losses.append(self._train_one(run, row, gathered, client_batches, keys[row], stepper, dropout, scale))
             end[row].copy_(self.vector)
             skipped[row] = 0 if scale is None else scale.skipped
-        taken = torch.tensor([steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32)
-        return SgdOutcome(end, moved(taken, self.device), torch.stack(losses), stepper.ended(taken))
+        counts = torch.tensor([steps - lost for steps, lost in zip(planned, skipped, strict=True)], dtype=torch.float32)
+        return SgdOutcome(end, moved(counts, self.device), torch.stack(losses), stepper.ended(counts))
 
     def _batches(self, run: SgdRun, gathered: Gathered) -> Iterator[Tensor]:
         """Positions of every client's mini-batches on the device, one client after another."""
         return moved_arrays(
-            (
-                batch
-                for row, places in enumerate(gathered.places)
-                for batch in batches(places, run.config, self.traits.mixes, *self.rng_key(run, row))
-            ),
+            (batch for row, places in enumerate(gathered.places) for batch in self.batches_of(run, row, places)),
             self.device,
         )
 
+    def batches_of(self, run: SgdRun, row: int, places: Places) -> Iterator[Places]:
+        """Positions of the rows of each of a client's steps."""
+        return batches(places, run.config, self.traits.mixes, *self.rng_key(run, row), only=run.only_step)
+
     def _step_keys(self, run: SgdRun, planned: Sequence[int]) -> Sequence[Tensor | None]:
         """The dropout keys [steps] of each client's steps, None where nothing is drawn from them."""
-        if not self.traits.dropout and run.config.privacy is None:
+        if not self.traits.dropout and not run.config.step.hides_rows:
             return [None] * len(planned)
-        rng_keys, first = [self.rng_key(run, row) for row in range(len(planned))], run.config.only_step or 0
+        rng_keys, first = [self.rng_key(run, row) for row in range(len(planned))], run.first_step
         drawn = [
-            step_key(own, first + step) for own, steps in zip(rng_keys, planned, strict=True) for step in range(steps)
+            step_key(rng_key, first + step)
+            for rng_key, steps in zip(rng_keys, planned, strict=True)
+            for step in range(steps)
         ]
         return torch.split(moved(torch.tensor(drawn, dtype=torch.int64), self.device), list(planned))
 
@@ -211,28 +224,29 @@ class SequentialEngine(ClippingEngine):
         """Train one client in the resident module on these batches of rows; returns its mean loss."""
         self._load(run.model[row])
         self.module.train()
-        total, taken = torch.zeros((), device=self.device), 0
+        total, number = torch.zeros((), device=self.device), 0
         for batch in positions:
             rows = gathered.take(batch)
             if run.config.augmentation:
-                rows = augmented(rows, run.config, taken, self.rng_key(run, row))
-            if run.config.privacy is not None:
-                assert keys is not None
-                held = len(gathered.places[row])
-                loss, gradients = self._private_gradients(rows, run, row, held, taken, keys[taken], dropout)
-            else:
-                draw = functools.partial(self._start, dropout, None if keys is None else keys[taken])
-                loss, gradients = self._step_gradients(run, row, rows, draw, scale)
+                rows = augmented(rows, run.config, run.first_step + number, self.rng_key(run, row))
+            key = None if keys is None else keys[number]
+            draw = functools.partial(self._start, dropout, key)
+            hidden: Hidden | None = None
+            if run.config.step.hides_rows:
+                assert key is not None
+                lot = min(run.config.step_rows, len(gathered.places[row]))
+                hidden = functools.partial(self._hidden_gradients, rows, run, row, lot, number, key, dropout)
+            loss, gradients = self._step_gradients(run, row, rows, draw, scale, hidden)
             with torch.no_grad():
                 if scale is None or scale.takes_step():
-                    self._descend(gradients, stepper, row, taken, 0 if scale is None else scale.skipped)
+                    self._descend(gradients, stepper, row, number, 0 if scale is None else scale.skipped)
                 total += loss
             del gradients  # or they would lie beside those of the next step
-            taken += 1
-        return total / taken if taken else torch.full_like(total, torch.nan)
+            number += 1
+        return total / number if number else torch.full_like(total, torch.nan)
 
     def _descend(
-        self, gradients: Sequence[Tensor], stepper: Stepper, row: int, taken: int = 0, skipped: int = 0
+        self, gradients: Sequence[Tensor], stepper: Stepper, row: int, number: int = 0, skipped: int = 0
     ) -> None:
         """The optimizer's step of a client in the resident module; the arguments are those of `Stepper.step`."""
         run, part = stepper.run, stepper.run.config.part
@@ -240,15 +254,15 @@ class SequentialEngine(ClippingEngine):
             parameters = self._of_part(self.parameters, part)
             plain_step(parameters, gradients, self.vector, run, stepper.spans, row, stepper.rate(row))
         elif stepper.direct:
-            stepper.step_along(self.vector, gradients, row, taken, skipped)
+            stepper.step_along(self.vector, gradients, row, number, skipped)
         else:
             torch._foreach_copy_(self._of_part(self._gradient_views, part), list(gradients))
-            stepper.step(self.vector, self._gradient, row, taken, skipped)
+            stepper.step(self.vector, self._gradient, row, number, skipped)
 
     # -- training by steps that read tables, which can be recorded
 
     def reads_tables(self, run: SgdRun) -> bool:
-        """Whether the steps of a run read what differs between them from tables, and so may be recorded."""
+        """Return whether the steps of a run read what differs between them from tables, and so may be recorded."""
         if self.make_recorder is None:
             return False
         if reason := self._unrecorded(run):
@@ -256,10 +270,10 @@ class SequentialEngine(ClippingEngine):
         return not reason
 
     def _unrecorded(self, run: SgdRun) -> str:
-        """Why steps of a run could not be recorded, whatever the model is; "" where they may be."""
+        """Return why steps of a run could not be recorded, whatever the model is; "" where they may be."""
         if self.traits.random:
             return "the model draws numbers from torch's own generators"
-        if run.config.privacy is not None:
+        if run.config.step.hides_rows:
             return "rows and noise of DP-SGD are drawn on the host"
         if run.config.augmentation:
             return "augmentation draws from a generator of the host"
@@ -280,7 +294,7 @@ class SequentialEngine(ClippingEngine):
 
     @property
     def records(self) -> bool:
-        """Whether steps are recorded where that can be."""
+        """True if steps are recorded where that can be."""
         return self.make_recorder is not None and self.recorded
 
     @property
@@ -307,20 +321,17 @@ class SequentialEngine(ClippingEngine):
                 for first, engine in enumerate(engines)
             ]
         )
-        taken = torch.tensor(planned, dtype=torch.float32)
-        return SgdOutcome(end, moved(taken, self.device), loss, stepper.ended(taken))
+        steps_taken = torch.tensor(planned, dtype=torch.float32)
+        return SgdOutcome(end, moved(steps_taken, self.device), loss, stepper.ended(steps_taken))
 
     def _step_tables(self, run: SgdRun, gathered: Gathered, stepper: Stepper) -> tuple[StepTables, list[list[int]]]:
         """The tables of a run, client by client, and how many rows each client's batches have."""
-        plans = [
-            list(batches(places, run.config, self.traits.mixes, *self.rng_key(run, row)))
-            for row, places in enumerate(gathered.places)
-        ]
+        plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
         lengths, most = [[len(batch) for batch in plan] for plan in plans], max(stepper.planned)
-        longest = max((length for own in lengths for length in own), default=0)
+        longest = max((length for client_lengths in lengths for length in client_lengths), default=0)
         width = max(longest, min(run.config.step_rows, 2 * longest))  # most often the same for all runs
         places = torch.cat([padded([*plan, *[_NOWHERE] * (most - len(plan))], width) for plan in plans])
-        keys, first = None, run.config.only_step or 0
+        keys, first = None, run.first_step
         if self.traits.dropout:
             drawn = [
                 step_key(self.rng_key(run, row), first + step) for row in range(len(plans)) for step in range(most)
@@ -335,7 +346,7 @@ class SequentialEngine(ClippingEngine):
     def _train_in_turn(self, run: SgdRun, clients: Iterable[int], steps: _LaneSteps) -> Iterator[bool]:
         """Train some clients of a stack one after another on this engine's lane; yields False after each step."""
         lane, most, clients = self.lane, max(steps.stepper.planned), list(clients)
-        left = Counter(length for row in clients for length in steps.lengths[row])
+        remaining = Counter(length for row in clients for length in steps.lengths[row])
         total = self.static.like("total", steps.loss[0])
         for row in clients:
             resident = self.static.run(run, slice(row, row + 1), steps.stepper.state)
@@ -347,8 +358,8 @@ class SequentialEngine(ClippingEngine):
             form = self.form(resident, *buffers)
             step = functools.partial(self._take_step, steps, stepper, total)
             for length in steps.lengths[row]:
-                left[length] -= 1
-                lane.step(form._replace(rows=(length,)), functools.partial(step, length), left[length], buffers)
+                remaining[length] -= 1
+                lane.step(form._replace(rows=(length,)), functools.partial(step, length), remaining[length], buffers)
                 yield False
             steps.end[row].copy_(self.vector)
             steps.loss[row].copy_(total / len(steps.lengths[row]))  # NaN without steps
@@ -376,7 +387,7 @@ class SequentialEngine(ClippingEngine):
             number += 1
 
     def _buffers(self, steps: _LaneSteps, stepper: TableStepper, total: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """What a step reads, and what it writes to."""
+        """Return the tensors that a step reads, and those that it writes to."""
         run = stepper.run
         gathers = run.config.passes.accumulate > 1 or not (run.plain or stepper.direct)
         return (
@@ -385,7 +396,7 @@ class SequentialEngine(ClippingEngine):
         )
 
     def module_reads(self, run: SgdRun) -> list[Tensor]:
-        """What a pass of the module reads that no step writes to, and the vectors of a run."""
+        """Return the tensors that a pass of the module reads and no step writes to, and the vectors of a run."""
         evaluated = [] if run.local_loss is None else self.evaluator(run.local_loss).tensors
         return [*self._frozen, *evaluated, *vectors_of(run)]
 
@@ -399,7 +410,7 @@ class SequentialEngine(ClippingEngine):
 
     def rng_key(self, run: SgdRun, row: int) -> RngKey:
         """The rng key of a client's run: of the task's secret where single rows are hidden, else of the run's seed."""
-        seed = self.work.seed if run.config.privacy is None else run.secret or self.work.seed
+        seed = (run.secret if run.config.step.hides_rows else "") or self.work.seed
         return self.row_loader.rng_key(seed, run.clients[row], run.rng_versions[row], run.phase)
 
     def _of_part(self, tensors: list[Tensor], part: Part) -> list[Tensor]:
@@ -415,17 +426,16 @@ class SequentialEngine(ClippingEngine):
         rows: Rows,
         draw: Callable[[int], None],
         scale: LossScale | None,
+        hidden: Hidden | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a step's rows and the gradients that it takes; `draw` starts the dropout masks of each of
         its passes.
         """
         parameters = self._of_part(self.parameters, run.config.part)
-        loss, gradients = self._summed(run, row, rows, parameters, draw, scale)
-        if radius := run.config.sam_radius:
-            again = functools.partial(self._summed, run, row, rows, parameters, draw, scale)  # with the same masks
-            ones, stacked = ([tensor.unsqueeze(0) for tensor in all_] for all_ in (parameters, gradients))
-            gradients = at_the_top(self.vector, ones, stacked, radius, again)[1]
-        return loss, gradients
+        compute = functools.partial(self._summed, run, row, rows, parameters, draw, scale)
+        if not run.config.step.changes_gradients:
+            return compute()
+        return gradients_of_one(run.config.step, self.vector, parameters, compute, hidden)
 
     def _summed(
         self,
@@ -483,29 +493,30 @@ class SequentialEngine(ClippingEngine):
         return loss.detach(), list(torch.autograd.grad(scaled, parameters, materialize_grads=True))
 
     def evaluator(self, local: LocalLoss) -> LossEvaluator:
-        """What evaluates a client's own loss on this engine's module, made once for each loss."""
+        """Return the evaluator of a client's own loss on this engine's module, made once for each loss."""
         if self._evaluator is None or self._evaluator.local is not local:
             self._evaluator = LossEvaluator(local, self.work, self.loss, self.module, self.device)
         return self._evaluator
 
     # -- training with DP-SGD
 
-    def _private_gradients(
+    def _hidden_gradients(
         self,
         batch: Rows,
         run: SgdRun,
         row: int,
-        held: int,
-        step: int,
+        lot: float,
+        number: int,
         key: Tensor,
         dropout: KeyedDropout | None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The mean loss of a batch and the noisy gradients of DP-SGD.
+        clip: float,
+        deviation: float,
+    ) -> Gradients:
+        """The mean loss [1] of a batch and its hidden gradients, [1, ...] each (`contracts.StepPoint.hidden`).
 
-        `held` is how many rows the client has, `key` the step's dropout key.
+        `lot` is the expected number of rows, `key` the step's dropout key.
         """
-        config, privacy = run.config, run.config.privacy
-        assert privacy is not None
+        config = run.config
         if config.passes.precision == "float16":
             raise SettingError(
                 "whether a float16 step is skipped would tell of hidden rows: take precision = 'bfloat16'"
@@ -519,13 +530,13 @@ class SequentialEngine(ClippingEngine):
         size = size if config.passes.accumulate == 1 else min(size, config.batch)
         for start in range(0, len(batch), size):  # a Poisson sample may be empty: then the step is noise
             here = slice(start, start + size)
-            found, loss = clipped(batch[here], keys[here], privacy.clip, dropout, config.passes)
-            torch._foreach_add_(summed, found)
+            sums, loss = clipped(batch[here], keys[here], clip, dropout, config.passes)
+            torch._foreach_add_(summed, sums)
             total += loss
-        named = {name: one.unsqueeze(0) for name, one in zip(self._names, summed, strict=True)}
-        lot = min(config.step_rows, held)
-        hidden = noised(named, self.work.layout, privacy, [lot], step, [self.rng_key(run, row)])
-        return total / max(1, len(batch)), [one[0] for one in hidden]
+        named = {name: gradient.unsqueeze(0) for name, gradient in zip(self._names, summed, strict=True)}
+        step = run.first_step + number
+        hidden = noised(named, self.work.layout, deviation, [lot], step, [self.rng_key(run, row)])
+        return (total / max(1, len(batch))).unsqueeze(0), hidden
 
     # -- the module
 
@@ -544,7 +555,7 @@ class SequentialEngine(ClippingEngine):
     def _randomness(self, run: SgdRun, row: int) -> Iterator[KeyedDropout | None]:
         """Keyed dropout for models with dropout; a seeded global stream for models that draw other random numbers."""
         if self.traits.random:
-            step = () if run.config.only_step is None else (run.config.only_step,)
+            step = () if run.only_step is None else (run.only_step,)
             with torch_seed(key("torch", *self.rng_key(run, row), *step) >> 1, self.device):
                 yield None
         elif self.traits.dropout:

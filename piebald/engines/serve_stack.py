@@ -50,8 +50,8 @@ def _served(
 ) -> StackResult:
     number = engine.work.number_of(stack.clients[0], stack.versions[0], stack.query)
     if stack.query is not None and any(engine.work.number(client) != number for client in stack.clients):
-        own = {name: rows for name, rows in stack.state.items() if name == PRIVATE}
-        stack = dataclasses.replace(stack, state=own)  # the rest has the lengths of other models than this one
+        private = {name: rows for name, rows in stack.state.items() if name == PRIVATE}
+        stack = dataclasses.replace(stack, state=private)  # the rest has the lengths of other models than this one
     engine = engine.of(number)
     work, context = engine.work, EngineContext(engine, stack)
     inputs = train_input(engine, stack)
@@ -59,8 +59,8 @@ def _served(
         return outgoing.answers(stack.query.answer(inputs, context, work.trainer), numbers)
     output = work.trainer.train(inputs, context)
     if work.own_query is not None:
-        told = work.own_query.answer(dataclasses.replace(inputs, model=output.model), context, work.trainer)
-        output = dataclasses.replace(output, vectors={**output.vectors, **told.vectors})
+        answer = work.own_query.answer(dataclasses.replace(inputs, model=output.model), context, work.trainer)
+        output = dataclasses.replace(output, vectors={**output.vectors, **answer.vectors})
     summed = sum_request is not None and not work.transforms
     result, lengths = outgoing.updates(engine, stack, inputs, output, summed, numbers)
     del output  # the trained models, which the sum need not lie beside

@@ -23,6 +23,8 @@ class SgdRun:
         config, prox, prox_center, correction, state: as in `ClientContext.run_sgd`.
         secret: as in `ClientStack`.
         local_loss, own: as in `ClientContext.run_sgd`.
+        only_step: if given, only this one of the steps is taken, counted from 0, with the batch and the random numbers
+            that it has among the others; none where there are not so many.
     """
 
     clients: Sequence[int]
@@ -37,6 +39,12 @@ class SgdRun:
     secret: str = ""
     local_loss: LocalLoss | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)
+    only_step: int | None = None
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first step that is taken."""
+        return self.only_step or 0
 
     @property
     def rate(self) -> float:
@@ -46,22 +54,23 @@ class SgdRun:
 
     @property
     def keeps_velocity(self) -> bool:
-        """Whether this is SGD with momentum in the form of Metis' eq. 2, or goes on from its velocity."""
+        """True if this is SGD with momentum in the form of Metis' eq. 2, or goes on from its velocity."""
         return self.config.rule is None and ("velocity" in self.state or self.config.momentum > 0)
 
     @property
     def direct(self) -> bool:
-        """Whether a step goes along nothing but the gradients, by a rule."""
+        """True if a step goes along nothing but the gradients, by a rule."""
         config = self.config
         return config.rule is not None and not self.prox and self.correction is None and config.clip is None
 
     @property
     def plain(self) -> bool:
-        """Whether a step has one learning rate, nothing to remember, and at most one pull on w (`plain_step`)."""
+        """True if a step has one learning rate, nothing to remember, and at most one pull on w (`plain_step`)."""
         config = self.config
         remembers = self.state or config.momentum or config.rule is not None
         pulled_twice = self.prox and config.weight_decay
-        return not (remembers or pulled_twice or config.clip or config.privacy or isinstance(config.lr, Tensor))
+        elsewhere = config.clip or config.step.hides_rows or isinstance(config.lr, Tensor)
+        return not (remembers or pulled_twice or elsewhere)
 
 
 def plain_step(

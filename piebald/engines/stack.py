@@ -48,17 +48,17 @@ class ClientStack:
 
     def row(self, row: int) -> ClientStack:
         """A stack of one of the clients."""
-        one = slice(row, row + 1)
+        single = slice(row, row + 1)
         return ClientStack(
-            self.clients[one],
-            self.versions[one],
-            self.rng_versions[one],
-            self.committed[one],
-            self.models[one],
-            {name: rows[one] for name, rows in self.vectors.items()},
-            {name: rows[one] for name, rows in self.state.items()},
+            self.clients[single],
+            self.versions[single],
+            self.rng_versions[single],
+            self.committed[single],
+            self.models[single],
+            {name: rows[single] for name, rows in self.vectors.items()},
+            {name: rows[single] for name, rows in self.state.items()},
             self.query,
-            self.ids[one],
+            self.ids[single],
             self.secret,
         )
 

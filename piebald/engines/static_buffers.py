@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import Rows
+from piebald.contracts import PLAIN_STEP, Rows
 from piebald.core import pytree
 from piebald.core.machine import moved
 from piebald.engines.row_loader import Gathered
@@ -62,10 +62,10 @@ class StaticBuffers:
         names = itertools.count()
 
         def kept(leaf: Tensor) -> Tensor:
-            own = f"{name} {next(names)}"
-            for key in [key for key in self._held if key[0] == own and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))]:
+            slot = f"{name} {next(names)}"
+            for key in [key for key in self._held if key[0] == slot and key[1:] != (leaf.dtype, tuple(leaf.shape[1:]))]:
                 del self._held[key]
-            return self.table(own, leaf)
+            return self.table(slot, leaf)
 
         return pytree.mapped(kept, tree)
 
@@ -81,7 +81,8 @@ class StaticBuffers:
             return {part: self.filled(f"{name} {part}", values[rows]) for part, values in named.items()}
 
         lr = torch.ones(()) if isinstance(run.config.lr, Tensor) else 1.0  # which decides how a step is made
-        config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, only_step=None, share=1.0)
+        step = run.config.step if run.config.step.changes_gradients else PLAIN_STEP
+        config = dataclasses.replace(run.config, lr=lr, schedule=None, epochs=1, steps=None, step=step)
         return dataclasses.replace(
             run,
             clients=(),
@@ -92,16 +93,17 @@ class StaticBuffers:
             correction=kept("correction", run.correction),
             state=each("state", state),
             own=each("own", run.own),
+            only_step=None,
         )
 
 
 def vectors_of(run: SgdRun) -> list[Tensor]:
-    """What a step of a run reads besides the model, the rows and the optimizer's state."""
-    return [*run.own.values(), *(one for one in (run.prox_center, run.correction) if one is not None)]
+    """Return the vectors that a step of a run reads besides the model, the rows and the optimizer's state."""
+    return [*run.own.values(), *(vector for vector in (run.prox_center, run.correction) if vector is not None)]
 
 
 class StepTables(NamedTuple):
-    """What differs from step to step, with a row for each.
+    """The numbers that differ from step to step, with a row for each step.
 
     Attributes:
         places: positions of the rows, [s, b] or of a stack [s, c, b].

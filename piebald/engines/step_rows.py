@@ -70,14 +70,14 @@ def passes(
     steps, waiting = list[list[_HostRows]](), 0
     for step in range(len(plans[0]) if plans else 0):
         active = sum(len(plan) > step for plan in plans)
-        made = list[_HostRows]()
+        host_rows = list[_HostRows]()
         for lo, hi in ranges([len(plan[step]) for plan in plans[:active]]):
-            own = keys(lo, hi, step)
+            drawn_keys = keys(lo, hi, step)
             batch = [plan[step] for plan in plans[lo:hi]]
-            drawn = None if own is None else np.array(own, dtype=np.int64)
-            made.append(_HostRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
-            waiting += made[-1].places.size
-        steps.append(made)
+            drawn = None if drawn_keys is None else np.array(drawn_keys, dtype=np.int64)
+            host_rows.append(_HostRows(lo, hi, *pad_rows(batch), drawn, batch, rng_keys[lo:hi]))
+            waiting += host_rows[-1].places.size
+        steps.append(host_rows)
         if waiting >= BLOCK:
             yield from _moved(steps, device)
             steps, waiting = [], 0

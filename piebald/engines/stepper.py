@@ -33,20 +33,20 @@ class GroupSpan(NamedTuple):
 
 def tensor_spans(config: SgdConfig, layout: Layout, module: nn.Module) -> tuple[GroupSpan, ...]:
     """The parameters of a layout that are trained, one by one."""
-    settings, others = group_settings(config, module), (1.0, config.weight_decay)
+    settings, ungrouped = group_settings(config, module), (1.0, config.weight_decay)
     spans = [(slot.name, slice(slot.start, slot.stop)) for slot in layout.parameters(config.part)]
-    return tuple(GroupSpan(span, *settings.get(name, others)) for name, span in spans)
+    return tuple(GroupSpan(span, *settings.get(name, ungrouped)) for name, span in spans)
 
 
 def joined(tensors: Sequence[GroupSpan]) -> tuple[GroupSpan, ...]:
     """The same parameters, cut only where their settings change."""
     spans: list[GroupSpan] = []
-    for one in tensors:
+    for group in tensors:
         last = spans[-1] if spans else None
-        if last is not None and last.span.stop == one.span.start and last[1:] == one[1:]:
-            spans[-1] = one._replace(span=slice(last.span.start, one.span.stop))
+        if last is not None and last.span.stop == group.span.start and last[1:] == group[1:]:
+            spans[-1] = group._replace(span=slice(last.span.start, group.span.stop))
         else:
-            spans.append(one)
+            spans.append(group)
     return tuple(spans)
 
 
@@ -83,7 +83,7 @@ class Stepper:
     ) -> None:
         self.run, self.spans, self.groups, self.tensors, self.planned = run, spans, groups, tensors, planned
         self.behind: Tensor | None = None  # steps behind the state that the run goes on from, [c, 1]
-        self.state = {one.name: _started(one, like, run.state) for one in state_vectors(run)}
+        self.state = {vector.name: _started(vector, like, run.state) for vector in state_vectors(run)}
         if "step" in run.state:
             self.behind = to_dense(run.state["step"])
 
@@ -118,26 +118,26 @@ class Stepper:
     ) -> None:
         """One step where `direct`, along the gradients of the parameters in the layout's order: they are not copied."""
         lead = w.dim() - 1
-        parts = [(group, one.flatten(lead)) for group, one in zip(self.tensors, gradients, strict=True)]
+        parts = [(group, gradient.flatten(lead)) for group, gradient in zip(self.tensors, gradients, strict=True)]
         self._update(w, parts, rows, taken, skipped)
 
     @property
     def direct(self) -> bool:
-        """Whether a step goes along nothing but the gradients, by the run's rule."""
+        """True if a step goes along nothing but the gradients, by the run's rule."""
         return self.run.direct
 
     def _update(
-        self, w: Tensor, parts: Sequence[tuple[GroupSpan, Tensor]], rows: slice | int, taken: int, skipped: int
+        self, w: Tensor, parts: Sequence[tuple[GroupSpan, Tensor]], rows: slice | int, number: int, skipped: int
     ) -> None:
         """Let the rule update parts of w [..., p] along their gradients [..., n]."""
         rule, momentum = self.run.config.rule, self.run.config.momentum
         assert rule is not None
-        lr, step = self.settings(rows, taken, skipped)
-        own = {name: vector[rows] for name, vector in self.state.items()}
+        lr, step = self.settings(rows, number, skipped)
+        client_state = {name: vector[rows] for name, vector in self.state.items()}
         for (span, share, decay), g in parts:
-            state = {name: vector[..., span] for name, vector in own.items()}
-            mine = lr if share == 1.0 else lr * share
-            rule.update(w[..., span], g, state, StepSettings(mine, decay, momentum, step))
+            state = {name: vector[..., span] for name, vector in client_state.items()}
+            rate = lr if share == 1.0 else lr * share
+            rule.update(w[..., span], g, state, StepSettings(rate, decay, momentum, step))
 
     def rate(self, rows: slice | int) -> float | Tensor:
         """The learning rate of a step without a rule: one number, or [..., 1] where it differs between clients."""
@@ -146,8 +146,8 @@ class Stepper:
 
     def settings(self, rows: slice | int, taken: int, skipped: int) -> tuple[float | Tensor, float | Tensor]:
         """The learning rate of a step of the rule, and its number since the state began."""
-        made = taken - skipped + 1
-        return self._rate(rows, taken), float(made) if self.behind is None else self._behind(rows) + made
+        number = taken - skipped + 1
+        return self._rate(rows, taken), float(number) if self.behind is None else self._behind(rows) + number
 
     def _behind(self, rows: slice | int) -> float | Tensor:
         """Steps behind the state; one number for one client."""
@@ -165,7 +165,7 @@ class Stepper:
         lr = self.run.config.lr
         return lr.flatten().tolist() if isinstance(lr, Tensor) else [lr] * len(self.planned)
 
-    def _rate(self, rows: slice | int, taken: int) -> float | Tensor:
+    def _rate(self, rows: slice | int, number: int) -> float | Tensor:
         """The learning rate of this step: one number, or [c, 1] where it differs between clients."""
         config = self.run.config
         lr: float | Tensor = config.lr
@@ -174,10 +174,10 @@ class Stepper:
         if config.schedule is None:
             return lr
         planned = [self.planned[rows]] if isinstance(rows, int) else self.planned[rows]
-        known = {steps: config.schedule.factor(taken, steps) for steps in set(planned)}
-        if len(known) == 1:
-            return lr * known[planned[0]]
-        factors = torch.tensor([[known[steps]] for steps in planned], dtype=self.run.model.dtype)
+        factor_by_steps = {steps: config.schedule.factor(number, steps) for steps in set(planned)}
+        if len(factor_by_steps) == 1:
+            return lr * factor_by_steps[planned[0]]
+        factors = torch.tensor([[factor_by_steps[steps]] for steps in planned], dtype=self.run.model.dtype)
         return lr * moved(factors, self.run.model.device)
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -185,14 +185,14 @@ class Stepper:
         config, most = self.run.config, max(self.planned, default=0)
         factors, numbers = np.ones((len(self.planned), most)), torch.arange(1, most + 1, dtype=torch.float32)
         if (schedule := config.schedule) is not None and config.rule is not None:
-            known = {steps: [schedule.factor(taken, steps) for taken in range(steps)] for steps in set(self.planned)}
+            shares = {steps: [schedule.factor(step, steps) for step in range(steps)] for steps in set(self.planned)}
             for row, steps in zip(factors, self.planned, strict=True):
-                row[:steps] = known[steps]
+                row[:steps] = shares[steps]
         rates = factors if isinstance(config.lr, Tensor) else config.lr * factors
-        given = torch.from_numpy(rates).float()
-        numbers = numbers.expand(given.shape)
+        client_rates = torch.from_numpy(rates).float()
+        numbers = numbers.expand(client_rates.shape)
         return (
-            moved(given, config.lr.device) * config.lr if isinstance(config.lr, Tensor) else given,
+            moved(client_rates, config.lr.device) * config.lr if isinstance(config.lr, Tensor) else client_rates,
             numbers if self.behind is None else self.behind + moved(numbers.contiguous(), self.behind.device),
         )
 
@@ -223,7 +223,7 @@ class TableStepper(Stepper):
         return self.settings(rows, 0, 0)[0]
 
     def settings(self, rows: slice | int, taken: int, skipped: int) -> tuple[Tensor, Tensor]:
-        rate, number = (one[rows] if one.dim() else one for one in self._of_step())
+        rate, number = (value[rows] if value.dim() else value for value in self._of_step())
         return rate, number
 
 
@@ -234,9 +234,9 @@ def state_vectors(run: SgdRun) -> tuple[StateVector, ...]:
     return () if run.config.rule is None else tuple(run.config.rule.state_vectors(run.config.momentum))
 
 
-def _started(one: StateVector, like: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+def _started(kind: StateVector, like: Tensor, state: Mapping[str, Tensor]) -> Tensor:
     """A vector of the state [c, p] to write to."""
-    if one.name in given:
-        return to_dense(given[one.name]).clone(memory_format=torch.contiguous_format)
-    made = torch.zeros_like(like, memory_format=torch.contiguous_format)
-    return made.fill_(one.start) if one.start else made
+    if kind.name in state:
+        return to_dense(state[kind.name]).clone(memory_format=torch.contiguous_format)
+    vector = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return vector.fill_(kind.start) if kind.start else vector

@@ -24,20 +24,22 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from piebald.contracts import PLAIN_PASSES, PassSettings, Rows, SgdConfig, SgdOutcome
+from piebald.contracts import PLAIN_PASSES, LocalStep, PassSettings, Rows, SgdOutcome
+from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
 from piebald.core.machine import moved, raise_if_lost
 from piebald.core.parameters import Layout, Part
 from piebald.engines.compilation import compiled
 from piebald.engines.factored.vectors import to_dense
 from piebald.engines.keyed_dropout import KeyedDropout
-from piebald.engines.local_loss import LossEvaluator, at_the_top
+from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.recorded_step import BY_HAND, Lane, side_by_side
 from piebald.engines.row_gradients import MAX_NUMBERS, noised, row_keys
-from piebald.engines.row_loader import Gathered, Places, RngKey, augmented, batches
+from piebald.engines.row_loader import Gathered, Places, RngKey, augmented
 from piebald.engines.sequential import SequentialEngine, step_key
 from piebald.engines.sgd_step import SgdRun, plain_step
 from piebald.engines.static_buffers import StaticBuffers, StepTables, rows_at
+from piebald.engines.step_point import Hidden, StackPoint
 from piebald.engines.step_rows import PassRows, lay_out_rows, pad_rows, passes
 from piebald.engines.stepper import Stepper, TableStepper
 
@@ -69,18 +71,20 @@ class VmappedEngine(SequentialEngine):
         g = None if run.plain or stepper.direct else torch.zeros_like(w)
         leaves = Leaves(self.work.layout, w, run.config.part)
         lots = [float(min(run.config.step_rows, len(gathered.places[row]))) for row in order]
-        for step, shared in enumerate(self.passes(plans, rng_keys, run.config)):
-            for one in shared:
-                lo, hi, mask, keys = one.lo, one.hi, one.mask, one.keys
-                rows = self.stacked(gathered, one, run, step)
+        for step, shared in enumerate(self.passes(plans, rng_keys, run.first_step)):
+            for pass_rows in shared:
+                lo, hi, mask, keys = pass_rows.lo, pass_rows.hi, pass_rows.mask, pass_rows.keys
+                rows = self.stacked(gathered, pass_rows, run, step)
                 tensors, parameters = leaves(lo, hi)
-                if (privacy := run.config.privacy) is None:
-                    batch = (parameters, rows, keys, mask)
-                    gradients_of = functools.partial(self._gradients_of, ordered, slice(lo, hi))
-                    losses, gradients = self._at_the_top(run.config, leaves, w[lo:hi], gradients_of, tensors, batch)
-                else:
-                    losses, summed = self._clipped_sums(tensors, rows, keys, mask, privacy.clip, run.config.passes)
-                    gradients = noised(summed, self.work.layout, privacy, lots[lo:hi], step, rng_keys[lo:hi])
+                batch = (parameters, rows, keys, mask)
+                gradients_of = functools.partial(self._gradients_of, ordered, slice(lo, hi))
+                hidden: Hidden | None = None
+                if run.config.step.hides_rows:
+                    who = (lots[lo:hi], run.first_step + step, rng_keys[lo:hi])
+                    hidden = functools.partial(self._hidden_gradients, tensors, batch, run.config.passes, who)
+                losses, gradients = self._stack_gradients(
+                    run.config.step, leaves, w[lo:hi], gradients_of, tensors, batch, hidden
+                )
                 with torch.no_grad():
                     total[lo:hi] += losses.detach()
                     self.step(stepper, leaves, w, g, gradients, slice(lo, hi), step)
@@ -90,7 +94,7 @@ class VmappedEngine(SequentialEngine):
 
     @cached_property
     def refusal(self) -> str | None:
-        """Why vmap cannot run the model, so that one client trains after another, or None; tried once, on two rows."""
+        """The reason why vmap cannot run the model, or None; tried once, on two rows."""
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
         rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))
@@ -106,28 +110,46 @@ class VmappedEngine(SequentialEngine):
         return None
 
     @staticmethod
-    def _at_the_top(
-        config: SgdConfig,
+    def _stack_gradients(
+        step: LocalStep,
         leaves: Leaves,
         w: Tensor,
         gradients_of: Callable[..., tuple[Tensor, Sequence[Tensor]]],
         tensors: dict[str, Tensor],
         batch: tuple[Any, ...],
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """The mean losses [c] and the gradients that a step of the models w [c, p] takes, uphill where the run has SAM;
-        `batch` begins with their parameters.
+        hidden: Hidden | None = None,
+    ) -> Gradients:
+        """The mean losses [c] and the gradients that a step of the models w [c, p] takes; `batch` begins with their
+        parameters.
         """
-        losses, gradients = gradients_of(tensors, *batch)
-        if radius := config.sam_radius:
-            copied = tensors | {name: tensors[name].clone() for name in leaves.buffers}
-            again = functools.partial(gradients_of, copied, *batch)
-            gradients = at_the_top(w, batch[0], gradients, radius, again)[1]
-        return losses, gradients
+
+        def again() -> Gradients:
+            # a second pass must not move running statistics again
+            copies = tensors | {name: tensors[name].clone() for name in leaves.buffers}
+            return gradients_of(copies, *batch)
+
+        first = functools.partial(gradients_of, tensors, *batch)
+        if not step.changes_gradients:
+            return first()
+        return step.gradients(StackPoint(w, batch[0], first, again, hidden))
+
+    def _hidden_gradients(
+        self,
+        tensors: dict[str, Tensor],
+        batch: tuple[Any, ...],
+        passes: PassSettings,
+        who: tuple[Sequence[float], int, Sequence[RngKey]],
+        clip: float,
+        deviation: float,
+    ) -> Gradients:
+        """See `contracts.StepPoint.hidden`; `who` are the expected rows of each client, the step and the rng keys."""
+        losses, sums = self._clipped_sums(tensors, *batch[1:], clip, passes)
+        return losses, noised(sums, self.work.layout, deviation, *who)
 
     # -- training by steps that read tables, which can be recorded
 
     def shares_passes(self, plans: Sequence[Sequence[Places]]) -> bool:
-        """Whether all clients that have a step can take it in one pass."""
+        """Return whether all clients that have a step can take it in one pass."""
         steps = len(plans[0]) if plans else 0
         active = ([len(plan[step]) for plan in plans if len(plan) > step] for step in range(steps))
         shares = all(len(list(self.ranges(lengths))) == 1 for lengths in active)
@@ -185,35 +207,35 @@ class VmappedEngine(SequentialEngine):
 
         def steps() -> Iterator[bool]:
             resident = stack.static.run(ordered, slice(0, count), stepper.state)
-            own = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
+            inner = TableStepper(stepper, resident, functools.partial(tables.of_step, stack.lane.number))
             leaves, total = stack.begin(end, run.config.part)
             stack.lane.number.zero_()
-            writes = [stack.w, total, *leaves.buffers.values(), *resident.state.values(), *stack.gradient(own)]
+            writes = [stack.w, total, *leaves.buffers.values(), *resident.state.values(), *stack.gradient(inner)]
             buffers = [
                 [*self.module_reads(resident), *reads, *tables.held, *pytree.leaves(rows.x), *pytree.leaves(rows.y)],
                 [*writes, *self._integer_buffers],
             ]
-            form, left = self.form(resident, *buffers), Counter(forms)
-            step = functools.partial(self._take_stack_step, stack, own, leaves, total, tables, rows, gradients_of)
-            for taken, (width, active, masked) in enumerate(forms):
-                left[width, active, masked] -= 1
+            form, remaining = self.form(resident, *buffers), Counter(forms)
+            step = functools.partial(self._take_stack_step, stack, inner, leaves, total, tables, rows, gradients_of)
+            for number, (width, active, masked) in enumerate(forms):
+                remaining[width, active, masked] -= 1
                 stack.lane.step(
                     form._replace(rows=(active, width), masked=masked),
                     functools.partial(step, active, width, masked),
-                    left[width, active, masked],
+                    remaining[width, active, masked],
                     (buffers[0], buffers[1]),
                 )
-                ended = slice(sum(steps > taken + 1 for steps in planned), sum(steps > taken for steps in planned))
+                ended = slice(sum(steps > number + 1 for steps in planned), sum(steps > number for steps in planned))
                 if ended.start < ended.stop:
                     leaves.finish(ended)
-                    end[ended], loss[ended] = stack.w[ended], total[ended] / (taken + 1)
+                    end[ended], loss[ended] = stack.w[ended], total[ended] / (number + 1)
                     for name, vectors in stepper.state.items():
                         vectors[ended] = resident.state[name][ended]
                 yield False
 
         side_by_side([(stack.lane.recorder, steps())])
-        made = moved(torch.tensor(planned, dtype=torch.float32), self.device)
-        return restored_order(end, made, loss, stepper.ended(made), order)
+        steps_made = moved(torch.tensor(planned, dtype=torch.float32), self.device)
+        return restored_order(end, steps_made, loss, stepper.ended(steps_made), order)
 
     def _stack_tables(
         self, run: SgdRun, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], stepper: Stepper
@@ -221,7 +243,7 @@ class VmappedEngine(SequentialEngine):
         """The tables of a stack's steps, and of each step the rows of a batch, how many clients take it, and whether
         some rows only fill batches up.
         """
-        table, first, count, most = self.static.table, run.config.only_step or 0, len(plans), len(plans[0])
+        table, first, count, most = self.static.table, run.first_step, len(plans), len(plans[0])
         index, ends = lay_out_rows(plans)
         width = max(end - start for start, end in itertools.pairwise(ends))
         places, mask = np.zeros((most, count, width), dtype=np.int64), np.ones((most, count, width), dtype=np.float32)
@@ -270,7 +292,8 @@ class VmappedEngine(SequentialEngine):
         shown = mask[here, :width] if masked and mask is not None else None
         batch = (parameters, rows, None if keys is None else keys[here], shown)
         gradients_here = functools.partial(gradients_of, stepper.run, here)
-        losses, gradients = self._at_the_top(stepper.run.config, leaves, stack.w[here], gradients_here, tensors, batch)
+        change = stepper.run.config.step
+        losses, gradients = self._stack_gradients(change, leaves, stack.w[here], gradients_here, tensors, batch)
         with torch.no_grad():
             total[here] += losses.detach()
             g = next(iter(stack.gradient(stepper)), None)
@@ -280,8 +303,8 @@ class VmappedEngine(SequentialEngine):
     # -- training with DP-SGD
 
     def _fits_privacy(self, run: SgdRun) -> bool:
-        """Whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
-        if run.config.privacy is None:
+        """Return whether rows are not hidden, or the gradients of all clients' single rows fit into memory at once."""
+        if not run.config.step.hides_rows:
             return True
         if len(run.clients) * run.config.step_rows * self.work.layout.size > MAX_NUMBERS:
             return False
@@ -296,31 +319,27 @@ class VmappedEngine(SequentialEngine):
         if not run.config.augmentation:
             return gathered.take(one.places)
         filled = pad_rows([np.arange(len(places)) for places in one.batch])[0]
-        made = []
+        client_rows = []
         for places, rng_key, order in zip(one.batch, one.rng_keys, filled, strict=True):
             held = places if len(places) else np.zeros(1, dtype=np.int64)  # what is all padding counts nowhere
-            own = gathered.take(moved(torch.from_numpy(held), self.device))
-            shown = augmented(own, run.config, step, rng_key) if len(places) else own
-            made.append(shown[moved(torch.from_numpy(order), self.device)])
-        x, y = ([part(rows) for rows in made] for part in (attrgetter("x"), attrgetter("y")))
+            fetched = gathered.take(moved(torch.from_numpy(held), self.device))
+            shown = augmented(fetched, run.config, run.first_step + step, rng_key) if len(places) else fetched
+            client_rows.append(shown[moved(torch.from_numpy(order), self.device)])
+        x, y = ([part(rows) for rows in client_rows] for part in (attrgetter("x"), attrgetter("y")))
         return Rows(pytree.stacked(x), pytree.stacked(y))
 
     def planned(self, run: SgdRun) -> tuple[Gathered, list[list[Places]], list[RngKey], list[int]]:
         """The rows, then each client's mini-batches and rng key, both sorted by steps, and the order."""
         gathered = self.row_loader.for_training(run.clients, run.config)
         rng_keys = [self.rng_key(run, row) for row in range(len(run.clients))]
-        plans = [
-            list(batches(place, run.config, self.traits.mixes, *rng_key))
-            for place, rng_key in zip(gathered.places, rng_keys, strict=True)
-        ]
+        plans = [list(self.batches_of(run, row, places)) for row, places in enumerate(gathered.places)]
         order = sorted(range(len(plans)), key=lambda row: (-len(plans[row]), -len(gathered.places[row]), row))
         return gathered, [plans[row] for row in order], [rng_keys[row] for row in order], order
 
     def passes(
-        self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], config: SgdConfig
+        self, plans: Sequence[Sequence[Places]], rng_keys: Sequence[RngKey], first: int
     ) -> Iterator[list[PassRows]]:
         """The passes of each step, from what `planned` returned."""
-        first = config.only_step or 0
 
         def keys(lo: int, hi: int, step: int) -> list[int] | None:
             return [step_key(rng_key, first + step) for rng_key in rng_keys[lo:hi]] if self.traits.dropout else None
@@ -362,9 +381,9 @@ class VmappedEngine(SequentialEngine):
         if run.local_loss is None:
             losses = self._losses(tensors, rows, keys, mask, run.config.passes)
         else:
-            own = {name: one[clients] for name, one in run.own.items()}
+            tensors_of_loss = {name: stacked[clients] for name, stacked in run.own.items()}
             evaluator, passes = self.evaluator(run.local_loss), run.config.passes
-            losses = self._local_losses(evaluator, tensors, own, rows, keys, mask, passes)
+            losses = self._local_losses(evaluator, tensors, tensors_of_loss, rows, keys, mask, passes)
         return losses, torch.autograd.grad(losses.sum(), parameters, materialize_grads=True)
 
     def _losses(
@@ -396,10 +415,14 @@ class VmappedEngine(SequentialEngine):
         """The same of a `contracts.LocalLoss`, with the clients' own tensors [c, ...]."""
         self.module.train()
 
-        def one(tensors: dict[str, Tensor], own: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor) -> Tensor:
+        def one(
+            tensors: dict[str, Tensor], extra: dict[str, Tensor], x: Any, y: Any, at: Tensor, key: Tensor
+        ) -> Tensor:
             if dropout is not None:
                 dropout.start(key)
-            return evaluator(lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), own, at)
+            return evaluator(
+                lambda x: functional_call(self.module, tensors, *pytree.arguments(x)), Rows(x, y), extra, at
+            )
 
         shape = pytree.leaves(rows.x)[0].shape[:2]
         counts = torch.ones(shape, device=self.device) if mask is None else mask
@@ -542,19 +565,16 @@ def rows_of(run: SgdRun, order: list[int]) -> SgdRun:
 
     lr = run.config.lr
     config = dataclasses.replace(run.config, lr=lr[order]) if isinstance(lr, Tensor) else run.config
-    return SgdRun(
-        [run.clients[row] for row in order],
-        [run.rng_versions[row] for row in order],
-        run.phase,
-        run.model[order],
-        config,
-        run.prox,
-        pick(run.prox_center),
-        pick(run.correction),
-        {name: vector[order] for name, vector in run.state.items()},
-        run.secret,
-        run.local_loss,
-        {name: one[order] for name, one in run.own.items()},
+    return dataclasses.replace(
+        run,
+        clients=[run.clients[row] for row in order],
+        rng_versions=[run.rng_versions[row] for row in order],
+        model=run.model[order],
+        config=config,
+        prox_center=pick(run.prox_center),
+        correction=pick(run.correction),
+        state={name: vector[order] for name, vector in run.state.items()},
+        own={name: vector[order] for name, vector in run.own.items()},
     )
 
 

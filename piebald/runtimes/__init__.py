@@ -1,4 +1,4 @@
-"""Where a recipe runs: tasks in, results out, and a clock."""
+"""Runtimes: tasks in, results out, and a clock."""
 
 from typing import TYPE_CHECKING
 

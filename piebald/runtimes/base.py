@@ -48,7 +48,7 @@ class RuntimeSettings(Component):
         return self
 
     def server_device(self) -> torch.device:
-        """Where the server computes if it needs nothing but sums: where they are formed, so that they stay there."""
+        """Return the device on which the server computes if it needs only sums: the one on which they are formed."""
         return torch.device("cpu")
 
     def open(self, work: ClientWork, clients: Clients) -> Runtime:

@@ -15,7 +15,7 @@ from piebald.core.objective import METRICS, OBJECTIVES
 from piebald.data.partition import Lists, PooledClients
 from piebald.engines import scoring
 from piebald.engines.engine_choice import make_engine
-from piebald.engines.row_values import has_value_for_each
+from piebald.engines.scoring import has_value_for_each
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.recipe import Recipe
 from piebald.runs.prepare import Options, prepare

@@ -94,7 +94,7 @@ def test_every_recipe_offers_its_models_and_the_chosen_one_is_judged(name: str, 
 def test_local_models_are_those_of_the_recipe_local(clients, tmp_path: Path) -> None:
     """With the same clients asked, the same learning rates and the same order of rows."""
 
-    schedule = piebald.methods.training.lr_schedule.Exponential(rate=0.7)
+    schedule = piebald.methods.training.schedules.Exponential(rate=0.7)
     options = {"lr": 0.2, "cohort": 2, "momentum": 0.9, "keep_momentum": True, "lr_schedule": schedule}
     run = piebald.run(recipes.ditto(**options), clients, model, rounds=5, runtime=HERE)
     alone = piebald.run(recipes.local(**options), clients, model, rounds=5, runtime=HERE, out=tmp_path / "alone")

@@ -16,7 +16,7 @@ from piebald import data, recipes
 from piebald.contracts import Update
 from piebald.core.errors import SettingError
 from piebald.data.partition import FlipPairs, Iid, Lists, PooledClients
-from piebald.engines.input_moments import input_moments
+from piebald.engines.row_statistics import input_moments
 from piebald.methods.aggregation.linear import EqualWeighted
 from piebald.methods.clustering import Cfl, Distfl, Ifca
 from piebald.methods.clustering.normal_cluster import ballot

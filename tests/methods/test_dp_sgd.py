@@ -121,7 +121,7 @@ def test_a_private_layer_is_hidden_as_well(tmp_path: Path) -> None:
 
 def test_batches_are_poisson_samples() -> None:
     """Each row by itself with probability batch / rows: sizes are binomial, and some batches are empty."""
-    places, config = np.arange(100), SgdConfig(lr=0.1, batch=2, steps=4000, privacy=RowPrivacy(1.0, 1.0))
+    places, config = np.arange(100), SgdConfig(lr=0.1, batch=2, steps=4000, step=RowPrivacy(1.0, 1.0))
     drawn = list(batches(places, config, False, 1, "site", 0))
     sizes = np.array([len(batch) for batch in drawn])
     assert len(drawn) == 4000
@@ -130,7 +130,7 @@ def test_batches_are_poisson_samples() -> None:
     assert (sizes == 0).any()
     per_row = np.bincount(np.concatenate(drawn), minlength=100)
     assert (abs(per_row - 80) < 5 * math.sqrt(4000 * 0.02 * 0.98)).all()
-    whole = batches(np.arange(5), SgdConfig(lr=0.1, batch=20, epochs=3, privacy=RowPrivacy(1.0, 1.0)), False, 1)
+    whole = batches(np.arange(5), SgdConfig(lr=0.1, batch=20, epochs=3, step=RowPrivacy(1.0, 1.0)), False, 1)
     assert [batch.tolist() for batch in whole] == [[0, 1, 2, 3, 4]] * 3
 
 

@@ -25,6 +25,7 @@ from piebald.core.errors import SettingError
 from piebald.data.partition import clients_from
 from piebald.methods.aggregation import Agnostic, Tilted
 from piebald.methods.aggregation.agnostic import on_simplex
+from piebald.methods.aggregation.q_fair import QFair
 from piebald.methods.recipe import Recipe
 
 ROWS = {"a": (torch.tensor([[1.0]]), torch.tensor([[0.0]])), "b": (torch.tensor([[2.0]]), torch.tensor([[2.0]]))}
@@ -112,6 +113,24 @@ def test_those_who_arrive_stand_for_all() -> None:
     pairs = torch.stack([moved(pair) for pair in itertools.combinations(range(5), 2)])
     assert bool((pairs > 0).all())  # inside the simplex, where the projection is linear
     torch.testing.assert_close(pairs.mean(0), moved(range(5)))
+
+
+def test_a_step_is_scaled_by_the_rate_that_the_clients_had() -> None:
+    """The second round of a schedule that halves the rate is the first round at half the rate, from where it began."""
+    halving = {"kind": "exponential", "rate": 0.5}
+    q, w = 2.0, 0.1
+    for lr in (0.02, 0.01):
+        losses, gradients = [w**2, 4 * (w - 1) ** 2], [2 * w, 8 * (w - 1)]
+        h = [q * f ** (q - 1) * g**2 + f**q / lr for f, g in zip(losses, gradients, strict=True)]
+        w -= sum(f**q * g for f, g in zip(losses, gradients, strict=True)) / sum(h)
+    assert ends_at(recipes.qfedavg(q=q, lr=0.02, lr_schedule=halving), rounds=2) == pytest.approx(w, rel=1e-5)
+
+
+def test_who_tells_no_rate_counts_nothing() -> None:
+    told = Update({}, 1, 1, {"initial_loss": 1.0, "lr": 0.1}, norm=1.0)
+    silent = Update({}, 1, 1, {"initial_loss": 9.0}, norm=1.0)
+    assert QFair(q=1).weight(silent) == QFair(q=1).undamped_weight(silent) == 0.0
+    assert QFair(q=1).undamped_weight(told) == pytest.approx(1 + 1 / 0.1)
 
 
 @settings(deadline=None, max_examples=25)

@@ -21,7 +21,7 @@ from piebald.core.narrow_models import narrowed
 from piebald.core.parameters import Layout
 from piebald.data.partition import clients_from
 from piebald.methods.aggregation import HeldAverage
-from piebald.server.completed_models import CompletedModels
+from piebald.server.evaluation import CompletedModels
 from tests.fakes import client_work
 
 LR, STEPS, ROUNDS, WIDTHS = 0.1, 2, 3, (1.0, 0.5, 0.3)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from piebald.contracts import RowPrivacy, StepContext
+from piebald.contracts import StepContext
 from piebald.core.noise import KEY, NoiseSource, grid_of
 from piebald.core.parameters import Layout
 from piebald.core.randomness import long_key
@@ -91,8 +91,8 @@ def test_the_noise_of_a_step_of_dp_sgd_is_rounded_and_its_key_is_long() -> None:
     model = nn.Linear(9, 5)
     layout = Layout.of(model, ())
     zeros = {name: torch.zeros(2, *parameter.shape) for name, parameter in model.named_parameters()}
-    privacy, keys = RowPrivacy(clip=1.0, noise=1.0), [("secret", 1), ("another", 1)]
-    made, again, later = (noised(zeros, layout, privacy, [1.0, 1.0], step, keys) for step in (0, 0, 1))
+    keys = [("secret", 1), ("another", 1)]
+    made, again, later = (noised(zeros, layout, 1.0, [1.0, 1.0], step, keys) for step in (0, 0, 1))
     assert all(on_grid(part, 1.0) for part in made)
     assert all(torch.equal(*parts) for parts in zip(made, again, strict=True))
     assert not torch.equal(made[0], later[0])

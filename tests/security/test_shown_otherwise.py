@@ -308,7 +308,7 @@ def test_a_tensor_that_changes_has_another_digest() -> None:
 
 
 def test_a_model_is_hashed_once_for_all_who_are_shown_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, real = list[int](), shown.raw
+    read, real = list[int](), secrets.raw
     monkeypatch.setattr(secrets, "raw", lambda tensor: read.append(tensor.numel()) or real(tensor))
     model, control = torch.ones(50), torch.ones(20)
     for client in range(9):

@@ -30,7 +30,7 @@ def model(seed: int) -> torch.nn.Module:
 def spoiling(name: str = "hdafl") -> piebald.Recipe:
     """Three good rounds, then much larger steps, so that the best version is in the middle."""
 
-    class Rising(piebald.methods.training.lr_schedule.LrSchedule):
+    class Rising(piebald.methods.training.schedules.LrSchedule):
         """Times 40 from version 3 on."""
 
         def factor(self, version: int) -> float:

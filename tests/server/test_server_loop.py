@@ -34,7 +34,7 @@ from piebald.methods.server_optimizer import Adam, Momentum, ServerSgd
 from piebald.methods.sharing import Full
 from piebald.methods.training import Scaffold, Sgd
 from piebald.methods.transforms.base import Transform
-from piebald.server import ResultChecks, step_writer
+from piebald.server import ResultChecks, records
 from piebald.testing.federation import plain_network, uneven_clients
 from tests.fakes import (
     SGD,
@@ -479,17 +479,17 @@ def test_what_components_keep_is_in_the_checkpoint() -> None:
 def test_saving_takes_at_most_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a checkpoint that took two seconds the next one is due when a hundred have gone by."""
     clock = [1000.0]
-    monkeypatch.setattr(step_writer.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(records.time, "perf_counter", lambda: clock[0])
 
     def state() -> Checkpoint:
         clock[0] += 2.0
         return Checkpoint({}, {})
 
-    writer = step_writer.StepWriter(MemoryRecorder(), None)
+    writer = records.StepWriter(MemoryRecorder(), None)
     assert writer.due(1, 0.0)
     writer.write({}, [], [], state)
     assert [writer.due(2, elapsed) for elapsed in (0.0, 99.9, 100.0)] == [False, False, True]
-    assert [step_writer.StepWriter(MemoryRecorder(), 3).due(version, 0.0) for version in (1, 2, 3)] == [0, 0, 1]
+    assert [records.StepWriter(MemoryRecorder(), 3).due(version, 0.0) for version in (1, 2, 3)] == [0, 0, 1]
 
 
 def test_the_users_model_is_not_touched() -> None:

@@ -48,19 +48,19 @@ class StatePacker:
     def _slots(self) -> list[Slot]:
         """The weights that can be packed."""
         shared = self.work.layout.shared
-        return [one.slot for one in self.layers if one.slot.stop <= shared][:_MOST]
+        return [inputs.slot for inputs in self.layers if inputs.slot.stop <= shared][:_MOST]
 
     def pack(self, vectors: FactoredVectors, clients: Sequence[int]) -> list[Tensor] | None:
         """Each client's vector packed, or None where that is impossible or saves too little."""
         slots = sorted((factor.slot for factor, _ in vectors.factors), key=lambda slot: slot.start)
-        known = bool(slots) and len({slot.start for slot in slots}) == len(slots) and set(slots) <= set(self._slots)
+        packable = bool(slots) and len({slot.start for slot in slots}) == len(slots) and set(slots) <= set(self._slots)
         whole = vectors.shape[1] == self.work.layout.shared and not vectors.matrices
-        if not known or not whole or list(vectors.spans) != self._rest(slots):
+        if not packable or not whole or list(vectors.spans) != self._rest(slots):
             return None
         sizes = [self.row_loader.size(client) for client in clients]
         bits = float(sum(1 << self._slots.index(slot) for slot in slots))
         # on the host, where it is kept: the device would be waited for at each client
-        heads, bodies = [[bits] for _ in clients], [[own] for own in vectors.own.cpu().unsqueeze(1)]
+        heads, bodies = [[bits] for _ in clients], [[numbers] for numbers in vectors.own.cpu().unsqueeze(1)]
         for factor, scale in sorted(vectors.factors, key=lambda pair: pair[0].slot.start):
             if factor.places is not None and self.row_loader.indexed:
                 for head, body, size, d in zip(
@@ -69,8 +69,8 @@ class StatePacker:
                     head.append(_CLIENT_ROWS)
                     body.append(d[:size].view(1, -1))
                 continue
-            seen, made = (part.cpu() for part in factor.by_client(scale))
-            for head, body, x, d in zip(heads, bodies, seen, made, strict=True):
+            inputs, gradients = (part.cpu() for part in factor.by_client(scale))
+            for head, body, x, d in zip(heads, bodies, inputs, gradients, strict=True):
                 some = d.abs().sum(1) > 0  # rows of padding have no gradient
                 head.append(float(some.sum()))
                 body += [x[some].view(1, -1), d[some].view(1, -1)]
@@ -78,13 +78,13 @@ class StatePacker:
         return rows if max(row.shape[1] for row in rows) <= _WORTH * vectors.shape[1] else None
 
     def is_packed(self, row: Tensor, name: str) -> bool:
-        """Whether a tensor of client state with this name was made by `pack`."""
+        """Return whether a tensor of client state with this name was made by `pack`."""
         return self._shapes.get(name) == (self.work.layout.shared,) and row.dim() == 2 and len(row) == 1
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        found = self.work.initial_state()
-        return {name: tuple(tensor.shape) for name, tensor in found.items()}
+        state = self.work.initial_state()
+        return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
     def unpack(self, rows: Sequence[Tensor], clients: Sequence[int], device: torch.device) -> FactoredVectors | None:
         """Clients' vectors [c, s] from rows of which some are packed.
@@ -100,17 +100,17 @@ class StatePacker:
         if len(kinds) > 1 or any(bool(row.any()) for row in fresh):
             return None
         _, *by_row = kinds.pop()
-        taken = [self._unpack_one(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
-        own, *vectors = zip(*taken, strict=True)
-        whole, factors = torch.stack(own).to(device), list[tuple[Factor, Tensor]]()
-        for slot, mine, x, d in zip(slots, by_row, vectors[::2], vectors[1::2], strict=True):
+        parts = [self._unpack_one(row, client, slots, by_row) for row, client in zip(rows, clients, strict=True)]
+        numbers, *vectors = zip(*parts, strict=True)
+        whole, factors = torch.stack(numbers).to(device), list[tuple[Factor, Tensor]]()
+        for slot, from_client, x, d in zip(slots, by_row, vectors[::2], vectors[1::2], strict=True):
             gradients = pad_sequence([*d], batch_first=True).to(device)
-            if mine:
-                made: Factor = ClientRowFactor(slot, gradients, partial(_client_rows, self.row_loader, clients))
+            if from_client:
+                factor: Factor = ClientRowFactor(slot, gradients, partial(_client_rows, self.row_loader, clients))
             else:
                 inputs = pad_sequence([*x], batch_first=True).to(device)
-                made = Factor(slot, [inputs], [gradients], inputs)
-            factors.append((made, whole.new_ones(len(whole), 1)))
+                factor = Factor(slot, [inputs], [gradients], inputs)
+            factors.append((factor, whole.new_ones(len(whole), 1)))
         return FactoredVectors(whole, len(whole), self.work.layout.shared, (), factors, whole, self._rest(slots))
 
     def _unpack_one(self, row: Tensor, client: int, slots: Sequence[Slot], by_row: Sequence[bool]) -> list[Tensor]:
@@ -119,28 +119,28 @@ class StatePacker:
         Zeros for a client that was never asked.
         """
         rest, lengths, counts = self._rest(slots), list[int](), list[int]()
-        for place, (slot, own) in enumerate(zip(slots, by_row, strict=True)):
-            count = self.row_loader.size(client) if own else 0 if row.dim() == 1 else int(row[0, 1 + place])
+        for place, (slot, from_client) in enumerate(zip(slots, by_row, strict=True)):
+            count = self.row_loader.size(client) if from_client else 0 if row.dim() == 1 else int(row[0, 1 + place])
             counts.append(count)
-            lengths += [0 if own else count * slot.shape[1], count * slot.shape[0]]
+            lengths += [0 if from_client else count * slot.shape[1], count * slot.shape[0]]
         lengths.insert(0, rest[-1][1].stop if rest else 0)
         numbers = row.new_zeros(()).expand(sum(lengths)) if row.dim() == 1 else row[0, 1 + len(slots) :]
         own_numbers, *vectors = torch.split(numbers, lengths)
-        found = [own_numbers]
-        for place, (slot, own, count) in enumerate(zip(slots, by_row, counts, strict=True)):
+        parts = [own_numbers]
+        for place, (slot, from_client, count) in enumerate(zip(slots, by_row, counts, strict=True)):
             x, d = vectors[2 * place : 2 * place + 2]
-            found += [x.view(0 if own else count, slot.shape[1]), d.view(count, slot.shape[0])]
-        return found
+            parts += [x.view(0 if from_client else count, slot.shape[1]), d.view(count, slot.shape[0])]
+        return parts
 
     def _rest(self, slots: Sequence[Slot]) -> list[tuple[slice, slice]]:
         """Slices outside of some layers, and where they are when they are concatenated."""
-        found, at, length = list[tuple[slice, slice]](), 0, 0
+        spans, at, length = list[tuple[slice, slice]](), 0, 0
         for stop, after in [*((slot.start, slot.stop) for slot in slots), (self.work.layout.shared, 0)]:
             if at < stop:
-                found.append((slice(at, stop), slice(length, length + stop - at)))
+                spans.append((slice(at, stop), slice(length, length + stop - at)))
                 length += stop - at
             at = after
-        return found
+        return spans
 
 
 def _client_rows(row_loader: RowLoader, clients: Sequence[int]) -> Tensor:
@@ -156,9 +156,9 @@ def _by_row(factor: Factor, scale: Tensor, rows: int) -> Tensor:
     """The outputs' gradients of a factor [c, rows, out], summed for each of a client's rows."""
     assert factor.places is not None
     _, d = factor.rows(scale)
-    made = d.new_zeros(len(d), rows, d.shape[2])
-    made.scatter_add_(1, factor.places.unsqueeze(2).expand_as(d), d)
-    return made if factor.order is None else made[factor.order.argsort()]
+    gradients = d.new_zeros(len(d), rows, d.shape[2])
+    gradients.scatter_add_(1, factor.places.unsqueeze(2).expand_as(d), d)
+    return gradients if factor.order is None else gradients[factor.order.argsort()]
 
 
 def client_row_places(
@@ -177,9 +177,9 @@ def client_row_places(
     """
     which = np.zeros(index.shape, dtype=np.int64)
     first = np.full((len(index), max(map(len, places))), -1)
-    for row, (plan, own) in enumerate(zip(plans, places, strict=True)):
-        order = own.argsort()
-        which[row] = order[np.searchsorted(own, index[row], sorter=order)]
+    for row, (plan, client_places) in enumerate(zip(plans, places, strict=True)):
+        order = client_places.argsort()
+        which[row] = order[np.searchsorted(client_places, index[row], sorter=order)]
         for batch, start in zip(reversed(plan), reversed(ends[: len(plan)]), strict=True):
             first[row, which[row, start : start + len(batch)]] = np.arange(start, start + len(batch))
     return torch.from_numpy(which), torch.from_numpy(first)
@@ -194,13 +194,13 @@ def in_step_rows(
     unseen = first < 0
     if bool(unseen.any()) and bool((d.abs().sum(2) * unseen).any()):
         return None
-    made = d.new_zeros(len(d), x.shape[1] + 1, d.shape[2])
-    made.scatter_(1, torch.where(unseen, x.shape[1], first).unsqueeze(2).expand_as(d), d)
-    return Factor(factor.slot, [x], [made[:, :-1]], x, order, places, factor.key)
+    gradients = d.new_zeros(len(d), x.shape[1] + 1, d.shape[2])
+    gradients.scatter_(1, torch.where(unseen, x.shape[1], first).unsqueeze(2).expand_as(d), d)
+    return Factor(factor.slot, [x], [gradients[:, :-1]], x, order, places, factor.key)
 
 
 class DenseInputs(NamedTuple):
-    """What a dense layer sees.
+    """The inputs of a dense layer.
 
     Attributes:
         slot: the layer's weights.
@@ -214,8 +214,8 @@ class DenseInputs(NamedTuple):
 
 
 def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[DenseInputs]:
-    """What the dense layers see that are used once in a forward pass over the inputs x."""
-    slots, seen = {slot.name: slot for slot in layout.slots}, list[DenseInputs]()
+    """Return the inputs of the dense layers that are used once in a forward pass over the inputs x."""
+    slots, uses = {slot.name: slot for slot in layout.slots}, list[DenseInputs]()
     hooks = []
     for path, layer in model.named_modules():
         slot = slots.get(f"{path}.weight")
@@ -223,7 +223,7 @@ def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[Dense
 
             def note(_: nn.Module, inputs: tuple[Tensor, ...], slot: Slot = slot) -> None:
                 is_model_input = isinstance(x, Tensor) and _is_same(inputs[0], x)
-                seen.append(DenseInputs(slot, inputs[0].shape[:-1].numel() // pytree.count(x), is_model_input))
+                uses.append(DenseInputs(slot, inputs[0].shape[:-1].numel() // pytree.count(x), is_model_input))
 
             hooks.append(layer.register_forward_pre_hook(note))
     was = model.training
@@ -234,11 +234,11 @@ def dense_inputs(model: nn.Module, layout: Layout, x: pytree.Tree) -> list[Dense
         model.train(was)
         for hook in hooks:
             hook.remove()
-    names = [one.slot.name for one in seen]
-    return [one for one in seen if names.count(one.slot.name) == 1]
+    names = [use.slot.name for use in uses]
+    return [use for use in uses if names.count(use.slot.name) == 1]
 
 
-def _is_same(seen: Tensor, x: Tensor) -> bool:
-    """Whether a layer sees the model's inputs themselves, perhaps in another shape."""
-    alike = seen.data_ptr() == x.data_ptr() and seen.dtype == x.dtype and seen.numel() == x.numel()
-    return alike and seen.is_contiguous() and x.is_contiguous()
+def _is_same(inputs: Tensor, x: Tensor) -> bool:
+    """Return whether a layer sees the model's inputs themselves, perhaps in another shape."""
+    alike = inputs.data_ptr() == x.data_ptr() and inputs.dtype == x.dtype and inputs.numel() == x.numel()
+    return alike and inputs.is_contiguous() and x.is_contiguous()

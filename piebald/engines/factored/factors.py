@@ -51,7 +51,7 @@ class Factor:
 
     @property
     def key(self) -> object:
-        """What two equal factors have in common."""
+        """The identity that two equal factors have in common."""
         return self if self._key is None else self._key  # not stored: a reference cycle would keep all rows alive
 
     @property
@@ -66,14 +66,14 @@ class Factor:
 
     def scaled(self, scale: Tensor) -> list[Tensor]:
         """Each step's D times its coefficient, from `scale` [c, steps] by client."""
-        own = scale if self.order is None else scale[self.order]
-        return [d * own[: len(d), step].view(-1, 1, 1) for step, d in enumerate(self.d)]
+        coefficients = scale if self.order is None else scale[self.order]
+        return [d * coefficients[: len(d), step].view(-1, 1, 1) for step, d in enumerate(self.d)]
 
     def rows(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """X [c, r, in] and the scaled D [c, r, out] of all steps, in the order of this factor."""
-        count, whole, own = len(scale), self.whole, scale if self.order is None else scale[self.order]
+        count, whole, coefficients = len(scale), self.whole, scale if self.order is None else scale[self.order]
         self._d = concatenated(self.d, count) if self._d is None else self._d  # several sums read it
-        scaled = self._d * own.index_select(1, self._steps).unsqueeze(2)
+        scaled = self._d * coefficients.index_select(1, self._steps).unsqueeze(2)
         return concatenated(self.x, count) if whole is None else whole, scaled
 
     @cached_property
@@ -92,10 +92,10 @@ class Factor:
 
     def sums(self, scale: Tensor) -> Tensor:
         """Numbers [c] that are finite where a client's products are."""
-        own = scale if self.order is None else scale[self.order]
+        coefficients = scale if self.order is None else scale[self.order]
         total = scale.new_zeros(len(scale))
         for step, d in enumerate(self.d):
-            total[: len(d)].add_(d.sum((1, 2)) * own[: len(d), step])
+            total[: len(d)].add_(d.sum((1, 2)) * coefficients[: len(d), step])
         return total if self.order is None else total[self.order.argsort()]
 
     def into(self, made: Tensor, scale: Tensor, add: bool = False) -> None:
@@ -107,18 +107,18 @@ class Factor:
         if math.prod(self.slot.shape) < _LARGE and self.order is None:
             write(made, torch.bmm(d.transpose(1, 2), x).flatten(1))
             return
-        for client, own, rows in zip(order, d, x, strict=True):
-            write(made[client].view(self.slot.shape), product(own.t(), rows.t()))
+        for client, gradients, rows in zip(order, d, x, strict=True):
+            write(made[client].view(self.slot.shape), product(gradients.t(), rows.t()))
 
     def summed(self, scale: Tensor) -> Tensor:
         """The sum over clients of what `into` writes, [out, in], without forming that; for separate steps."""
         d, x = ([part.flatten(0, 1) for part in vectors] for vectors in (self.scaled(scale), self.x))
         if sum(part.numel() for part in (*d, *x)) < len(d) * math.prod(self.slot.shape):
             d, x = [torch.cat(d)], [torch.cat(x)]  # copying the rows is cheaper than adding up weights
-        made = product(d[0].t(), x[0].t())
-        for more, rows in zip(d[1:], x[1:], strict=True):
-            made += product(more.t(), rows.t())
-        return made
+        total = product(d[0].t(), x[0].t())
+        for gradients, rows in zip(d[1:], x[1:], strict=True):
+            total += product(gradients.t(), rows.t())
+        return total
 
 
 class ClientRowFactor(Factor):
@@ -156,38 +156,38 @@ class Weights:
 
     def times(self, x: Tensor, gram: KnownFor = lambda _: None) -> Tensor:
         """Outputs [c', b, out] for rows x [c', b, in]; `gram` may know inner products of x with other rows."""
-        made = None
+        outputs = None
         for matrix, share in self.matrices:
-            made = _added(made, each_product(x, matrix[: len(x)] if matrix.dim() > 2 else matrix), share, len(x))
+            outputs = _added(outputs, each_product(x, matrix[: len(x)] if matrix.dim() > 2 else matrix), share, len(x))
         for rows, d in self.products:
             inner = gram(rows)
             inner = torch.bmm(x, rows[: len(x)].transpose(1, 2)) if inner is None else inner
-            more = torch.bmm(inner, d[: len(x)])
-            made = more if made is None else made.add_(more)
-        assert made is not None
-        return made
+            part = torch.bmm(inner, d[: len(x)])
+            outputs = part if outputs is None else outputs.add_(part)
+        assert outputs is not None
+        return outputs
 
     def back(self, d: Tensor) -> Tensor:
         """The gradient [c', b, in] at the inputs, from the gradient at the outputs [c', b, out]."""
-        made = None
+        gradient = None
         for matrix, share in self.matrices:
             transposed = matrix.t() if matrix.dim() == 2 else matrix[: len(d)].transpose(1, 2)
-            made = _added(made, each_product(d, transposed), share, len(d))
-        for x, own in self.products:
-            more = torch.bmm(torch.bmm(d, own[: len(d)].transpose(1, 2)), x[: len(d)])
-            made = more if made is None else made.add_(more)
-        assert made is not None
-        return made
+            gradient = _added(gradient, each_product(d, transposed), share, len(d))
+        for x, d_of_product in self.products:
+            part = torch.bmm(torch.bmm(d, d_of_product[: len(d)].transpose(1, 2)), x[: len(d)])
+            gradient = part if gradient is None else gradient.add_(part)
+        assert gradient is not None
+        return gradient
 
     def square(self, count: int, known: KnownFor = lambda _: None, gram: KnownFor = lambda _: None) -> Tensor:
         """Squared lengths [count]; `known` may know the outputs for rows that the weights consist of."""
         some = self.matrices[0][0] if self.matrices else self.products[0][0]
         total = some.new_zeros(count)
         flat = [(m.flatten(-2), a if isinstance(a, float) else a.flatten()) for m, a in self.matrices]
-        for place, (one, a) in enumerate(flat):
-            for two, b in flat[: place + 1]:
-                inner = (one * two).sum(-1) if one.dim() == two.dim() else two @ one if one.dim() == 1 else one @ two
-                total += inner * a * b * (1 if one is two else 2)
+        for place, (m1, a) in enumerate(flat):
+            for m2, b in flat[: place + 1]:
+                inner = (m1 * m2).sum(-1) if m1.dim() == m2.dim() else m2 @ m1 if m1.dim() == 1 else m1 @ m2
+                total += inner * a * b * (1 if m1 is m2 else 2)
         alone = Weights([], self.products)
         for x, d in self.products:  # |M + F|^2 = |M|^2 + 2 <M + F, F> - |F|^2
             whole = known(x)
@@ -204,10 +204,10 @@ def concatenated(steps: Sequence[Tensor], clients: int) -> Tensor:
     return torch.cat(filled, dim=1)
 
 
-def _added(made: Tensor | None, more: Tensor, share: float | Tensor, count: int) -> Tensor:
+def _added(total: Tensor | None, part: Tensor, share: float | Tensor, count: int) -> Tensor:
     """`made` plus share * more, in place."""
     if isinstance(share, Tensor):
-        more = more.mul_(share[:count])
+        part = part.mul_(share[:count])
     elif share != 1.0:
-        more = more.mul_(share)
-    return more if made is None else made.add_(more)
+        part = part.mul_(share)
+    return part if total is None else total.add_(part)

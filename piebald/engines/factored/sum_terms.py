@@ -27,7 +27,7 @@ class MatrixTerm(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether the term is alike for all clients."""
+        """True if the term is alike for all clients."""
         return self.matrix.dim() == 1 and isinstance(self.share, float)
 
     def times(self, share: Coefficient) -> MatrixTerm:
@@ -54,21 +54,21 @@ def added(one: Coefficient, two: Coefficient) -> Coefficient:
     """The sum of two coefficients, zero where only a rounding error is left of it."""
     if isinstance(one, float) and isinstance(two, float):
         return 0.0 if abs(one + two) <= _ROUNDING * (abs(one) + abs(two)) else one + two
-    made, size = torch.as_tensor(one + two), torch.as_tensor(one).abs() + torch.as_tensor(two).abs()
-    left = torch.where(made.abs() <= _ROUNDING * size, 0.0, made)
-    return left if bool(left.any()) else 0.0
+    total, size = torch.as_tensor(one + two), torch.as_tensor(one).abs() + torch.as_tensor(two).abs()
+    rounded = torch.where(total.abs() <= _ROUNDING * size, 0.0, total)
+    return rounded if bool(rounded.any()) else 0.0
 
 
 def once(x: Tensor, d: Tensor, known: KnownProducts) -> Tensor:
     """The sum over clients of D^T X, from that of a multiple of D where one is known."""
-    for rows, other, made in known:
+    for rows, other_d, total in known:
         if rows is x:
-            flat, before = d.flatten(), other.flatten()
+            flat, before = d.flatten(), other_d.flatten()
             share = torch.dot(flat, before) / torch.dot(before, before).clamp(min=1e-30)
             # torch's norm of infinite order takes ten times as long
-            left, most = (one.abs().amax() for one in (flat.addcmul(before, -share), flat))
-            if bool(left <= _ROUNDING * most):
-                return made * share
-    made = product(d.flatten(0, 1).t(), x.flatten(0, 1).t())
-    known.append((x, d, made))
-    return made
+            remainder, most = (vector.abs().amax() for vector in (flat.addcmul(before, -share), flat))
+            if bool(remainder <= _ROUNDING * most):
+                return total * share
+    total = product(d.flatten(0, 1).t(), x.flatten(0, 1).t())
+    known.append((x, d, total))
+    return total

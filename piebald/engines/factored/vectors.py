@@ -52,8 +52,8 @@ class FactoredVectors(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, count: int, size: int, *_: Any, **__: Any) -> Self:
-        made: Self = Tensor._make_wrapper_subclass(cls, (count, size), dtype=like.dtype, device=like.device)
-        return made
+        wrapper: Self = Tensor._make_wrapper_subclass(cls, (count, size), dtype=like.dtype, device=like.device)
+        return wrapper
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class FactoredVectors(Tensor):
             if name in _ABOUT:
                 return func(*args, **kwargs)
             linear = _LINEAR.get(name)
-            made = None if linear is None else linear(*args, **kwargs)
-            if made is not None:
-                return made
+            result = None if linear is None else linear(*args, **kwargs)
+            if result is not None:
+                return result
             written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
             if written and isinstance(args[0], FactoredVectors) and args[0].sliced:
                 raise RuntimeError(
@@ -135,84 +135,84 @@ class FactoredVectors(Tensor):
 
     def columns(self, start: int, stop: int) -> Tensor:
         """Some columns [c, stop - start]; whole layers only."""
-        made = self.own.new_empty(len(self), stop - start)
-        for here, there in _cut(self.spans, start, stop):
-            made[:, here.start - start : here.stop - start] = self.own[:, there]
+        columns = self.own.new_empty(len(self), stop - start)
+        for here, place in _cut(self.spans, start, stop):
+            columns[:, here.start - start : here.stop - start] = self.own[:, place]
         written = set[int]()  # first columns of layers that have been written
         for gap in _gaps(self.spans, start, stop):
-            self._sum_of_matrices(gap, made[:, gap.start - start : gap.stop - start])
+            self._sum_of_matrices(gap, columns[:, gap.start - start : gap.stop - start])
         for factor, scale in self.factors:
             slot = factor.slot
             if not start <= slot.start < stop:
                 continue
-            layer = made[:, slot.start - start : slot.stop - start]
+            layer = columns[:, slot.start - start : slot.stop - start]
             factor.into(layer, scale, add=bool(self.matrices) or slot.start in written)
             written.add(slot.start)
-        return made
+        return columns
 
-    def _sum_of_matrices(self, gap: slice, made: Tensor) -> None:
+    def _sum_of_matrices(self, gap: slice, columns: Tensor) -> None:
         """Write the sum of the matrices into `made`; zeros where there is none, unless a factor will write there."""
         if not self.matrices:
             slots = {factor.slot.start: factor.slot for factor, _ in self.factors}.values()
             if sum(slot.stop - slot.start for slot in slots) < self.shape[1] - self.own.shape[1]:
-                made.zero_()
+                columns.zero_()
             return
         # terms that are alike for all clients first, as one vector: `made` is written once for each of the others
-        total = made.new_zeros(())
+        total = columns.new_zeros(())
         for term in sorted(self.matrices, key=lambda term: not term.is_shared):
-            part, out = term.part(gap), None if term.is_shared else made
+            part, out = term.part(gap), None if term.is_shared else columns
             if isinstance(term.share, float):
                 total = torch.add(total, part, alpha=term.share, out=out)
             else:
                 total = torch.addcmul(total, part, term.share, out=out)
-        if total is not made:
-            made.copy_(total)
+        if total is not columns:
+            columns.copy_(total)
 
     def first(self, stop: int) -> FactoredVectors:
         """The first columns [c, stop]; whole layers only."""
         spans = _cut(self.spans, 0, stop)
-        own = self.own[:, : spans[-1][1].stop if spans else 0]
+        numbers = self.own[:, : spans[-1][1].stop if spans else 0]
         factors = [(factor, scale) for factor, scale in self.factors if factor.slot.start < stop]
         matrices = [MatrixTerm.of(term.part(slice(0, stop)), term.share) for term in self.matrices]
-        made = FactoredVectors(self.own, len(self), stop, matrices, factors, own, spans, self.start, self.moved)
-        made.sliced = True
-        return made
+        cut = FactoredVectors(self.own, len(self), stop, matrices, factors, numbers, spans, self.start, self.moved)
+        cut.sliced = True
+        return cut
 
     # -- summed and measured
 
     def total(self, weights: Tensor, known: KnownProducts | None = None) -> Tensor:
         """The weighted sum [p] for weights [c]; `known` keeps products for other sums over the same rows."""
-        made = self.own.new_zeros(self.shape[1])
+        total = self.own.new_zeros(self.shape[1])
         for gap in _gaps(self.spans, 0, self.shape[1]):
             for term in self.matrices:
                 part, share = term.part(gap), term.share
-                mine = weights * (share if isinstance(share, float) else share.flatten())
+                coefficients = weights * (share if isinstance(share, float) else share.flatten())
                 if part.dim() == 1:
-                    made[gap].addcmul_(part, mine.sum())
+                    total[gap].addcmul_(part, coefficients.sum())
                 else:
-                    made[gap].add_(mine @ part)  # += would also copy it to itself
-        for here, there in self.spans:
-            made[here] = weights @ self.own[:, there]
+                    total[gap].add_(coefficients @ part)  # += would also copy it to itself
+        for here, place in self.spans:
+            total[here] = weights @ self.own[:, place]
         together: dict[tuple[int, int], tuple[Factor, Tensor]] = {}  # sums of factors with the same rows
         for factor, scale in self.factors:
-            mine, here = scale * weights.unsqueeze(1), slice(factor.slot.start, factor.slot.stop)
+            coefficients, here = scale * weights.unsqueeze(1), slice(factor.slot.start, factor.slot.stop)
             if factor.whole is None:
-                made[here].add_(factor.summed(mine).flatten())
+                total[here].add_(factor.summed(coefficients).flatten())
                 continue
-            key, (_, d) = (here.start, id(factor.whole)), factor.rows(mine)
+            key, (_, d) = (here.start, id(factor.whole)), factor.rows(coefficients)
             together[key] = (factor, together[key][1] + d if key in together else d)
         for factor, d in together.values():
             assert factor.whole is not None
             product = once(factor.whole, d, [] if known is None else known)
-            made[factor.slot.start : factor.slot.stop].add_(product.flatten())
-        return made
+            total[factor.slot.start : factor.slot.stop].add_(product.flatten())
+        return total
 
     def lengths(self) -> Tensor:
         """Lengths [c] of the change since `start`, where these are models that SGD ended with."""
         assert self.start is not None
         total = self.own.new_zeros(len(self))
-        for here, there in self.spans:
-            total += (self.own[:, there] - self.start.part(here)).square().sum(1)
+        for here, place in self.spans:
+            total += (self.own[:, place] - self.start.part(here)).square().sum(1)
         for layer in sorted({factor.slot.start for factor, _ in self.factors}):
             total += self.moved[layer]
         return total.clamp(min=0).sqrt()
@@ -238,7 +238,7 @@ class FactoredVectors(Tensor):
         return term if isinstance(term.share, float) and term.share == 1.0 else None
 
     def has_terms(self, slot: Slot) -> bool:
-        """Whether the weights of a layer are sums, not in `own`."""
+        """Return whether the weights of a layer are sums, not in `own`."""
         products = any(factor.slot.start == slot.start for factor, _ in self.factors)
         return not _cut(self.spans, slot.start, slot.stop) and (bool(self.matrices) or products)
 
@@ -263,19 +263,19 @@ class FactoredVectors(Tensor):
         spans = self.spans or other.spans
         if (self.spans and other.spans and list(self.spans) != list(other.spans)) or self.shape != other.shape:
             return None
-        one, two = (part.own if part.spans or not spans else part._columns_of(spans) for part in (self, other))
-        own = torch.add(one, two, alpha=share)
-        found: dict[Any, MatrixTerm] = {}
+        first, second = (part.own if part.spans or not spans else part._columns_of(spans) for part in (self, other))
+        numbers = torch.add(first, second, alpha=share)
+        terms: dict[Any, MatrixTerm] = {}
         for term in (*self.matrices, *(term.times(share) for term in other.matrices)):
-            before = found.get(term.name)
-            found[term.name] = term if before is None else before._replace(share=added(before.share, term.share))
-        matrices = [term for term in found.values() if isinstance(term.share, Tensor) or term.share != 0.0]
+            before = terms.get(term.name)
+            terms[term.name] = term if before is None else before._replace(share=added(before.share, term.share))
+        matrices = [term for term in terms.values() if isinstance(term.share, Tensor) or term.share != 0.0]
         products: dict[Any, tuple[Factor, Coefficient]] = {}
         for factor, scale in (*self.factors, *((factor, share * scale) for factor, scale in other.factors)):
-            seen = products.get(factor.key)
-            products[factor.key] = (factor, scale) if seen is None else (seen[0], added(seen[1], scale))
+            old = products.get(factor.key)
+            products[factor.key] = (factor, scale) if old is None else (old[0], added(old[1], scale))
         factors = [(factor, scale) for factor, scale in products.values() if isinstance(scale, Tensor)]
-        return self.like(matrices, factors, own, spans)
+        return self.like(matrices, factors, numbers, spans)
 
     def _columns_of(self, spans: Spans) -> Tensor:
         shared = self.alone if not self.spans else None
@@ -309,24 +309,24 @@ def _coefficient(value: object, count: int) -> float | Tensor | None:
     return value.float().expand(count, 1) if value.numel() == 1 and value.dim() < 2 else None
 
 
-def _plus(one: Any, other: Any, *, alpha: float = 1.0) -> FactoredVectors | None:
-    vectors = [part for part in (one, other) if isinstance(part, FactoredVectors)]
-    if not all(isinstance(part, Tensor) and part.shape == vectors[0].shape for part in (one, other)):
+def _plus(left: Any, right: Any, *, alpha: float = 1.0) -> FactoredVectors | None:
+    vectors = [part for part in (left, right) if isinstance(part, FactoredVectors)]
+    if not all(isinstance(part, Tensor) and part.shape == vectors[0].shape for part in (left, right)):
         return None
-    if any(part.dtype != vectors[0].dtype for part in (one, other)):
+    if any(part.dtype != vectors[0].dtype for part in (left, right)):
         return None
-    return FactoredVectors.of(one).plus(FactoredVectors.of(other), float(alpha))
+    return FactoredVectors.of(left).plus(FactoredVectors.of(right), float(alpha))
 
 
-def _times(one: Any, other: Any) -> FactoredVectors | None:
-    vectors, by = (one, other) if isinstance(one, FactoredVectors) else (other, one)
+def _times(left: Any, right: Any) -> FactoredVectors | None:
+    vectors, by = (left, right) if isinstance(left, FactoredVectors) else (right, left)
     share = _coefficient(by, len(vectors))
     return None if share is None else vectors.scaled(share)
 
 
-def _over(one: Any, other: Any) -> FactoredVectors | None:
-    share = _coefficient(other, len(one)) if isinstance(one, FactoredVectors) else None
-    return None if share is None else one.scaled(1 / share)
+def _over(left: Any, right: Any) -> FactoredVectors | None:
+    share = _coefficient(right, len(left)) if isinstance(left, FactoredVectors) else None
+    return None if share is None else left.scaled(1 / share)
 
 
 def _first(vectors: FactoredVectors, key: Any) -> FactoredVectors | None:
@@ -349,10 +349,10 @@ _LINEAR: dict[str, Callable[..., FactoredVectors | None]] = {
     "add": _plus,
     "__add__": _plus,
     "__radd__": _plus,
-    "sub": lambda one, other, *, alpha=1: _plus(one, other, alpha=-alpha),
-    "__sub__": lambda one, other: _plus(one, other, alpha=-1),
-    "rsub": lambda one, other: _plus(other, one, alpha=-1),
-    "__rsub__": lambda one, other: _plus(other, one, alpha=-1),
+    "sub": lambda left, right, *, alpha=1: _plus(left, right, alpha=-alpha),
+    "__sub__": lambda left, right: _plus(left, right, alpha=-1),
+    "rsub": lambda left, right: _plus(right, left, alpha=-1),
+    "__rsub__": lambda left, right: _plus(right, left, alpha=-1),
     "mul": _times,
     "__mul__": _times,
     "__rmul__": _times,
@@ -364,21 +364,21 @@ _LINEAR: dict[str, Callable[..., FactoredVectors | None]] = {
 
 def _cut(spans: Spans, start: int, stop: int) -> list[tuple[slice, slice]]:
     """The parts of spans between two columns."""
-    found = []
-    for here, there in spans:
+    parts = []
+    for here, place in spans:
         lo, hi = max(here.start, start), min(here.stop, stop)
         if lo < hi:
-            found.append((slice(lo, hi), slice(there.start + lo - here.start, there.start + hi - here.start)))
-    return found
+            parts.append((slice(lo, hi), slice(place.start + lo - here.start, place.start + hi - here.start)))
+    return parts
 
 
 def _gaps(spans: Spans, start: int, stop: int) -> list[slice]:
     """The columns between spans."""
-    found, at = [], start
+    gaps, at = [], start
     for here, _ in _cut(spans, start, stop):
         if at < here.start:
-            found.append(slice(at, here.start))
+            gaps.append(slice(at, here.start))
         at = here.stop
     if at < stop:
-        found.append(slice(at, stop))
-    return found
+        gaps.append(slice(at, stop))
+    return gaps

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 from pydantic import Field
 
 from piebald.contracts import Update
 from piebald.contracts.component import RecipeComponents
-from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.training.base import Trainer
 
@@ -18,32 +15,32 @@ class QFair(Linear):
 
     The change is sum of F_k^q d_k / sum of (F_k^q + q F_k^(q-1) |d_k|^2 / lr), with F_k the loss of the model that was
     sent and d_k the client's change: the paper's steps Delta_k / h_k with its estimate L = 1 / lr of the Lipschitz
-    constant.  All clients count equally where q is 0.  As in the authors' program, 1e-10 is added to F_k.  A client
-    that claims a large loss is believed: limit its share with `max_weight`.
+    constant, at the learning rate lr that the client's task had.  All clients count equally where q is 0.  As in the
+    authors' program, 1e-10 is added to F_k.  A client that claims a large loss or a small rate is believed: limit its
+    share with `max_weight`.  One that tells no rate counts nothing.
 
     Attributes:
         q: how much larger losses count, at least 0; 0 is the plain mean of clients.
-        lr: learning rate of the clients; set by the recipe.
     """
 
     q: float = Field(default=1.0, ge=0)
-    lr: float = Field(default=0.05, gt=0)
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         return needs_initial_loss("qfair", recipe)
 
-    def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
-        return self.model_copy(update={"lr": recipe.training.table()["lr"]})
-
     def weight(self, update: Update, staleness: int = 0) -> float:
-        return float(self._loss(update) ** self.q)
+        return float(self._loss(update) ** self.q) if _rate(update) > 0 else 0.0
 
     def undamped_weight(self, update: Update) -> float:
-        loss = self._loss(update)
-        return float(loss**self.q + self.q * loss ** (self.q - 1) * update.norm**2 / self.lr)
+        loss, rate = self._loss(update), _rate(update)
+        return float(loss**self.q + self.q * loss ** (self.q - 1) * update.norm**2 / rate) if rate > 0 else 0.0
 
     def _loss(self, update: Update) -> float:
         return max(0.0, initial_loss(update)) + 1e-10
+
+
+def _rate(update: Update) -> float:
+    return float(update.metrics.get("lr", 0.0))
 
 
 def initial_loss(update: Update) -> float:

@@ -61,7 +61,7 @@ def train_alone(
     for task, epochs in zip(tasks, passes, strict=True):
         version, _, attempt = task.partition(".")
         task_inputs = replace(inputs, model=model, state=state, vectors={}, versions=[int(version)] * len(model))
-        again = context.as_task(task if attempt else int(version))
+        again = context.with_rng(task if attempt else int(version))
         output = plain.model_copy(update={"epochs": epochs}).train(task_inputs, again)
         model, state = output.model, dict(output.state)
     return model

@@ -23,7 +23,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.methods.choice.guard import Verdict, judge
 from piebald.methods.choice.neighbours import interpolated, neighbour_shares
 from piebald.methods.choice.record import finite, grouped, marked, marked_name, reason
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 
 NEIGHBOURS = "neighbours"
 TENTHS = tuple(number / 10 for number in range(10))

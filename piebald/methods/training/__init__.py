@@ -1,4 +1,4 @@
-"""How a client trains: one method, one file; pure functions, written for one client."""
+"""Trainers: how a client trains, one method in each file; pure functions, written for one client."""
 
 from piebald.core.discovery import lazy_classes
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, SgdOutcome, TrainInput, TrainOutput
 from piebald.contracts.component import Settings, from_tables
+from piebald.methods.training.schedules import ConstantStepSchedule
 from piebald.methods.training.sgd import Sgd
-from piebald.methods.training.step_schedule import ConstantStepSchedule
 
 REMEMBERED = 20  # validation cycles that set a client's own measure of staleness (the paper's first 20)
 _EXAMPLE = "{ clients = [1, 3], vc_loss = 1.0, vc_tomb = 1 }"
@@ -80,7 +80,7 @@ class AdaptiveFrequency(Sgd):
             raise ValueError(
                 f"step_schedule must be left out: a cycle's number of steps is open, got {schedule.kind!r}"
             )
-        named = [client for one in self.groups for client in one.clients]
+        named = [client for group in self.groups for client in group.clients]
         if twice := sorted({client for client in named if named.count(client) > 1}):
             raise ValueError(f"groups must name each client once, got client {twice[0]} twice")
         return self
@@ -122,9 +122,9 @@ class AdaptiveFrequency(Sgd):
 
     def _thresholds(self, clients: Sequence[int], tail: _Tail) -> tuple[Tensor, Tensor]:
         """VC_loss and VC_tomb of each client of a stack, [c] each."""
-        own = {client: one for one in self.groups for client in one.clients}
-        mine = [own.get(client, self) for client in clients] or [self] * len(tail.past)
-        loss, tomb = [one.vc_loss for one in mine], [float(one.vc_tomb) for one in mine]
+        group_of_client = {client: group for group in self.groups for client in group.clients}
+        groups = [group_of_client.get(client, self) for client in clients] or [self] * len(tail.past)
+        loss, tomb = [group.vc_loss for group in groups], [float(group.vc_tomb) for group in groups]
         return tail.past.new_tensor(loss), tail.past.new_tensor(tomb)
 
     def min_steps(self, examples: int) -> int:
@@ -145,18 +145,19 @@ class _Tail:
     @classmethod
     def of(cls, inputs: TrainInput) -> _Tail:
         """From what the clients remember: steps that others take for each of one's own, since the last task."""
-        last, own = inputs.state["met"].unbind(1)
-        others = (inputs.committed.squeeze(1) - last - own).clamp(min=0)
-        rate = torch.where(own > 0, others / own.clamp(min=1), 0.0)
+        last, own_steps = inputs.state["met"].unbind(1)
+        other_steps = (inputs.committed.squeeze(1) - last - own_steps).clamp(min=0)
+        # before its second task a client has taken no steps of which the pace of others could be told
+        rate = torch.where(own_steps > 0, other_steps / own_steps.clamp(min=1), 0.0)
         return cls(inputs.state["staleness"], inputs.state["seen"], rate)
 
     def zeros(self) -> Tensor:
         return torch.zeros(len(self.past), device=self.past.device)
 
     def is_stale(self, steps: Tensor) -> Tensor:
-        """Whose effective staleness is above the median of the first cycles, once these are known (C3)."""
-        known = self.seen.squeeze(1) >= REMEMBERED
-        return known & (self._staleness(steps) > self.past.quantile(0.5, dim=1))
+        """Return which clients' staleness is above the median of the first cycles, once these are known (C3)."""
+        is_settled = self.seen.squeeze(1) >= REMEMBERED
+        return is_settled & (self._staleness(steps) > self.past.quantile(0.5, dim=1))
 
     def note(self, steps: Tensor) -> None:
         """Take down the effective staleness of the validation cycles that have just ended, one for each client."""

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import matching
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class ShareOfRows(LocalStep):
+    """Steps on a share of the client's rows, at least two of them, drawn for each run."""
+
+    share: float
+
+    def seen(self, count: int) -> int | None:
+        return max(2, math.ceil(self.share * count)) if self.share < 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,32 +77,38 @@ class AdaptiveLocalAggregation(Sgd):
         return super().unsupported_model(spec)
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
-        own = {"local": model, "weights": torch.ones_like(model), "begun": torch.zeros(1)}
-        return super().initial_state(model, shared) | own
+        state = {"local": model, "weights": torch.ones_like(model), "begun": torch.zeros(1)}
+        return super().initial_state(model, shared) | state
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         start, weights, begun = self._start(inputs, context)
         end = context.run_sgd(start, self.sgd_config(inputs), state=self.start_state(inputs))
-        own = {"local": end.model, "weights": weights, "begun": begun}
+        state = {"local": end.model, "weights": weights, "begun": begun}
         done = self.output(end)
-        return dataclasses.replace(done, state={**done.state, **own})
+        return dataclasses.replace(done, state={**done.state, **state})
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         return self._start(inputs, context)[0]
 
     def _start(self, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
         """The models [c, p] to train from, the weights W [c, p], and whether they have been learned before [c, 1]."""
-        adaptive, sent, other = context.belongs(self._layers), inputs.model, context.with_other_rng()
+        adaptive, sent, aside = context.belongs(self._layers), inputs.model, context.with_rng()
         local = torch.where(adaptive, inputs.state["local"], sent)
         state = {"weights": inputs.state["weights"], "local": local, "sent": sent}
         once = SgdConfig(
-            lr=self.weight_lr, batch=self.batch, share=self.weight_share, rule=AggregationWeights(), passes=self.passes
+            lr=self.weight_lr,
+            batch=self.batch,
+            rule=AggregationWeights(),
+            passes=self.passes,
+            step=ShareOfRows(self.weight_share),
         )
-        end = other.run_sgd(local + (sent - local) * state["weights"], once, state=state)
+        end = aside.run_sgd(local + (sent - local) * state["weights"], once, state=state)
+        # where all clients start alike, W has no gradient yet; only the first real difference is worth `first_passes`
         differ, begun = (sent != local).any(1, keepdim=True), inputs.state["begun"]
         model, weights, first = end.model, end.state["weights"], differ & (begun == 0)
         if self.first_passes > 1 and bool(first.any()):
-            more = dataclasses.replace(once, epochs=self.first_passes - 1)
-            again = other.run_sgd(model, more, state=state | {"weights": weights})
+            rest = dataclasses.replace(once, epochs=self.first_passes - 1)
+            again = aside.run_sgd(model, rest, state=state | {"weights": weights})
             model, weights = torch.where(first, again.model, model), torch.where(first, again.state["weights"], weights)
+        # running statistics are the global model's, not those of the passes that learned W
         return torch.where(adaptive, model, sent), weights, torch.maximum(begun, differ.to(begun.dtype))

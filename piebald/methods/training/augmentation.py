@@ -50,7 +50,7 @@ class Augmentation(Component):
         raise NotImplementedError
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether it changes inputs of this shape [...]."""
+        """Return whether it changes inputs of this shape [...]."""
         return True
 
     def changed(self, x: pytree.Tree, change: Callable[[Tensor], Tensor]) -> Any:
@@ -58,14 +58,14 @@ class Augmentation(Component):
         if isinstance(x, Tensor):
             return change(x)
         parts = {name: self._meant(name, part) for name, part in pytree.named_leaves(x)}
-        made = [change(part) if parts[name] else part for name, part in pytree.named_leaves(x)]
-        return dict(zip(parts, made, strict=True)) if isinstance(x, Mapping) else tuple(made)
+        leaves = [change(part) if parts[name] else part for name, part in pytree.named_leaves(x)]
+        return dict(zip(parts, leaves, strict=True)) if isinstance(x, Mapping) else tuple(leaves)
 
     def _meant(self, name: str, part: Tensor) -> bool:
         return (not self.inputs or name in self.inputs) and part.dtype.is_floating_point and self.takes(part.shape[1:])
 
     def unsupported(self, spec: ModelSpec) -> str | None:
-        """Why it cannot be used for a model's inputs and loss, or None."""
+        """Return why it cannot be used for a model's inputs and loss, or None."""
         single = pytree.is_single(spec.shape)
         names = [""] if single else [name for name, _ in pytree.named_leaves(spec.shape)]
         shapes = dict(zip(names, pytree.shapes(spec.shape), strict=True))
@@ -109,6 +109,12 @@ class HorizontalFlip(_OfImages):
 
     Attributes:
         probability: in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> image = torch.arange(3.0).view(1, 1, 1, 3)
+        >>> HorizontalFlip(probability=1.0).augment_inputs(image, torch.Generator()).flatten().tolist()
+        [2.0, 1.0, 0.0]
     """
 
     probability: float = Field(default=0.5, ge=0, le=1)
@@ -144,14 +150,15 @@ class MixUp(Augmentation):
     alpha: float = Field(default=0.2, gt=0)
 
     def augment(self, rows: Rows, rng: torch.Generator) -> Rows:
+        # torch has no beta distribution that takes a generator
         drawn = np.random.Generator(np.random.Philox(int(torch.randint(1 << 62, (), generator=rng))))
         share = float(drawn.beta(self.alpha, self.alpha))
         first = pytree.leaves(rows.y)[0]
         order = moved(torch.randperm(len(rows), generator=rng), first.device)
-        others = rows[order]
-        every = torch.full((len(rows),), share, device=first.device)
-        x = pytree.mapped(lambda one, two: _mixed(one, two, share), rows.x, others.x)
-        return Rows(x, MixedTargets(rows.y, others.y, every))
+        partners = rows[order]
+        shares = torch.full((len(rows),), share, device=first.device)
+        x = pytree.mapped(lambda first_leaf, two: _mixed(first_leaf, two, share), rows.x, partners.x)
+        return Rows(x, MixedTargets(rows.y, partners.y, shares))
 
     def unsupported(self, spec: ModelSpec) -> str | None:
         if spec.objective.name == "model" or spec.objective.compares_rows:
@@ -159,12 +166,12 @@ class MixUp(Augmentation):
         return super().unsupported(spec)
 
 
-def _mixed(one: Tensor, two: Tensor, share: float) -> Tensor:
-    if not one.dtype.is_floating_point:
+def _mixed(first: Tensor, second: Tensor, share: float) -> Tensor:
+    if not first.dtype.is_floating_point:
         raise SettingError(
-            f"augmentation 'mix_up' mixes real numbers, got {str(one.dtype).removeprefix('torch.')}: leave it out"
+            f"augmentation 'mix_up' mixes real numbers, got {str(first.dtype).removeprefix('torch.')}: leave it out"
         )
-    return share * one + (1 - share) * two
+    return share * first + (1 - share) * second
 
 
 class FunctionAugmentation(Augmentation):
@@ -188,8 +195,11 @@ class FunctionAugmentation(Augmentation):
     def augment(self, rows: Rows, rng: torch.Generator) -> Rows:
         if not self.by_row:
             return self._called(rows, rng)
-        made = [self._called(rows[row : row + 1], rng) for row in range(len(rows))]
-        return Rows(pytree.joined([one.x for one in made]), pytree.joined([one.y for one in made]))
+        single_rows = [self._called(rows[row : row + 1], rng) for row in range(len(rows))]
+        return Rows(
+            pytree.joined([row_result.x for row_result in single_rows]),
+            pytree.joined([row_result.y for row_result in single_rows]),
+        )
 
     def _called(self, rows: Rows, rng: torch.Generator) -> Rows:
         copied = [pytree.mapped(torch.clone, part) for part in (rows.x, rows.y)]
@@ -207,30 +217,30 @@ class FunctionAugmentation(Augmentation):
 
 
 def unfit(augmentations: Sequence[Augmentation], spec: ModelSpec) -> str | None:
-    """Why augmentations do not fit a model, or None."""
-    return next(filter(None, (one.unsupported(spec) for one in augmentations)), None)
+    """Return why augmentations do not fit a model, or None."""
+    return next(filter(None, (augmentation.unsupported(spec) for augmentation in augmentations)), None)
 
 
 def mixing(augmentations: Sequence[Augmentation]) -> str | None:
     """The kind of the first augmentation after which a row may depend on others of its batch, or None."""
-    for one in augmentations:
-        if one.mixes_rows or (isinstance(one, FunctionAugmentation) and not one.by_row):
-            return one.kind
+    for augmentation in augmentations:
+        if augmentation.mixes_rows or (isinstance(augmentation, FunctionAugmentation) and not augmentation.by_row):
+            return augmentation.kind
     return None
 
 
-def _made(given: Any) -> tuple[Component, ...]:
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"must be a list like ['horizontal_flip'], got {shown(given)}")
-    return tuple(_one(one) for one in given)
+def _made(value: Any) -> tuple[Component, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list like ['horizontal_flip'], got {shown(value)}")
+    return tuple(_one(value) for value in value)
 
 
-def _one(given: Any) -> Component:
-    return build("augmentation", given)
+def _one(value: Any) -> Component:
+    return build("augmentation", value)
 
 
 Augmentations = Annotated[
     tuple[Augmentation, ...],
     BeforeValidator(_made),
-    PlainSerializer(lambda made: [one.table() for one in made]),
+    PlainSerializer(lambda augmentations: [augmentation.table() for augmentation in augmentations]),
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from piebald.contracts import ClientContext, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import Component
+from piebald.core.parameters import head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Component):
-    """How a client trains.  A pure function: no state but what goes in and out.
+    """The way in which a client trains.  A pure function: no state but what goes in and out.
 
     Only `train` must be defined; the other methods have a default for trainers that do no more than that.  A trainer
     whose clients use another model than the one that they were sent is a `contracts.Personalizes`.
@@ -123,3 +124,13 @@ class Trainer(Component):
             number: the model's number (`OwnModels`), None for the run's.
         """
         return None
+
+
+def no_features(kind: str, spec: ModelSpec) -> str | None:
+    """Return why the features of a model are not known, or None: they are what goes into its last linear layer."""
+    if head(spec.model) is not None:
+        return None
+    return (
+        f"{kind} compares features, which are what goes into a model's last linear layer, but this model "
+        f"({type(spec.model).__name__}) has no layer before a linear one: take a model that ends with a linear layer"
+    )

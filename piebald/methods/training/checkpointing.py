@@ -39,7 +39,7 @@ class OffersGradientCheckpointing(Protocol):
 
 
 def offers_checkpointing(module: nn.Module) -> bool:
-    """Whether a module knows itself which of its layers to checkpoint."""
+    """Return whether a module knows itself which of its layers to checkpoint."""
     return isinstance(module, OffersActivationCheckpointing | OffersGradientCheckpointing)
 
 
@@ -67,7 +67,7 @@ def checkpointed_layers(module: nn.Module, patterns: Iterable[str]) -> list[str]
         SettingError: a pattern matches no layer, or a list of layers, which is never run itself.
     """
     layers = {name: layer for name, layer in module.named_modules() if name}
-    found = set[str]()
+    names = set[str]()
     for pattern in patterns:
         hit = {name for name in layers if fnmatchcase(name, pattern)}
         if not hit:
@@ -75,12 +75,12 @@ def checkpointed_layers(module: nn.Module, patterns: Iterable[str]) -> list[str]
         lists = sorted(name for name in hit if isinstance(layers[name], _LISTS))
         if lists == sorted(hit):
             raise SettingError(f"{lists[0]!r} is a list of layers, which is never run itself: write '{lists[0]}.*'")
-        found |= hit.difference(lists)
-    return sorted(name for name in found if not any(name.startswith(f"{other}.") for other in found))
+        names |= hit.difference(lists)
+    return sorted(name for name in names if not any(name.startswith(f"{outer}.") for outer in names))
 
 
 def unsupported_checkpointing(patterns: tuple[str, ...], spec: ModelSpec) -> str | None:
-    """Why the setting `checkpointing` does not fit a model, or None."""
+    """Return why the setting `checkpointing` does not fit a model, or None."""
     if not patterns:
         return None
     if patterns == (AUTO,):
@@ -92,8 +92,8 @@ def unsupported_checkpointing(patterns: tuple[str, ...], spec: ModelSpec) -> str
         try:
             enable_own(copied(spec.model), {"use_reentrant": False})
         except Exception as error:  # whatever a module of others raises where it offers none after all
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            return f"checkpointing = 'auto' asks the model which layers, and it says: {why}"
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            return f"checkpointing = 'auto' asks the model which layers, and it says: {reason}"
         chosen = [""]
     else:
         try:
@@ -101,7 +101,7 @@ def unsupported_checkpointing(patterns: tuple[str, ...], spec: ModelSpec) -> str
         except SettingError as error:
             return f"checkpointing: {error}"
     for name, layer in copied(spec.model).train().named_modules():
-        inside = any(not one or name == one or name.startswith(f"{one}.") for one in chosen)
+        inside = any(not layer or name == layer or name.startswith(f"{layer}.") for layer in chosen)
         remembers = isinstance(layer, _NORMS._NormBase) and layer.track_running_stats
         if inside and layer.training and remembers:
             return (
@@ -119,6 +119,6 @@ def _alone(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 CheckpointedLayers = Annotated[
     tuple[str, ...],
-    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
     AfterValidator(_alone),
 ]

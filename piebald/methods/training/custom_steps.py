@@ -1,4 +1,4 @@
-"""What trainers with steps of their own, a `contracts.LocalStep`, have in common."""
+"""The common parts of trainers with steps of their own, a `contracts.VectorStep`."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def rates(trainer: Sgd, inputs: TrainInput) -> Tensor:
 
 
 def output(trainer: Sgd, ended: StepsOutcome, **state: Tensor) -> TrainOutput:
-    """What training ends with: the vector "model", and client state."""
+    """Return the output of training: the vector "model", and client state."""
     return trainer.output(SgdOutcome(ended.vectors["model"], ended.steps, ended.loss), state=state)

@@ -29,14 +29,15 @@ class Ditto(Sgd):
         return super().initial_state(model, shared) | {"personal": model}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
+        # the shared model first: its random numbers are then those of FedAvg, whatever the personal model does
         sent = self.run_sgd(inputs, context)
-        own = context.run_sgd(
+        personal = context.run_sgd(
             inputs.state["personal"],
             self.sgd_config(inputs, self.personal_epochs),
             prox=self.lam,
             prox_center=inputs.model,
         )
-        return self.output(sent, state={"personal": own.model})
+        return self.output(sent, state={"personal": personal.model})
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         return inputs.state["personal"]

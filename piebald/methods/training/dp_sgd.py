@@ -38,6 +38,10 @@ class DpSgd(Sgd):
         noise: sigma, standard deviation of the noise in clips, at least 0; 0 only clips.
         batch: expected number of rows in a step, or in each of those that `accumulate` adds up.
         mu: strength of a proximal term as in FedProx, at least 0.
+
+    Example:
+        >>> DpSgd(clip=0.5, noise=1.2).row_privacy()
+        RowPrivacy(clip=0.5, noise=1.2)
     """
 
     protects = True
@@ -58,9 +62,13 @@ class DpSgd(Sgd):
     def row_privacy(self) -> RowPrivacy:
         return RowPrivacy(self.clip, self.noise)
 
+    @property
+    def local_step(self) -> RowPrivacy:
+        return self.row_privacy()
+
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        if why := super().unsupported_model(spec):
-            return why
+        if reason := super().unsupported_model(spec):
+            return reason
         if (mixed := mixing(self.augmentation)) is not None:
             return (
                 f"dp_sgd clips each row's own gradient but the augmentation {mixed!r} may mix rows: leave it out, or "
@@ -86,4 +94,4 @@ class DpSgd(Sgd):
         return dataclasses.replace(done, metrics={})
 
     def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
-        return dataclasses.replace(super().sgd_config(inputs, epochs), clip=None, privacy=self.row_privacy())
+        return dataclasses.replace(super().sgd_config(inputs, epochs), clip=None)  # which rows have, not steps

@@ -44,7 +44,9 @@ class DynamicRegularization(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         gradient = inputs.state["gradient"]
+        # private parameters have no g_k: their part of the correction is 0
         correction = pad(-gradient, inputs.model.shape[-1])
         end = self.run_sgd(inputs, context, prox=self.alpha, correction=correction)
+        # shared numbers only: g_k estimates the gradient of what clients agree on
         moved = end.model[..., : inputs.shared] - inputs.model[..., : inputs.shared]
         return self.output(end, state={"gradient": gradient - self.alpha * moved})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the kernels, in mean squared distances: as in the authors' program
@@ -51,11 +51,12 @@ class InheritedPrivate(Sgd):
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         inherited, tasks = inputs.state["inherited"], inputs.state["tasks"]
         state, term = self.start_state(inputs), self if self.lam else None
-        own = {"inherited": inherited}
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=own)
+        tensors = {"inherited": inherited}
+        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
+        # grows with the tasks up to mu: a model that has been inherited once says little about the past
         past = (self.mu * tasks / self.horizon).clamp(max=self.mu)
-        kept = {"inherited": past * inherited + (1 - past) * end.model, "tasks": tasks + 1}
-        return self.output(end, state=kept)
+        renewed = {"inherited": past * inherited + (1 - past) * end.model, "tasks": tasks + 1}
+        return self.output(end, state=renewed)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
         apart = discrepancy(batch.features["model"], batch.features["inherited"], batch.mask)

@@ -29,7 +29,8 @@ class LowestLoss(Sgd):
             end = self.run_sgd(inputs, context)
             chosen = torch.full((len(inputs.versions),), -1.0, device=inputs.model.device)
         else:
-            losses = context.losses([self._whole(inputs, one) for one in offered.unbind(1)], "train")
+            losses = context.losses([self._whole(inputs, model) for model in offered.unbind(1)], "train")
+            # a client without rows, or whose loss is no number, takes the first model
             best = torch.nan_to_num(losses, nan=torch.inf).argmin(1)
             model = self._whole(inputs, offered[torch.arange(len(best), device=best.device), best])
             end = context.run_sgd(model, self.sgd_config(inputs), state=self.start_state(inputs))
@@ -42,6 +43,6 @@ class LowestLoss(Sgd):
         size = inputs.model.shape[-1]
         if inputs.shared == size:  # one model stays one for all clients, and is scored on all their rows at once
             return shared
-        own = torch.zeros_like(inputs.model)
-        own[:, inputs.shared :] = inputs.model[:, inputs.shared :]
-        return pad(shared, size) + own
+        whole = torch.zeros_like(inputs.model)
+        whole[:, inputs.shared :] = inputs.model[:, inputs.shared :]
+        return pad(shared, size) + whole

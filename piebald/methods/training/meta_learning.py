@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.methods.training import custom_steps as own_steps
+from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class MetaLearning(Sgd):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        own_steps.check_settings(self)
+        custom_steps.check_settings(self)
         return self
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start = {"model": inputs.model, "lr": own_steps.rates(self, inputs)}
+        start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs)}
         batches = 3 if self.hessian == "differences" else 2
-        return own_steps.output(self, context.run_steps(start, self.sgd_config(inputs), self.step, batches=batches))
+        return custom_steps.output(self, context.run_steps(start, self.sgd_config(inputs), self.step, batches=batches))
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of w."""
@@ -60,8 +60,9 @@ class MetaLearning(Sgd):
         if self.hessian == "differences":
             ahead, behind = (slopes(w + sign * self.delta * g, 2).gradient for sign in (1, -1))
             gradient = g - self.alpha * (ahead - behind) / (2 * self.delta)
+        # outer.model differs from `adapted` in buffers only
         return {"model": w + (outer.model - adapted) - at["lr"] * gradient}
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
-        one = replace(self.sgd_config(inputs), lr=self.alpha, steps=1, batch=self.adapt_batch or sys.maxsize)
-        return context.run_sgd(inputs.model, one).model
+        single_step = replace(self.sgd_config(inputs), lr=self.alpha, steps=1, batch=self.adapt_batch or sys.maxsize)
+        return context.run_sgd(inputs.model, single_step).model

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.methods.training import custom_steps as own_steps
+from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ class MixedModels(Sgd):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        own_steps.check_settings(self)
+        custom_steps.check_settings(self)
         return self
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         return {"own": model, "alpha": model.new_tensor([self.alpha])}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start = {"model": inputs.model, "lr": own_steps.rates(self, inputs), **inputs.state}
+        start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs), **inputs.state}
         ended = context.run_steps(start, self.sgd_config(inputs), self.step)
-        return own_steps.output(self, ended, own=ended.vectors["own"], alpha=ended.vectors["alpha"])
+        return custom_steps.output(self, ended, own=ended.vectors["own"], alpha=ended.vectors["alpha"])
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of w, v and a."""
@@ -53,6 +53,7 @@ class MixedModels(Sgd):
         shared, mixed = slopes(w), slopes(mixture)
         moved = {
             "model": shared.model - lr * shared.gradient,
+            # as far as v is part of the mixture: d/dv f(a v + (1 - a) w) = a f'
             "own": v + (mixed.model - mixture) - lr * a * mixed.gradient,
         }
         if self.adaptive:  # at the first step; to ask which one it is would make the host wait for a GPU

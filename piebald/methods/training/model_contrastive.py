@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class ModelContrastive(Sgd):
         return super().initial_state(model, shared) | {"previous": model}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        own = {"sent": inputs.model, "previous": inputs.state["previous"]}
+        tensors = {"sent": inputs.model, "previous": inputs.state["previous"]}
         state, term = self.start_state(inputs), self if self.mu else None
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=own)
+        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
         return self.output(end, state={"previous": end.model})
 
     def batch_loss(self, batch: LossBatch) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
-from piebald.methods.training import custom_steps as own_steps
+from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class MoreauEnvelope(Sgd):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        own_steps.check_settings(self)
+        custom_steps.check_settings(self)
         if self.eta * self.lam > 1:
             raise ValueError(
                 f"eta * lam must be at most 1, or w would move beyond t, got {self.eta * self.lam:g}: lower eta"
@@ -49,16 +49,17 @@ class MoreauEnvelope(Sgd):
         return {"personal": model}
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        start = {"model": inputs.model, "personal": inputs.model, "lr": own_steps.rates(self, inputs)}
+        start = {"model": inputs.model, "personal": inputs.model, "lr": custom_steps.rates(self, inputs)}
         ended = context.run_steps(start, self.sgd_config(inputs), self.step)
-        return own_steps.output(self, ended, personal=ended.vectors["personal"])
+        return custom_steps.output(self, ended, personal=ended.vectors["personal"])
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One search for t, and one step of w."""
         w, t, lr = at["model"], at["personal"], at["lr"]
         for _ in range(self.inner_steps):
-            found = slopes(t)
-            t = found.model - lr * (found.gradient + self.lam * slopes.trained * (t - w))
+            slope = slopes(t)
+            t = slope.model - lr * (slope.gradient + self.lam * slopes.trained * (t - w))
+        # buffers of w are those of t: they were computed by passes at t
         return {"model": torch.where(slopes.trained, w - self.eta * self.lam * (w - t), t), "personal": t}
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:

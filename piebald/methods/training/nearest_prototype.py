@@ -30,8 +30,8 @@ class NearestPrototype(Prototypes):
     """
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
-        if why := super().unsupported_model(spec):
-            return why
+        if reason := super().unsupported_model(spec):
+            return reason
         last = head(spec.model)
         if last is not None and spec.model.get_submodule(last).bias is None:
             return f"{self.kind} writes prototypes into the last linear layer, and {last} has no bias: give it one"
@@ -47,8 +47,8 @@ class NearestPrototype(Prototypes):
         layer = context.belongs(("classifier",))  # its weights, then its biases
         used = torch.zeros(len(biases), len(layer), device=biases.device)
         used[:, layer] = torch.cat([2 * prototypes.flatten(1), biases], dim=1)
-        known = present.any(1, keepdim=True) & layer
-        return dataclasses.replace(done, state={**done.state, "used": torch.where(known, used, done.model)})
+        replaced = present.any(1, keepdim=True) & layer
+        return dataclasses.replace(done, state={**done.state, "used": torch.where(replaced, used, done.model)})
 
     def personalize(self, inputs: TrainInput, context: ClientContext) -> Tensor:
         return inputs.state["used"]

@@ -99,8 +99,8 @@ class NestedWidths(Sgd):
         return OwnModels(models, numbers, asked=self.static_batch_norm)
 
     def completing_query(self, number: int | None) -> BatchStatistics | None:
-        own = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
-        return BatchStatistics(batch=self.batch, network=number) if self.static_batch_norm and own else None
+        needs_buffers = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
+        return BatchStatistics(batch=self.batch, network=number) if self.static_batch_norm and needs_buffers else None
 
     def _own_model(self, spec: ModelSpec, width: float) -> OwnModel:
         model = narrowed(spec.model, width, spec.shape, self.scaler)
@@ -121,10 +121,10 @@ class NestedWidths(Sgd):
                 "statistics that are shared"
             )
         if layout.private and self.holds_parts and (self.dynamic or self.static_batch_norm):
-            what = "dynamic" if self.dynamic else "static_batch_norm"
+            setting = "dynamic" if self.dynamic else "static_batch_norm"
             return (
-                f"{what} of {self.kind} has clients work on networks of several widths, and private layers have one: "
-                f"share all layers, or leave {what} out"
+                f"{setting} of {self.kind} gives clients networks of several widths, and private layers have one: "
+                f"share all layers, or leave {setting} out"
             )
         return super().unsupported_model(spec)
 
@@ -141,7 +141,7 @@ class NestedWidths(Sgd):
         done = self._trained(inputs, context)
         if not self.static_batch_norm:
             return done
-        return dataclasses.replace(done, model=torch.where(context.buffers(), inputs.model, done.model))
+        return dataclasses.replace(done, model=torch.where(context.belongs(), done.model, inputs.model))
 
     def _trained(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         if not self.masked_loss:

@@ -35,8 +35,8 @@ STEP = StateVector("step")  # how many steps are behind the state: one number
 
 def zero_state(kept: Sequence[StateVector], size: int) -> dict[str, Tensor]:
     """The state before the first step, for so many parameters, with the names of client state."""
-    made = {PREFIX + one.name: torch.full((size,), one.start) for one in kept}
-    return made | {PREFIX + STEP.name: torch.zeros(1)} if kept else {}
+    state = {PREFIX + vector.name: torch.full((size,), vector.start) for vector in kept}
+    return state | {PREFIX + STEP.name: torch.zeros(1)} if kept else {}
 
 
 def without_step(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,17 +45,17 @@ def without_step(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def kept_start(kept: Sequence[StateVector], inputs: TrainInput) -> dict[str, Tensor]:
-    """What a stack of clients goes on with, from client state."""
-    return {one.name: inputs.state[PREFIX + one.name] for one in (*kept, STEP)}
+    """Return the optimizer's state at the start of a task, from client state."""
+    return {vector.name: inputs.state[PREFIX + vector.name] for vector in (*kept, STEP)}
 
 
 def averaged_start(kept: Sequence[StateVector], inputs: TrainInput) -> dict[str, Tensor]:
-    """What a stack of clients goes on with: the averages that were sent, and what they keep of private layers."""
-    made = {STEP.name: inputs.vectors[PREFIX + STEP.name]}
-    for one in kept:
-        sent, own = inputs.vectors[PREFIX + one.name], inputs.state.get(PREFIX + one.name)
-        made[one.name] = sent if own is None else torch.cat([sent, own], dim=1)
-    return made
+    """Return the state at the start of a task: the averages that were sent, and the clients' own for private layers."""
+    state = {STEP.name: inputs.vectors[PREFIX + STEP.name]}
+    for vector in kept:
+        sent, private = inputs.vectors[PREFIX + vector.name], inputs.state.get(PREFIX + vector.name)
+        state[vector.name] = sent if private is None else torch.cat([sent, private], dim=1)
+    return state
 
 
 def average(
@@ -65,7 +65,8 @@ def average(
 
     Squares and steps are not negative, so that no client's update can make them so for all others.
     """
-    positive = {PREFIX + one.name for one in kept if one.squares} | {PREFIX + STEP.name}
+    # a negative mean square would be a NaN under the root, for every client
+    positive = {PREFIX + vector.name for vector in kept if vector.squares} | {PREFIX + STEP.name}
     return {
         name: means[name].clamp(min=0) if name in positive and name in means else means.get(name, vector)
         for name, vector in vectors.items()

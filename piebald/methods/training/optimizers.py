@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from torch import Tensor
 
-from piebald.contracts import StateVector, StepSettings
+from piebald.contracts import StateVector, StepSettings, UpdateRule
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.core.machine import float64_device
-from piebald.methods.training.torch_adapter import RuleOptimizer
 
 _BESIDE = ("lr", "momentum", "weight_decay")  # settings that all optimizers of torch have, or several of them
 
 
 class Optimizer(Component):
-    """How a client's parameters are updated from their gradients: the setting `optimizer` of a trainer.
+    """The update of a client's parameters from their gradients: the setting `optimizer` of a trainer.
 
     `lr`, `weight_decay` and `momentum` are settings of the trainer, since methods and schedules work with them.  Other
     settings of `torch.optim` are settings of the optimizer.  The update is arithmetic on flat vectors, number by
@@ -88,7 +87,7 @@ class SgdOptimizer(Optimizer):
 
     @property
     def plain(self) -> bool:
-        """Whether a step with one learning rate is that of Metis' eq. 2 as well."""
+        """True if a step with one learning rate is that of Metis' eq. 2 as well."""
         return not self.nesterov and not self.dampening
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
@@ -98,11 +97,12 @@ class SgdOptimizer(Optimizer):
         if settings.weight_decay:
             g = g.add(w, alpha=settings.weight_decay)
         if settings.momentum:
-            buffer, kept = state["momentum_buffer"].mul_(settings.momentum), 1 - self.dampening
+            buffer, damped = state["momentum_buffer"].mul_(settings.momentum), 1 - self.dampening
+            # torch adds the first gradient without dampening; clients of a stack may be at different steps
             if isinstance(settings.step, Tensor):
-                buffer.add_(g * torch.where(settings.step == 1, 1.0, kept))
+                buffer.add_(g * torch.where(settings.step == 1, 1.0, damped))
             else:
-                buffer.add_(g, alpha=1.0 if settings.step == 1 else kept)
+                buffer.add_(g, alpha=1.0 if settings.step == 1 else damped)
             g = g.add(buffer, alpha=settings.momentum) if self.nesterov else buffer
         _descend(w, g, settings.lr)
 
@@ -126,6 +126,10 @@ class AdamOptimizer(Optimizer):
         betas: decay rates of the means of gradients and of their squares, each in [0, 1).
         eps: added to the root of the mean square, at least 0.
         amsgrad: divide by the largest mean square so far.
+
+    Example:
+        >>> [vector.name for vector in AdamOptimizer().state_vectors(momentum=0.0)]
+        ['exp_avg', 'exp_avg_sq']
     """
 
     decoupled: ClassVar[bool] = False
@@ -141,8 +145,8 @@ class AdamOptimizer(Optimizer):
         return self
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
-        kept = (StateVector("exp_avg"), StateVector("exp_avg_sq", squares=True))
-        return (*kept, StateVector("max_exp_avg_sq", squares=True)) if self.amsgrad else kept
+        vectors = (StateVector("exp_avg"), StateVector("exp_avg_sq", squares=True))
+        return (*vectors, StateVector("max_exp_avg_sq", squares=True)) if self.amsgrad else vectors
 
     def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
         (beta1, beta2), lr, decay = self.betas, settings.lr, settings.weight_decay
@@ -166,6 +170,7 @@ class AdamOptimizer(Optimizer):
     ) -> None:
         """The step in one pass over memory: torch's kernel, which needs contiguous rows."""
         largest = state.get("max_exp_avg_sq")
+        # the kernel steps one tensor after another and wants the step number of each
         step_vectors = [w.new_tensor(step)] * (len(w) if w.dim() > 1 else 1)
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         kernel(
@@ -187,8 +192,8 @@ class AdamOptimizer(Optimizer):
     def as_torch(
         self, groups: Iterable[Mapping[str, Any]], lr: float, weight_decay: float, momentum: float
     ) -> torch.optim.Optimizer:
-        made = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return made([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
+        optimizer_class = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        return optimizer_class([dict(group) for group in groups], lr, self.betas, self.eps, weight_decay, self.amsgrad)
 
 
 class AdamwOptimizer(AdamOptimizer):
@@ -217,9 +222,9 @@ class RmspropOptimizer(Optimizer):
     centered: bool = False
 
     def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
-        kept = [StateVector("square_avg", squares=True)]
-        kept += [StateVector("grad_avg")] if self.centered else []
-        return (*kept, StateVector("momentum_buffer")) if momentum else tuple(kept)
+        vectors = [StateVector("square_avg", squares=True)]
+        vectors += [StateVector("grad_avg")] if self.centered else []
+        return (*vectors, StateVector("momentum_buffer")) if momentum else tuple(vectors)
 
     def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
         if settings.weight_decay:
@@ -227,6 +232,7 @@ class RmspropOptimizer(Optimizer):
         square = state["square_avg"].mul_(self.alpha).addcmul_(g, g, value=1 - self.alpha)
         if self.centered:
             mean = state["grad_avg"].lerp_(g, 1 - self.alpha)
+            # rounding may leave a variance just below 0
             square = square.addcmul(mean, mean, value=-1).clamp_(min=0)
         root = square.sqrt().add_(self.eps)
         if settings.momentum:
@@ -273,7 +279,7 @@ class AdagradOptimizer(Optimizer):
 
 
 def _can_fuse(w: Tensor, g: Tensor) -> bool:
-    """Whether torch's fused kernels can step vectors: their rows lie in one piece, in the memory of the processor."""
+    """Return whether torch's fused kernels can step vectors: each row lies in one piece in the processor's memory."""
     return w.device.type == "cpu" and w.dim() <= 2 and w.stride(-1) == 1 and g.stride(-1) == 1 and g.dtype == w.dtype
 
 
@@ -310,3 +316,37 @@ AnyOptimizer = Annotated[
     BeforeValidator(lambda table: build("optimizer", table)),
     PlainSerializer(lambda optimizer: optimizer.table()),
 ]
+
+
+class RuleOptimizer(torch.optim.Optimizer):
+    """Steps parameters by a rule, one tensor after another.
+
+    Args:
+        groups: groups of parameters, as `torch.optim` takes them.
+        rule: the rule.
+        lr, weight_decay, momentum: settings of groups that have none of their own.
+    """
+
+    def __init__(
+        self, groups: Iterable[Mapping[str, Any]], rule: UpdateRule, lr: float, weight_decay: float, momentum: float
+    ) -> None:
+        self.rule = rule
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__([dict(group) for group in groups], defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step of all parameters that have a gradient."""
+        for group in self.param_groups:
+            vectors = self.rule.state_vectors(group["momentum"])
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state |= {vector.name: torch.full_like(parameter, vector.start) for vector in vectors}
+                    state["step"] = torch.tensor(0.0)
+                state["step"] += 1
+                vectors_by_name = {vector.name: state[vector.name] for vector in vectors}
+                settings = StepSettings(group["lr"], group["weight_decay"], group["momentum"], float(state["step"]))
+                self.rule.update(parameter, parameter.grad, vectors_by_name, settings)

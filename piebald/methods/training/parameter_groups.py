@@ -22,9 +22,13 @@ class ParameterGroup(Settings):
             biases.
         lr: learning rate, above 0; schedules apply to it as well.
         weight_decay: weight decay, at least 0.
+
+    Example:
+        >>> ParameterGroup(layers="*.bias", weight_decay=0.0).layers
+        ('*.bias',)
     """
 
-    layers: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
+    layers: Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
     lr: float | None = Field(default=None, gt=0)
     weight_decay: float | None = Field(default=None, ge=0)
 
@@ -38,28 +42,28 @@ class ParameterGroup(Settings):
 
 
 def unsupported(groups: tuple[ParameterGroup, ...], spec: ModelSpec) -> str | None:
-    """Why groups do not fit a model, or None: no tensor may be in two of them, and each must hold a parameter."""
+    """Return why groups do not fit a model, or None: no tensor may be in two of them, and none may be empty."""
     trained = {slot.name for slot in spec.layout.slots if not slot.buffer}
-    seen = dict[str, int]()
+    group_of_tensor = dict[str, int]()
     for number, group in enumerate(groups):
         try:
-            found = matching(spec.model, group.layers) & trained
+            tensors = matching(spec.model, group.layers) & trained
         except SettingError as error:
             return f"parameter_groups: {error}"
-        if not found:
+        if not tensors:
             return f"parameter_groups: number {number} holds no parameter: name other layers"
-        for name in sorted(found):
-            if name in seen:
+        for name in sorted(tensors):
+            if name in group_of_tensor:
                 return (
-                    f"parameter_groups must name each parameter once, but {name!r} is in numbers {seen[name]} and "
-                    f"{number}: take it out of one of them"
+                    f"parameter_groups must name each parameter once, but {name!r} is in numbers "
+                    f"{group_of_tensor[name]} and {number}: take it out of one of them"
                 )
-            seen[name] = number
+            group_of_tensor[name] = number
     return None
 
 
-def _made(given: Any) -> tuple[ParameterGroup, ...]:
-    return from_tables(ParameterGroup, given, _EXAMPLE)
+def _made(value: Any) -> tuple[ParameterGroup, ...]:
+    return from_tables(ParameterGroup, value, _EXAMPLE)
 
 
 ParameterGroups = Annotated[tuple[ParameterGroup, ...], BeforeValidator(_made)]

@@ -14,7 +14,7 @@ from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import head
 from piebald.methods.training.augmentation import mixing
-from piebald.methods.training.features import no_features
+from piebald.methods.training.base import no_features
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ class Prototypes(Sgd):
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
         width = _features(spec.model)
-        known = width is not None and len(spec.outputs) == 1
-        return self.model_copy(update={"classes": spec.outputs[0], "features": width}) if known else self
+        has_shape = width is not None and len(spec.outputs) == 1
+        return self.model_copy(update={"classes": spec.outputs[0], "features": width}) if has_shape else self
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if spec.objective.name != "classification" or len(spec.outputs) != 1:
             return f"{self.kind} needs classification with one label for each row: choose another training"
-        if why := no_features(self.kind, spec):
-            return why
+        if reason := no_features(self.kind, spec):
+            return reason
         if self.features is not None and (width := _features(spec.model)) != self.features:
             return (
                 f"{self.kind} compares the features of clients' models, of which one has {self.features} and another "
@@ -81,8 +81,8 @@ class Prototypes(Sgd):
     def server_vectors(self, shared: int) -> dict[str, Tensor]:
         if self.classes is None or self.features is None:
             return super().server_vectors(shared)
-        own = {"prototypes": torch.zeros(self.classes, self.features), "present": torch.zeros(self.classes)}
-        return super().server_vectors(shared) | own
+        vectors = {"prototypes": torch.zeros(self.classes, self.features), "present": torch.zeros(self.classes)}
+        return super().server_vectors(shared) | vectors
 
     def update_server_vectors(
         self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
@@ -96,9 +96,9 @@ class Prototypes(Sgd):
         }
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
-        own = {name: inputs.vectors[name] for name in ("prototypes", "present")}
+        tensors = {name: inputs.vectors[name] for name in ("prototypes", "present")}
         state, term = self.start_state(inputs), self if self.lam else None
-        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=own)
+        end = context.run_sgd(inputs.model, self.sgd_config(inputs), state=state, local_loss=term, own=tensors)
         means, counts = context.class_features(end.model)
         return self.output(end, vectors={"prototypes": means, "present": (counts > 0).float()})
 
@@ -109,6 +109,6 @@ class Prototypes(Sgd):
 
 
 def _features(model: nn.Module) -> int | None:
-    """How many features a model has."""
+    """Return the number of a model's features."""
     last = head(model)
     return None if last is None else model.get_submodule(last).get_parameter("weight").shape[1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from pydantic import Field
 
-from piebald.contracts import ClientContext, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, LocalStep, LossBatch, SgdConfig, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import RecipeComponents
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.pytree import logits
@@ -17,6 +17,13 @@ from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPublicRows(LocalStep):
+    """Steps on the rows that all clients have."""
+
+    rows = "public"
 
 
 class PublicDistillation(Sgd):
@@ -55,8 +62,8 @@ class PublicDistillation(Sgd):
     outputs: tuple[int, ...] | None = None
 
     def adapted_to(self, recipe: RecipeComponents, spec: ModelSpec) -> Self:
-        known = spec.public_rows > 0 and len(spec.outputs) > 0
-        return self.model_copy(update={"rows": spec.public_rows, "outputs": spec.outputs}) if known else self
+        has_shapes = spec.public_rows > 0 and len(spec.outputs) > 0
+        return self.model_copy(update={"rows": spec.public_rows, "outputs": spec.outputs}) if has_shapes else self
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if not spec.public_rows:
@@ -88,25 +95,25 @@ class PublicDistillation(Sgd):
     def server_vectors(self, shared: int) -> dict[str, Tensor]:
         if self.rows is None or self.outputs is None:
             return super().server_vectors(shared)
-        own = {"outputs": torch.zeros(self.rows, *self.outputs), "known": torch.zeros(1)}
-        return super().server_vectors(shared) | own
+        vectors = {"outputs": torch.zeros(self.rows, *self.outputs), "known": torch.zeros(1)}
+        return super().server_vectors(shared) | vectors
 
     def update_server_vectors(
         self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
     ) -> dict[str, Tensor]:
-        own = {"outputs": means["outputs"].to(torch.float32), "known": torch.ones(1)}
-        return super().update_server_vectors(vectors, means, context) | own
+        renewed = {"outputs": means["outputs"].to(torch.float32), "known": torch.ones(1)}
+        return super().update_server_vectors(vectors, means, context) | renewed
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         model, steps, begun = self._begin(inputs, context)
         model, digested = self._digest(model, inputs, context)
         end = context.run_sgd(model, self.sgd_config(inputs), state=self.start_state(inputs))
-        told = {"outputs": context.public_outputs(end.model)}
-        done = self.output(end, vectors=told, state=begun)
+        answers = {"outputs": context.public_outputs(end.model)}
+        done = self.output(end, vectors=answers, state=begun)
         return dataclasses.replace(done, steps=end.steps + steps + digested)
 
     def batch_loss(self, batch: LossBatch) -> Tensor:
-        places = batch.targets  # of public rows, see `SgdConfig.rows`
+        places = batch.targets  # of public rows, see `LocalStep.rows`
         if "targets" in batch.own:
             return batch.losses(batch.outputs, batch.own["targets"][places])
         away = (logits(batch.outputs) - batch.own["outputs"][places]).flatten(1)
@@ -122,24 +129,25 @@ class PublicDistillation(Sgd):
         state = {"begun": torch.ones_like(begun)}
         if not bool((begun == 0).any()):
             return inputs.model, 0, state
-        own = {"targets": context.public_targets()}
+        tensors = {"targets": context.public_targets()}
         # another stream than the digestion's, which draws the same numbers whether this happens or not
-        other = context.with_other_rng().with_other_rng()
-        end = other.run_sgd(inputs.model, self._public_config(inputs, self.public_steps), local_loss=self, own=own)
+        aside = context.with_rng().with_rng()
+        end = aside.run_sgd(inputs.model, self._public_config(inputs, self.public_steps), local_loss=self, own=tensors)
         return torch.where(begun == 0, end.model, inputs.model), end.steps * (begun[:, 0] == 0), state
 
     def _digest(self, model: Tensor, inputs: TrainInput, context: ClientContext) -> tuple[Tensor, Tensor | int]:
         """The models [c, p] after steps towards the consensus where there is one, and these steps."""
-        known = inputs.vectors["known"] > 0
-        if not self.digest_steps or not bool(known.any()):
+        has_consensus = inputs.vectors["known"] > 0
+        if not self.digest_steps or not bool(has_consensus.any()):
             return model, 0
-        own = {"outputs": inputs.vectors["outputs"]}
+        tensors = {"outputs": inputs.vectors["outputs"]}
         config = self._public_config(inputs, self.digest_steps)
-        end = context.with_other_rng().run_sgd(model, config, local_loss=self, own=own)
-        return torch.where(known, end.model, model), end.steps * known[:, 0]
+        end = context.with_rng().run_sgd(model, config, local_loss=self, own=tensors)
+        return torch.where(has_consensus, end.model, model), end.steps * has_consensus[:, 0]
 
     def _public_config(self, inputs: TrainInput, steps: int) -> SgdConfig:
         config = self.sgd_config(inputs)
+        # relative to the trainer's rate, so that its schedule applies to these steps as well
         lr = config.lr if self.digest_lr is None else config.lr * (self.digest_lr / self.lr)
         batch = self.digest_batch or self.batch
-        return dataclasses.replace(config, rows="public", steps=steps, lr=lr, batch=batch, augmentation=())
+        return dataclasses.replace(config, step=OnPublicRows(), steps=steps, lr=lr, batch=batch, augmentation=())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from pydantic import model_validator
 
-from piebald.contracts import ClientContext, StepContext, TrainInput, TrainOutput
+from piebald.contracts import ClientContext, SgdConfig, StateVector, StepContext, StepSettings, TrainInput, TrainOutput
 from piebald.core.parameters import pad
-from piebald.methods.training.gradient_sum import mean_gradient
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -58,18 +58,40 @@ class Scaffold(Sgd):
 
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         common = inputs.vectors["control"]
-        own = inputs.state["control"]
-        end = self.run_sgd(inputs, context, correction=pad(common - own, inputs.model.shape[-1]))
+        control = inputs.state["control"]
+        end = self.run_sgd(inputs, context, correction=pad(common - control, inputs.model.shape[-1]))
         if self.option == "I":
-            change = mean_gradient(context, inputs.model, self.sgd_config(inputs))[..., : inputs.shared] - own
+            # option I: one more pass, whose random numbers are of another stream, so that no step changes
+            change = mean_gradient(context, inputs.model, self.sgd_config(inputs))[..., : inputs.shared] - control
         else:
+            # option II: (w_t - w) / (steps * lr) is the mean of g - c_k + c; less c, it is the change of c_k
             moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
             change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
         change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
-        return self.output(end, vectors={"control": change}, state={"control": own + change})
+        return self.output(end, vectors={"control": change}, state={"control": control + change})
 
     def update_server_vectors(
         self, vectors: Mapping[str, Tensor], means: Mapping[str, Tensor], context: StepContext
     ) -> dict[str, Tensor]:
         """C <- c + |S| / N * mean of the changes."""
         return {"control": vectors["control"] + means["control"] * (context.arrived / context.known)}
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientSum:
+    """A `contracts.UpdateRule` that keeps the parameters and sums the gradients of the steps."""
+
+    def state_vectors(self, momentum: float) -> tuple[StateVector, ...]:
+        return (StateVector("sum"),)
+
+    def update(self, w: Tensor, g: Tensor, state: Mapping[str, Tensor], settings: StepSettings) -> None:
+        state["sum"].add_(g)
+
+
+def mean_gradient(context: ClientContext, model: Tensor, config: SgdConfig) -> Tensor:
+    """The mean of the mini-batches' gradients over one pass [c, p], at models [c, p]; 0 for a client without rows."""
+    still = dataclasses.replace(
+        config, epochs=1, steps=None, momentum=0.0, rule=GradientSum(), schedule=None, groups=()
+    )
+    outcome = context.with_rng().run_sgd(model, still)
+    return outcome.state["sum"] / outcome.steps.clamp(min=1).unsqueeze(-1)

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 
 from piebald.contracts import (
     PLAIN_PASSES,
+    PLAIN_STEP,
     ClientContext,
+    LocalStep,
     PassSettings,
     Precision,
     SgdConfig,
@@ -24,10 +26,16 @@ from piebald.methods.training import optimizer_state
 from piebald.methods.training.augmentation import Augmentation, Augmentations, unfit
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.checkpointing import CheckpointedLayers, unsupported_checkpointing
-from piebald.methods.training.lr_schedule import AnyLrSchedule, Constant, LrSchedule
 from piebald.methods.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
 from piebald.methods.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
-from piebald.methods.training.step_schedule import AnyStepSchedule, ConstantStepSchedule, StepSchedule
+from piebald.methods.training.schedules import (
+    AnyLrSchedule,
+    AnyStepSchedule,
+    Constant,
+    ConstantStepSchedule,
+    LrSchedule,
+    StepSchedule,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,6 +108,14 @@ class Sgd(Trainer):
         accumulate: batches in each step.
         checkpointing: layers whose activations are computed again in the backward pass instead of being kept, like
             ["blocks.*"]; "auto" where the model itself knows which, as those of transformers do.
+
+    Example:
+        >>> trainer = Sgd(epochs=2, batch=20)
+        >>> trainer.lr, trainer.max_steps(examples=50)
+        (0.05, 6)
+        >>> adam = Sgd(optimizer="adamw")  # with the defaults of torch.optim
+        >>> adam.lr, adam.weight_decay
+        (0.001, 0.01)
     """
 
     lr: float = Field(default=0.05, gt=0)
@@ -127,6 +143,7 @@ class Sgd(Trainer):
     def _take_defaults(self) -> Self:
         if not isinstance(self.optimizer, SgdOptimizer):
             defaults = {"lr": self.optimizer.default_lr, "weight_decay": self.optimizer.default_weight_decay}
+            # a frozen model: pydantic would refuse to set attributes after validation
             self.__dict__.update({name: value for name, value in defaults.items() if name not in self.model_fields_set})
         return self
 
@@ -136,8 +153,8 @@ class Sgd(Trainer):
         if self.momentum and not sgd.takes_momentum:
             raise ValueError(f"momentum is no setting of {kind}, got {self.momentum:g}: leave it out")
         if isinstance(sgd, SgdOptimizer) and not sgd.plain and not self.momentum:
-            what = "nesterov" if sgd.nesterov else "dampening"
-            raise ValueError(f"{what} needs momentum above 0: give momentum, or leave {what} out")
+            setting = "nesterov" if sgd.nesterov else "dampening"
+            raise ValueError(f"{setting} needs momentum above 0: give momentum, or leave {setting} out")
         if self.keep_momentum and self.rule is not None:
             raise ValueError(
                 "keep_momentum keeps the velocity of plain SGD only: leave it out, and write optimizer_state = 'kept'"
@@ -160,8 +177,13 @@ class Sgd(Trainer):
 
     @property
     def passes(self) -> PassSettings:
-        """How the gradient of a step is computed."""
+        """The settings by which the gradient of a step is computed."""
         return PassSettings(self.precision, self.loss_scale, self.accumulate, self.checkpointing)
+
+    @property
+    def local_step(self) -> LocalStep:
+        """The rows that a step sees and the direction in which it goes; methods override it."""
+        return PLAIN_STEP
 
     @property
     def step_rows(self) -> int:
@@ -275,6 +297,7 @@ class Sgd(Trainer):
             base_lr=self.lr,
             augmentation=self.augmentation,
             passes=self.passes,
+            step=self.local_step,
         )
 
     def rate(self, inputs: TrainInput) -> float | Tensor:
@@ -283,7 +306,7 @@ class Sgd(Trainer):
         return rates[0] if len(set(rates)) == 1 else inputs.model.new_tensor(rates).unsqueeze(1)
 
     def output(self, end: SgdOutcome, **more: dict[str, Tensor]) -> TrainOutput:
-        """What training ends with; `more` adds state and vectors."""
+        """Return the output of training; `more` adds state and vectors."""
         state, vectors = dict(more.get("state", {})), dict(more.get("vectors", {}))
         if self.momentum and self.keep_momentum and "velocity" in end.state:
             state["velocity"] = end.state["velocity"]

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from pydantic import Field
 
-from piebald.contracts import SgdConfig, TrainInput
+from piebald.contracts import PLAIN_STEP, LocalStep, StepPoint
 from piebald.methods.training.sgd import Sgd
+
+if TYPE_CHECKING:
+    from piebald.contracts.local_step import Gradients
+
+
+@dataclass(frozen=True)
+class Uphill(LocalStep):
+    """Go along the gradient at w + rho * g / |g|, with |g| the length of the whole gradient g at w."""
+
+    rho: float
+
+    def gradients(self, point: StepPoint) -> Gradients:
+        losses, gradients = point.gradients()
+        square = torch.stack([gradient.flatten(1).square().sum(1) for gradient in gradients]).sum(0)
+        share = self.rho / (square.sqrt() + 1e-12)  # where there is no gradient, there is nowhere to climb
+        away = (gradient * share.view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients)
+        return losses, point.gradients(away)[1]
 
 
 class SharpnessAware(Sgd):
@@ -21,9 +40,14 @@ class SharpnessAware(Sgd):
 
     Attributes:
         rho: radius of the ball, at least 0; 0 is plain SGD.
+
+    Example:
+        >>> SharpnessAware(rho=0.1).local_step
+        Uphill(rho=0.1)
     """
 
     rho: float = Field(default=0.05, ge=0)
 
-    def sgd_config(self, inputs: TrainInput, epochs: int | None = None) -> SgdConfig:
-        return dataclasses.replace(super().sgd_config(inputs, epochs), sam_radius=self.rho)
+    @property
+    def local_step(self) -> LocalStep:
+        return Uphill(self.rho) if self.rho else PLAIN_STEP

@@ -11,7 +11,7 @@ from torch import nn
 from piebald.contracts import ClientContext, Slopes, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import matching
-from piebald.methods.training import custom_steps as own_steps
+from piebald.methods.training import custom_steps
 from piebald.methods.training.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TwoHeads(Sgd):
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        own_steps.check_settings(self)
+        custom_steps.check_settings(self)
         return self
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
@@ -68,18 +68,19 @@ class TwoHeads(Sgd):
             inputs.model.new_zeros(len(inputs.versions), inputs.model.shape[-1]),
         )
         if self.balanced:
-            counts = context.confusion(inputs.model, "train").sum(2)
+            counts = context.label_counts()
             shift[:, inside & context.belongs(["*bias"])] = counts.clamp(min=_FEWEST).log()
-        start = {"model": inputs.model, "lr": own_steps.rates(self, inputs), "shift": shift, **inputs.state}
+        start = {"model": inputs.model, "lr": custom_steps.rates(self, inputs), "shift": shift, **inputs.state}
         start["inside"] = inside.expand(len(shift), -1)
         ended = context.run_steps(start, self.sgd_config(inputs), self.step)
-        return own_steps.output(self, ended, head=ended.vectors["head"])
+        return custom_steps.output(self, ended, head=ended.vectors["head"])
 
     def step(self, at: Mapping[str, Tensor], slopes: Slopes) -> dict[str, Tensor]:
         """One step of the shared model and of the own head.  A constant added to outputs is one added to the bias."""
         w, lr, shifted = at["model"], at["lr"], at["model"] + at["shift"]
         generic, personal = slopes(shifted), slopes(w + at["head"])
         return {
+            # generic.model differs from `shifted` in buffers only
             "model": w + (generic.model - shifted) - lr * generic.gradient,
             "head": at["head"] - lr * at["inside"] * personal.gradient,
         }

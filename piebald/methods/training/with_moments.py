@@ -29,7 +29,7 @@ class WithMoments(Sgd):
         for name in self.layers:
             weight = getattr(named.get(name), "weight", None)
             if weight is None or weight.dim() < 2:
-                fits = [one for one, layer in named.items() if getattr(layer, "weight", None) is not None]
+                fits = [name for name, layer in named.items() if getattr(layer, "weight", None) is not None]
                 return f"with_moments: {name!r} must be a convolution or linear layer, such as {', '.join(fits[:4])}"
         return None
 

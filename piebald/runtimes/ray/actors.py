@@ -77,8 +77,8 @@ class RayWorker:
         set_onednn(bool(settings.onednn))
         if settings.device == "cuda":
             set_up_gpu(settings.tf32, settings.deterministic)
-        how = (settings.bfloat16, settings.compiled, bool(settings.recorded))
-        self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), *how)
+        options = (settings.bfloat16, settings.compiled, bool(settings.recorded))
+        self.engine = make_engine(settings.engine, work, clients, torch.device(settings.device), *options)
 
     def measure(self, work: ClientWork, clients: Clients, settings: Simulated, expected: int) -> Simulated:
         """Make the choices that the settings leave open."""
@@ -110,8 +110,8 @@ class RayWorker:
         ring = StateActorRing(state_actors) if state_actors else None
         try:
             buffer = ObjectBuffer((own if ring is None else ring.fill_in(own)) | dict(zip(places, shared, strict=True)))
-            seen: dict[str, Tensor] = {}
-            return self._serve([unpack_stack(values, buffer, seen) for values in stacks], sum_request, ring)
+            unpacked: dict[str, Tensor] = {}
+            return self._serve([unpack_stack(values, buffer, unpacked) for values in stacks], sum_request, ring)
         except Exception as error:
             if ring is not None and gone(error):
                 return None
@@ -125,7 +125,7 @@ class RayWorker:
         served = [*serve_all(self.engine, stacks, sum_request, total)]
         if ring is not None:
             ring.store_results(stacks, served)
-        packed = [pack_result(one, out) for one in served]
+        packed = [pack_result(result, out) for result in served]
         sums = {name: out.put(part) for name, part in total.vectors.items()}
         return {"results": packed, "weight": total.weight, "sums": sums, "arrays": out.arrays}
 
@@ -134,17 +134,17 @@ def measured(settings: Simulated, connection: RayConnection, work: ClientWork, c
     """Settings with every choice made, measured by one of the actors."""
     resting = connection.take(settings.workers or 1)
     actors = resting or [connection.start(RayWorker)]
-    asked = actors[0].measure.remote(connection.put_work(work), connection.put_rows(clients), settings, expected)
-    came, made = connection.answer(connection.first([], [asked]))
-    if not came:
+    reference = actors[0].measure.remote(connection.put_work(work), connection.put_rows(clients), settings, expected)
+    arrived, resolved = connection.answer(connection.first([], [reference]))
+    if not arrived:
         raise RuntimeFault("the Ray actor that measures the engines died: name an engine, like engine = 'sequential'")
     connection.rest(actors)
-    return made
+    return resolved
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """What `RayWorker.serve` takes: stacks that one actor serves together, and the arrays that they point to."""
+    """The arguments of `RayWorker.serve`: stacks that one actor serves together, and the arrays that they point to."""
 
     stacks: list[dict[str, Any]]
     own: dict[int, Any]
@@ -182,8 +182,8 @@ class RayWorkerPool:
         # all that waits: actors would idle otherwise, and client state is read when a chunk is served
         for numbers, stacks, costs, sum_request in [] if number in self._served else self._later.take_all():
             results, total = self._serve(stacks, costs, sum_request)
-            for one, count in numbers.items():
-                self._served[one], results = (results[:count], total), results[count:]
+            for served_number, count in numbers.items():
+                self._served[served_number], results = (results[:count], total), results[count:]
         return self._served.pop(number)
 
     def _serve(
@@ -224,11 +224,11 @@ class RayWorkerPool:
         common = {place: self.connection.put(buffer.arrays[place]) for place, count in users.items() if count > 1}
         return [
             _Chunk(
-                mine,
+                packed_stacks,
                 {place: buffer.arrays[place] for place in places if place not in common},
                 {place: common[place] for place in places if place in common},
             )
-            for mine, places in zip(stacks, touched, strict=True)
+            for packed_stacks, places in zip(stacks, touched, strict=True)
         ]
 
     def _serve_chunks(self, chunks: Sequence[_Chunk], sum_request: SumRequest | None) -> list[dict[str, Any]]:
@@ -246,15 +246,15 @@ class RayWorkerPool:
                 self._handle_started(done)
                 continue
             actor, place = self._serving.pop(done)
-            came, answer = self.connection.answer(done)
-            if came:
+            arrived, answer = self.connection.answer(done)
+            if arrived:
                 self._idle.append(actor)
             else:
                 self._replace(actor)
             if answer is not None:
                 answers[place] = answer
                 continue
-            if came and self.state_actors is not None:
+            if arrived and self.state_actors is not None:
                 self.state_actors.repair()
             waiting.appendleft(place)
             deaths[place] += 1
@@ -267,10 +267,10 @@ class RayWorkerPool:
 
     def _send(self, actor: Any, place: int, chunk: _Chunk, sum_request: SumRequest | None) -> None:
         state_actors = [] if self.state_actors is None else self.state_actors.ring.state_actors
-        asked = actor.serve.remote(
+        reference = actor.serve.remote(
             chunk.stacks, sum_request, state_actors, chunk.own, list(chunk.shared), *chunk.shared.values()
         )
-        self._serving[asked] = (actor, place)
+        self._serving[reference] = (actor, place)
 
     def _load(self, actor: Any) -> None:
         self._starting[actor.load.remote(*self._run)] = actor
@@ -278,8 +278,8 @@ class RayWorkerPool:
     def _handle_started(self, done: Any) -> None:
         """Take note that an actor is ready, or died before it was."""
         actor = self._starting.pop(done)
-        came, _ = self.connection.answer(done)
-        if came:
+        arrived, _ = self.connection.answer(done)
+        if arrived:
             self._failed_starts = 0
             self._idle.append(actor)
             return

@@ -40,7 +40,7 @@ def imported() -> Any:
 
 
 def connected() -> bool:
-    """Whether this process is already connected to a Ray."""
+    """Return whether this process is already connected to a Ray."""
     return bool(imported().is_initialized())
 
 
@@ -67,30 +67,32 @@ class RayConnection:
 
     def _connect(self, address: str | None, cores: int, store: int | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that is started here reports nothing
-        own = {"num_cpus": cores, "object_store_memory": store, "include_dashboard": False} if address is None else {}
+        options = (
+            {"num_cpus": cores, "object_store_memory": store, "include_dashboard": False} if address is None else {}
+        )
         try:
             _knock(address)
-            self._init(_TRIES if address is None else 1, address=address or "local", **own)
+            self._init(_TRIES if address is None else 1, address=address or "local", **options)
         except Exception as error:  # Ray raises what it meets: ConnectionError, ValueError, RuntimeError, OSError
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if address is None:
-                raise RuntimeFault(f"Ray does not start here: {said}") from error
+                raise RuntimeFault(f"Ray does not start here: {reason}") from error
             raise SettingError(
-                f"no Ray cluster answers at {address!r}: {said}; start one with `ray start --head`, set "
+                f"no Ray cluster answers at {address!r}: {reason}; start one with `ray start --head`, set "
                 "RAY_AUTH_MODE=token here, too, if it wants a token, or leave the address out"
             ) from error
 
-    def _init(self, tries: int, **how: Any) -> None:
+    def _init(self, tries: int, **options: Any) -> None:
         before = signal.getsignal(signal.SIGTERM)
         try:
-            self.ray.init(log_to_driver=False, logging_level="ERROR", **how)
+            self.ray.init(log_to_driver=False, logging_level="ERROR", **options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)  # Ray replaces it by one that does not tell how the run ended
         except Exception:
             self.ray.shutdown()
             if tries == 1:
                 raise
-            self._init(tries - 1, **how)
+            self._init(tries - 1, **options)
 
     # -- actors
 
@@ -123,8 +125,8 @@ class RayConnection:
             return resting[node].pop()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         # soft affinity would be ignored where a node does not know the others yet
-        there = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        return self.ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote()
+        strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        return self.ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote()
 
     def rest_on(self, node: str, actor: Any) -> None:
         """Keep an actor of `start_on` for the next run; there is only one kind of these."""
@@ -146,7 +148,7 @@ class RayConnection:
         return {"num_cpus": 1, "num_gpus": self.gpus}
 
     def offers(self) -> int:
-        """How many actors the cluster has resources for."""
+        """Return the number of actors that the cluster has resources for."""
         return actors_that_fit([node["Resources"] for node in self.ray.nodes() if node["Alive"]], self.gpus)
 
     # -- answers
@@ -158,9 +160,9 @@ class RayConnection:
             RuntimeFault: no actor serves, and none has started for minutes.
         """
         while True:
-            there, _ = self.ray.wait([*serving, *starting], num_returns=1, timeout=_TIMEOUT, fetch_local=False)
-            if there:
-                return there[0]
+            ready, _ = self.ray.wait([*serving, *starting], num_returns=1, timeout=_TIMEOUT, fetch_local=False)
+            if ready:
+                return ready[0]
             if not serving:
                 needs = ", ".join(f"{name[4:]}: {count:g}" for name, count in self.needs().items() if count)
                 raise RuntimeFault(
@@ -168,7 +170,7 @@ class RayConnection:
                 )
 
     def answer(self, reference: Any) -> tuple[bool, Any]:
-        """Whether an answer came, and the answer.  None comes from an actor that died, or whose node died.
+        """Return whether an answer came, and the answer.  None comes from an actor that died, or whose node died.
 
         Raises:
             RuntimeFault: the actor raised an error.
@@ -182,9 +184,9 @@ class RayConnection:
                 return False, None
             if isinstance(cause, PiebaldError):
                 raise RuntimeFault(str(cause)) from None
-            said = (str(cause).strip() or type(cause).__name__).splitlines()[-1]
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[-1]
             raise RuntimeFault(
-                f"a Ray actor could not take the run up: {said}; Piebald, and your own modules, must be installed on "
+                f"a Ray actor could not take the run up: {reason}; Piebald, and your own modules, must be installed on "
                 "every node, in the same versions"
             ) from None
         except errors.RayError:
@@ -196,8 +198,8 @@ class RayConnection:
 
     def put_work(self, work: ClientWork) -> Any:
         """Put the work of a run into Ray's store; the actors of a node read frozen parameters without copying them."""
-        frozen = [one for one in work.model.parameters() if not one.requires_grad]
-        arrays = all(one.dtype in _IN_ARRAYS for one in [*work.model.parameters(), *work.model.buffers()])
+        frozen = [parameter for parameter in work.model.parameters() if not parameter.requires_grad]
+        arrays = all(tensor.dtype in _IN_ARRAYS for tensor in [*work.model.parameters(), *work.model.buffers()])
         return self._put_as_arrays(work) if frozen and arrays else self.put(work)
 
     def put_rows(self, clients: Clients) -> Any:
@@ -215,16 +217,16 @@ class RayConnection:
 
 
 def actors_that_fit(nodes: Sequence[Mapping[str, float]], gpus: float) -> int:
-    """How many actors nodes have room for, each with a core and so much of a GPU; a share is of one GPU."""
-    found = 0
+    """Return the number of actors that nodes have room for, each with a core and so much of a GPU."""
+    actors = 0
     for node in nodes:
-        cores, there = int(node.get("CPU", 0)), int(node.get("GPU", 0))
-        found += min(cores, there * int(1 / gpus + 1e-6)) if gpus else cores
-    return found
+        cores, node_gpus = int(node.get("CPU", 0)), int(node.get("GPU", 0))
+        actors += min(cores, node_gpus * int(1 / gpus + 1e-6)) if gpus else cores
+    return actors
 
 
 def gone(error: BaseException) -> bool:
-    """Whether an error says that an actor, a node or an object is gone, also where a task met that."""
+    """Return whether an error says that an actor, a node or an object is gone, also where a task met that."""
     errors = imported().exceptions
     met = getattr(error, "cause", None) or error
     kinds = (errors.RayActorError, errors.ActorUnschedulableError, errors.ObjectLostError, errors.NodeDiedError)

@@ -22,7 +22,7 @@ from piebald.runtimes.workers.state_store import ClientStateStore
 
 
 class Ray(Simulated):
-    """How to simulate with Ray (`pip install 'piebald[ray]'`).
+    """The settings of a simulation with Ray (`pip install 'piebald[ray]'`).
 
     Attributes:
         workers: actors, each on one core or GPU; None starts one for each that Ray offers, at most one for each client
@@ -62,12 +62,12 @@ class Ray(Simulated):
         imported()
         here = self.address is None and self.device == "cpu" and not connected()
         workers = self.workers or min(expected, count_cores() if here else self._connection().offers()) or 1
-        known = self.model_copy(update={"workers": workers})
+        settings = self.model_copy(update={"workers": workers})
         if here or (self.engine != "auto" and self.onednn is not None):
-            return known.measured(work, clients, expected)
-        made = measured(known, self._connection(), work, clients, expected)
-        assert isinstance(made, type(self))
-        return made
+            return settings.measured(work, clients, expected)
+        resolved = measured(settings, self._connection(), work, clients, expected)
+        assert isinstance(resolved, type(self))
+        return resolved
 
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore

@@ -68,10 +68,10 @@ class StateActor:
         """Make the state held for tasks the clients' state, or discard it: (id, client, kept).  Repeating it changes
         nothing.
         """
-        for id, client, kept in outcomes:
+        for id, client, counts in outcomes:
             if ~id in self.store:
                 tensors = self.store.take(~id)
-                if kept:
+                if counts:
                     self.store.set(client, tensors)
 
 
@@ -87,28 +87,31 @@ class StateActorRing:
 
     def fill_in(self, arrays: Mapping[int, Any]) -> dict[int, Any]:
         """A message's arrays with client state in place of placeholders."""
-        wanted = {place: one for place, one in arrays.items() if isinstance(one, StateKey)}
-        clients = {one.client for one in wanted.values()}
-        asked = [self.state_actors[home].give.remote(keys) for home, keys in self.at_home((c, c) for c in clients)]
-        found: dict[int, Mapping[str, Any]] = {}
-        for given in self.ray.get(asked):
-            found |= given
-        for one in wanted.values():
-            if one.name not in found[one.client]:
+        keys_by_place = {place: array for place, array in arrays.items() if isinstance(array, StateKey)}
+        clients = {state_key.client for state_key in keys_by_place.values()}
+        references = [self.state_actors[home].give.remote(keys) for home, keys in self.at_home((c, c) for c in clients)]
+        entries: dict[int, Mapping[str, Any]] = {}
+        for reply in self.ray.get(references):
+            entries |= reply
+        for state_key in keys_by_place.values():
+            if state_key.name not in entries[state_key.client]:
                 raise RuntimeFault(
-                    f"a client was left without {one.name!r} in its state: a trainer that starts with it "
+                    f"a client was left without {state_key.name!r} in its state: a trainer that starts with it "
                     "(`initial_state`) must return it each time (`TrainOutput.state`)"
                 )
-        return {**arrays, **{place: found[one.client][one.name] for place, one in wanted.items()}}
+        return {
+            **arrays,
+            **{place: entries[state_key.client][state_key.name] for place, state_key in keys_by_place.items()},
+        }
 
     def store_results(self, stacks: Sequence[ClientStack], served: Sequence[StackResult]) -> None:
         """Write the new state of results to both state actors of their clients; returns when it is there."""
         entries, clients = {}, {}
-        for stack, one in zip(stacks, served, strict=True):
+        for stack, result in zip(stacks, served, strict=True):
             for row, (id, client) in enumerate(zip(stack.ids, stack.clients, strict=True)):
                 clients[~id] = client
-                entries[~id] = {name: rows[row] for name, rows in one.state.items()}
-            one.state = {}
+                entries[~id] = {name: rows[row] for name, rows in result.state.items()}
+            result.state = {}
         self.ray.get(self.write(entries, clients))
 
     def write(self, entries: Entries, clients: Mapping[int, int]) -> list[Any]:
@@ -176,26 +179,26 @@ class StateActors(ClientStateStore):
             self._changed.add(task.client)
 
     def held(self, tasks: Sequence[Task]) -> Mapping[int, Mapping[str, Tensor]]:
-        clients = {~one.id: one.client for one in tasks if one.id in self._task_clients}
-        found = dict(self._read(clients))
-        return {one.id: found.get(~one.id, {}) for one in tasks}
+        clients = {~task.id: task.client for task in tasks if task.id in self._task_clients}
+        entries = dict(self._read(clients))
+        return {task.id: entries.get(~task.id, {}) for task in tasks}
 
     def changed(self) -> dict[str, Tensor]:
         if not self._changed:
             return {}
         self.ready()
-        found = self._read({client: client for client in sorted(self._changed)})
-        tensors = {f"{self.kept.prefix}/{client}/{name}": t for client, entry in found for name, t in entry.items()}
+        entries = self._read({client: client for client in sorted(self._changed)})
+        tensors = {f"{self.kept.prefix}/{client}/{name}": t for client, entry in entries for name, t in entry.items()}
         self._changed.clear()
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        found = by_client(tensors, self.kept.prefix)
-        if found:
+        entries = by_client(tensors, self.kept.prefix)
+        if entries:
             self.ready()
-        self._known |= set(found)
-        for piece in self._pieces(sorted(found)):
-            self._write({client: found[client] for client in piece}, {client: client for client in piece})
+        self._known |= set(entries)
+        for piece in self._pieces(sorted(entries)):
+            self._write({client: entries[client] for client in piece}, {client: client for client in piece})
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         self.restore(tensors)
@@ -216,8 +219,8 @@ class StateActors(ClientStateStore):
     def ready(self) -> StateActorRing:
         """The state actors, once all of them are alive and know which results count."""
         for _ in range(_TRIES):
-            asked = [actor.settle.remote(self._outcomes) for actor in self.ring.state_actors]
-            if self._came(asked):
+            references = [actor.settle.remote(self._outcomes) for actor in self.ring.state_actors]
+            if self._came(references):
                 for id, _, _ in self._outcomes:
                     del self._task_clients[id]
                 self._outcomes, self._begun = [], True
@@ -275,8 +278,8 @@ class StateActors(ClientStateStore):
         nodes = self._connection.nodes()
         self._nodes.pop(place, None)
         beside = [self._nodes.get((place + step) % count) for step in (-1, 1)]
-        others = list(self._nodes.values())
-        node = min(nodes, key=lambda node: (beside.count(node), others.count(node)))
+        taken_nodes = list(self._nodes.values())
+        node = min(nodes, key=lambda node: (beside.count(node), taken_nodes.count(node)))
         self._nodes[place] = node
         actor = self._connection.start_on(node, StateActor)
         actor.begin.remote(self.budget * min(len(nodes), count) // count)
@@ -286,8 +289,8 @@ class StateActors(ClientStateStore):
         """All keys whose clients have their home on an actor."""
         if not self._begun:  # an actor that was kept from an earlier run may have been dead already
             return []
-        mine = [~id for id, client in self._task_clients.items() if self.ring.home(client) == home]
-        return mine + [client for client in sorted(self._known) if self.ring.home(client) == home]
+        held_keys = [~id for id, client in self._task_clients.items() if self.ring.home(client) == home]
+        return held_keys + [client for client in sorted(self._known) if self.ring.home(client) == home]
 
     def _pieces(self, keys: Sequence[int]) -> Iterator[Sequence[int]]:
         """Split keys into pieces that can be moved at a time."""
@@ -305,8 +308,8 @@ class StateActors(ClientStateStore):
 
     def _given(self, home: int, keys: Sequence[int]) -> Entries:
         for _ in range(_TRIES):
-            came, entries = self._connection.answer(self.ring.state_actors[home].give.remote(keys))
-            if came:
+            arrived, entries = self._connection.answer(self.ring.state_actors[home].give.remote(keys))
+            if arrived:
                 return cast(Entries, entries)
             self.repair()
         raise _dying()
@@ -319,8 +322,8 @@ class StateActors(ClientStateStore):
         raise _dying()
 
     def _came(self, answers: Sequence[Any]) -> bool:
-        """Whether all answers came."""
-        return all([self._connection.answer(one)[0] for one in answers])
+        """Return whether all answers came."""
+        return all([self._connection.answer(reference)[0] for reference in answers])
 
 
 def _dying() -> RuntimeFault:

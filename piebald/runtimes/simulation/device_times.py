@@ -1,4 +1,4 @@
-"""When simulated devices have done a task, drop out or go away, in seconds of the virtual clock."""
+"""Times at which simulated devices have done a task, drop out or go away, in seconds of the virtual clock."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DeviceTimes:
         self._min_steps = functools.cache(work.trainer.min_steps)
 
     def downloaded(self, event: Event) -> float:
-        """When the task has reached the client."""
+        """Return the time at which the task has reached the client."""
         if event.task.free or event.task.client == SERVER_ID:
             return event.sent
         device = self._device(event.task.client)
@@ -96,7 +96,7 @@ class DeviceTimes:
         return soonest if leaves is None else min(soonest, leaves)
 
     def leaves(self, task: Task, sent: float) -> float | None:
-        """When the client's device, asked at `sent`, will go offline, or None."""
+        """Return when the client's device, asked at `sent`, will go offline, or None."""
         if task.free or task.client == SERVER_ID:
             return None
         intervals = self._device(task.client).on
@@ -105,7 +105,7 @@ class DeviceTimes:
         return next((stop for start, stop in intervals if start <= sent < stop and stop < math.inf), None)
 
     def finished(self, event: Event) -> float:
-        """When the answer has been uploaded."""
+        """Return the time at which the answer has been uploaded."""
         if event.update is None or event.task.free or event.task.client == SERVER_ID:
             return self.downloaded(event)
         device = self._device(event.task.client)
@@ -115,13 +115,13 @@ class DeviceTimes:
         return self.downloaded(event) + work + device.latency + event.update.nbytes / device.up
 
     def next_wake(self, now: float) -> float:
-        """When the next device comes online, if all are offline and nothing is under way."""
+        """Return when the next device comes online, if all are offline and nothing is under way."""
         devices = (self._device(client) for client in range(len(self._clients)))
         starts = (start for device in devices for start, _ in device.on or () if start > now)
         return min(starts, default=now)
 
     def drops_out(self, task: Task) -> bool:
-        """Whether the device drops out; it depends on the client and the version, not on when it is asked."""
+        """Return whether the device drops out; it depends on the client and the version, not on when it is asked."""
         device = self._device(task.client) if task.client != SERVER_ID else Device()
         if device.dropout <= 0:
             return False

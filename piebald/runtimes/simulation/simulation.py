@@ -42,11 +42,11 @@ from piebald.runtimes.workers.state_store import ClientStateStore, under
 
 LOST = "lost"
 GONE = "the client went away before it was done"
-_LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`runtimes.factored`)
+_LARGE = 1 << 20  # parameters of a model whose weights engines avoid forming (`engines.factored`)
 
 
 class SimulationSettings(Protocol):
-    """What a simulation is told: see `settings.Simulated`."""
+    """The settings that a simulation reads, see `simulator.Simulated`."""
 
     @property
     def stack(self) -> int | None: ...
@@ -153,8 +153,8 @@ class Simulation:
         self.state_store.restore(checkpoint.tensors)
         for place, tensor in checkpoint.tensors.items():
             if place.startswith("secret/"):
-                _, client, own = place.split("/", 2)
-                self._secrets.setdefault(int(client), {})[own] = tensor
+                _, client, secret = place.split("/", 2)
+                self._secrets.setdefault(int(client), {})[secret] = tensor
         together: dict[int, list[Event]] = {}
         for row in checkpoint.values["events"]:
             name = f"event/{row['id']}/"
@@ -181,7 +181,7 @@ class Simulation:
 
     @property
     def step_notes(self) -> Mapping[str, str]:
-        """Which steps on a GPU are recorded, and why others are not, as far as this process trains."""
+        """The steps on a GPU that are recorded, and the reasons why others are not, as far as this process trains."""
         return self._worker_pool.engine.notes if isinstance(self._worker_pool, InProcess) else {}
 
     def close(self) -> None:
@@ -206,10 +206,10 @@ class Simulation:
 
     def _of(self, task: Task) -> ClientSecrets:
         """The secrets of a task's client."""
-        kept = self._secrets.setdefault(task.client, {})
+        secrets = self._secrets.setdefault(task.client, {})
         name = self.federation.names[task.client]
         draw = repeatable(self.work.seed, name, task.rng_version)
-        return ClientSecrets(task.client, kept, draw, SimulatedSigner(self.work.seed, task.client), ANY_SUM)
+        return ClientSecrets(task.client, secrets, draw, SimulatedSigner(self.work.seed, task.client), ANY_SUM)
 
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
         return SimulatedSigner(self.work.seed, client).check(client, text, signature)
@@ -286,7 +286,7 @@ class Simulation:
         heapq.heapify(self._due)
 
     def _ends(self, due: Due) -> float:
-        """When a task that was served ends, or is cut off because its client goes away."""
+        """Return when a task that was served ends, or is cut off because its client goes away."""
         event = due.event
         if event.failure in (LOST, GONE):
             return due.time
@@ -340,7 +340,7 @@ class Simulation:
 
     @property
     def _apart(self) -> bool:
-        """Whether only clients that start from the same model are trained together."""
+        """True if only clients that start from the same model are trained together."""
         return self.work.layout.size >= _LARGE
 
     def _cut(self, order: Sequence[int], events: list[Event]) -> list[list[int]]:
@@ -350,11 +350,11 @@ class Simulation:
         for i in order:
             task = events[i].task
             number = self.work.number_of(task.client, task.version, task.query)
-            mine = stacks.setdefault((number, id(task.vectors["model"]) if apart else 0), [[]])
-            if len(mine[-1]) == size:
-                mine.append([])
-            mine[-1].append(i)
-        return [stack for mine in stacks.values() for stack in mine]
+            group = stacks.setdefault((number, id(task.vectors["model"]) if apart else 0), [[]])
+            if len(group[-1]) == size:
+                group.append([])
+            group[-1].append(i)
+        return [stack for group in stacks.values() for stack in group]
 
     def _stack_size(self, events: list[Event]) -> int:
         """Clients in a stack: as set for training; large stacks for queries about one model, a few for each worker."""

@@ -42,10 +42,10 @@ def _fleet(table: Any) -> Any:
     """A fleet from its table; it must be a component, since a resumed run rebuilds the fleet from its fields."""
     if table is None:
         return None
-    made = build("fleet", table)
-    if not isinstance(made, Fleet):
+    fleet = build("fleet", table)
+    if not isinstance(fleet, Fleet):
         raise ValueError(f"must be one of piebald.data.partition's fleets or its table, got {table!r}")
-    return made
+    return fleet
 
 
 AnyFleet = Annotated[
@@ -111,8 +111,8 @@ class Simulated(RuntimeSettings):
     def open(self, work: ClientWork, clients: Clients) -> Simulation:
         """Start simulating."""
         complete = self.engine != "auto" and self.workers is not None and self.onednn is not None
-        made = self if complete else self.resolved(work, clients, len(clients))
-        return Simulation(made, work, clients)
+        settings = self if complete else self.resolved(work, clients, len(clients))
+        return Simulation(settings, work, clients)
 
     def worker_pool(
         self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
@@ -121,7 +121,7 @@ class Simulated(RuntimeSettings):
         raise NotImplementedError
 
     def share_of_gpu(self) -> float:
-        """How much of a GPU's memory one process may fill."""
+        """Return the share of a GPU's memory that one process may fill."""
         return 1 / max(1, self.workers or 1)
 
     def state_store(self, work: ClientWork) -> ClientStateStore:
@@ -169,31 +169,31 @@ class Simulated(RuntimeSettings):
         return self.model_copy(update={"engine": engine, "stack": stack, "workers": workers, "onednn": onednn})
 
     def _default_stack(self, engine: str) -> int:
-        """How many clients train at once where an engine is named and nothing else."""
+        """Return the clients that train at once where an engine is named and nothing else."""
         lanes = DEFAULT_LANES if self.recorded and self.device.startswith("cuda") else 1
         return 8 if engine in ("vmapped", "batched") else lanes
 
     def _fastest(
         self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
     ) -> EngineChoice:
-        """What was fastest in an earlier run like this one, if it computes what it should, or else is measured now."""
+        """Return the fastest choice of an earlier run like this one, if its losses are right, or else measure now."""
         holding = [client for client in sample if clients.size(client, "train") != 0] or sample
         sizes = [clients.size(client, "train") for client in holding]
         key = key_of(work, trial(work), sizes, device, self.bfloat16, bool(self.recorded))
         most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
         measured = {*stacks, *(LANES if device.type == "cuda" else ())}
-        known = recall(key, ("sequential", "vmapped", "batched"), [size for size in measured if size <= most])
-        if known is not None and self.onednn in (None, known.onednn):
-            set_onednn(known.onednn)
-            if agrees(known.engine, work, clients, device, self.bfloat16, holding):
-                return known
+        remembered = recall(key, ("sequential", "vmapped", "batched"), [size for size in measured if size <= most])
+        if remembered is not None and self.onednn in (None, remembered.onednn):
+            set_onednn(remembered.onednn)
+            if agrees(remembered.engine, work, clients, device, self.bfloat16, holding):
+                return remembered
         onednn = self._faster_product(device)
         set_onednn(onednn)
         share, recorded = self.share_of_gpu(), bool(self.recorded)
-        found = fastest(work, clients, device, self.bfloat16, sample, stacks, share, recorded)
-        made = EngineChoice(*found, onednn)
-        remember(key, made)
-        return made
+        measurement = fastest(work, clients, device, self.bfloat16, sample, stacks, share, recorded)
+        choice = EngineChoice(*measurement, onednn)
+        remember(key, choice)
+        return choice
 
     def _faster_product(self, device: torch.device) -> bool:
         return self.onednn if self.onednn is not None else device.type == "cpu" and onednn_is_faster()
@@ -205,8 +205,8 @@ class Simulated(RuntimeSettings):
         engine, stack = self.engine, self.stack
         if engine == "auto":
             with one_thread(device.type == "cpu" and can_fork()):
-                engine, found = counted(work, clients, device, self.bfloat16, expected)  # type: ignore[assignment]
-            stack = stack or found
+                engine, counted_stack = counted(work, clients, device, self.bfloat16, expected)  # type: ignore[assignment]
+            stack = stack or counted_stack
         if stack is None:
             stack = self._default_stack(engine)
         stack = min(stack, stack_limit(work), expected)
@@ -214,13 +214,22 @@ class Simulated(RuntimeSettings):
 
 
 class Simulator(Simulated):
-    """How to simulate.
+    """The settings of a simulation on this machine.
 
     Attributes:
         workers: processes, at most one for each client; 0 trains in this process, None decides by the number of cores
             and the work there is.  On a GPU, None is 0, and several processes share it and its memory.
         device: "cpu", "cuda", "cuda:1", "mps" (Apple's GPU, which no test has seen), or "auto" for the first GPU that
             is here, else the CPU.
+
+    Example:
+        >>> import torch
+        >>> import piebald
+        >>> clients = piebald.clients_from([(torch.eye(4), torch.tensor([0, 1, 0, 1]))] * 3)
+        >>> simulator = piebald.Simulator(engine="batched", stack=3, workers=0)
+        >>> run = piebald.run("fedavg", clients, torch.nn.Linear(4, 2), rounds=2, runtime=simulator)
+        >>> len(run.rounds)
+        2
     """
 
     @field_validator("device")
@@ -242,8 +251,8 @@ class Simulator(Simulated):
         if self.device == "cpu" or not self.workers:
             return super().measured(work, clients, expected)
         check_forkable(self.device)
-        found = in_fork(lambda: _choices(super(Simulator, self).measured(work, clients, expected)))
-        return self.model_copy(update=found)
+        choices = in_fork(lambda: _choices(super(Simulator, self).measured(work, clients, expected)))
+        return self.model_copy(update=choices)
 
     def server_device(self) -> torch.device:
         """See `RuntimeSettings`; with the engine, where that is in this process."""
@@ -257,17 +266,17 @@ class Simulator(Simulated):
         if self.device.startswith("cuda"):
             set_up_gpu(self.tf32, self.deterministic)
         device = torch.device(self.device)
-        how = (device, self.bfloat16, self.compiled, bool(self.recorded))
+        options = (device, self.bfloat16, self.compiled, bool(self.recorded))
         if self.workers and device.type != "cpu":
             check_forkable(self.device)
-            make = lambda: make_engine(self.engine, work, clients, *how)  # noqa: E731
+            make = lambda: make_engine(self.engine, work, clients, *options)  # noqa: E731
             return ForkedWorkers(make, work.layout.size, self.workers, *room)
         with one_thread(device.type == "cpu" and can_fork()):  # as it will compute
-            engine = make_engine(self.engine, work, clients, *how)
+            engine = make_engine(self.engine, work, clients, *options)
         return (
             ForkedWorkers(lambda: engine, work.layout.size, self.workers, *room) if self.workers else InProcess(engine)
         )
 
 
-def _choices(made: Simulated) -> dict[str, Any]:
-    return {name: getattr(made, name) for name in ("engine", "stack", "workers", "onednn")}
+def _choices(settings: Simulated) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in ("engine", "stack", "workers", "onednn")}

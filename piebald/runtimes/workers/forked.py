@@ -121,7 +121,7 @@ class ForkedWorkers:
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    """What one call of `begin` gave out.
+    """The work that one call of `begin` gave out.
 
     Attributes:
         stacks, sum_request: what was asked for.
@@ -195,7 +195,7 @@ class _Worker:
         begun.results |= zip(message.places, results, strict=True)
         begun.missing -= 1
         if message.last and begun.sum_request is not None:
-            sums = {name: get(where) for name, where in answer["vectors"].items()}
+            sums = {name: get(place) for name, place in answer["vectors"].items()}
             begun.sums[self] = (answer["weight"], sums, message.part)
         else:
             self.release(message.part)
@@ -243,11 +243,11 @@ def _serve_until_closed(
             os._exit(0)
         message = messages.popleft()
         coming = messages[0]["stacks"][0] if messages else None
-        then: list[int] = coming["clients"] if coming is not None and coming["query"] is None else []
+        next_clients: list[int] = coming["clients"] if coming is not None and coming["query"] is None else []
         outbox.clear(message["part"])
         try:
             engine = engine or make()
-            answer: dict[str, Any] = {"results": _serve_all(engine, message, then, inbox, outbox, total)}
+            answer: dict[str, Any] = {"results": _serve_all(engine, message, next_clients, inbox, outbox, total)}
             if message["last"]:
                 answer |= {
                     "weight": total.weight,
@@ -265,7 +265,7 @@ def _serve_until_closed(
 def _serve_all(
     engine: Engine,
     message: dict[str, Any],
-    then: Sequence[int],
+    next_clients: Sequence[int],
     inbox: Arena,
     outbox: Arena,
     total: RunningSum,
@@ -278,6 +278,6 @@ def _serve_all(
         aggregation = build("aggregation", message["sum_request"]["weight"])
         assert isinstance(aggregation, Linear)
         sum_request = SumRequest(aggregation, message["sum_request"]["limit"])
-    seen: dict[str, torch.Tensor] = {}
-    stacks = [unpack_stack(values, inbox, seen) for values in message["stacks"]]
-    return [pack_result(result, outbox) for result in serve_all(engine, stacks, sum_request, total, then)]
+    unpacked: dict[str, torch.Tensor] = {}
+    stacks = [unpack_stack(values, inbox, unpacked) for values in message["stacks"]]
+    return [pack_result(result, outbox) for result in serve_all(engine, stacks, sum_request, total, next_clients)]

@@ -28,7 +28,7 @@ def check_forkable(device: str) -> None:
 
 
 def in_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a function returns in a forked process, as plain JSON.
+    """Call a function in a forked process and return its result, which is plain JSON.
 
     Raises:
         SettingError: the function raised it.
@@ -51,8 +51,8 @@ def in_fork(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     process.join()
     if "error" in answer:
         raise (SettingError if answer["setting"] else RuntimeFault)(answer["error"])
-    made: dict[str, Any] = answer["made"]
-    return made
+    result: dict[str, Any] = answer["made"]
+    return result
 
 
 def _call(function: Callable[[], dict[str, Any]], pipe: Connection) -> None:
@@ -61,6 +61,6 @@ def _call(function: Callable[[], dict[str, Any]], pipe: Connection) -> None:
     try:
         answer = {"made": function()}
     except Exception as error:  # whatever the user's own code may raise
-        said = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
-        answer = {"error": said, "setting": isinstance(error, SettingError)}
+        reason = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
+        answer = {"error": reason, "setting": isinstance(error, SettingError)}
     pipe.send_bytes(json.dumps(answer).encode())

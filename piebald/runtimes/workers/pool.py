@@ -1,4 +1,4 @@
-"""What a worker pool is, the pool that is this process alone, and what all pools need."""
+"""The contract of a worker pool, the pool that is this process alone, and the parts that all pools need."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerPool(Protocol):
 
 
 class LaterWork:
-    """What was begun and waits until somebody collects it, for pools that do nothing before."""
+    """Work that was begun and waits until somebody collects it, for pools that do nothing before."""
 
     def __init__(self) -> None:
         self._taken = 0
@@ -62,12 +62,12 @@ class LaterWork:
     ) -> Iterator[tuple[dict[int, int], list[ClientStack], list[float], SumRequest | None]]:
         """Take all of it out, what is not summed in one piece: counts of stacks by number, then all stacks."""
         waiting, self._waiting = self._waiting, {}
-        single = {number: one for number, one in waiting.items() if one[2] is None}
-        pieces = [{number: one} for number, one in waiting.items() if one[2] is not None]
+        single = {number: work for number, work in waiting.items() if work[2] is None}
+        pieces = [{number: work} for number, work in waiting.items() if work[2] is not None]
         for piece in [single, *pieces] if single else pieces:
-            stacks = [stack for mine, _, _ in piece.values() for stack in mine]
-            costs = [cost for _, mine, _ in piece.values() for cost in mine]
-            counts = {number: len(mine) for number, (mine, _, _) in piece.items()}
+            stacks = [stack for group, _, _ in piece.values() for stack in group]
+            costs = [cost for _, group_costs, _ in piece.values() for cost in group_costs]
+            counts = {number: len(group) for number, (group, _, _) in piece.items()}
             yield counts, stacks, costs, next(iter(piece.values()))[2]
 
     @property
@@ -78,7 +78,7 @@ class LaterWork:
 
 
 def can_fork() -> bool:
-    """Whether this platform can fork worker processes."""
+    """Return whether this platform can fork worker processes."""
     return "fork" in multiprocessing.get_all_start_methods()
 
 

@@ -26,7 +26,7 @@ _DTYPES = {
 
 
 class Store(Protocol):
-    """Where the tensors of a message are; a place is a plain value."""
+    """A store of the tensors of a message; a place in it is a plain value."""
 
     def put(self, tensor: Tensor) -> Any: ...
 
@@ -99,8 +99,8 @@ def unpack_stack(values: dict[str, Any], store: Store, seen: dict[str, Tensor] |
         return seen.setdefault(json.dumps(place), store.get(place))
 
     query = values["query"]
-    made = build("query", query) if query is not None else None
-    assert made is None or isinstance(made, Query)
+    built_query = build("query", query) if query is not None else None
+    assert built_query is None or isinstance(built_query, Query)
     return ClientStack(
         values["clients"],
         values["versions"],
@@ -109,7 +109,7 @@ def unpack_stack(values: dict[str, Any], store: Store, seen: dict[str, Tensor] |
         [get(place) for place in values["models"]],
         {name: [get(place) for place in rows] for name, rows in values["vectors"].items()},
         {name: _get_rows(place, store, get) for name, place in values["state"].items()},
-        made,
+        built_query,
         values["ids"],
     )
 
@@ -128,8 +128,8 @@ def pack_result(result: StackResult, store: Store) -> dict[str, Any]:
 def unpack_result(values: dict[str, Any], store: Store) -> StackResult:
     """The result of `pack_result`, copied out of the store."""
     vectors = {name: store.get(place).clone() for name, place in values["vectors"].items()}
-    found = {name: _get_rows(place, store, store.get) for name, place in values["state"].items()}
-    state = {name: [row.clone() for row in rows] for name, rows in found.items()}
+    rows_by_name = {name: _get_rows(place, store, store.get) for name, place in values["state"].items()}
+    state = {name: [row.clone() for row in rows] for name, rows in rows_by_name.items()}
     return StackResult(**{name: values[name] for name in _SCALARS}, vectors=vectors, state=state)
 
 
@@ -146,4 +146,6 @@ def _put_rows(rows: Any, store: Store) -> dict[str, Any]:
 
 def _get_rows(place: dict[str, Any], store: Store, get: Callable[[Any], Tensor]) -> list[Tensor]:
     """The tensors of `_put_rows`, one for each client; `get` fetches those that were stored separately."""
-    return [*store.get(place["whole"]).unbind()] if "whole" in place else [get(where) for where in place["rows"]]
+    return (
+        [*store.get(place["whole"]).unbind()] if "whole" in place else [get(row_place) for row_place in place["rows"]]
+    )

@@ -36,7 +36,7 @@ class ClientStateStore:
 
     @property
     def needed(self) -> bool:
-        """Whether clients have any state."""
+        """True if clients have any state."""
         return self.work.layout.shared < self.work.layout.size or bool(self.fresh)
 
     def recall(self, task: Task) -> Mapping[str, Tensor]:
