@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, RuntimeSettings, Sets, app
+from piebald.cli.app import SharedOptions, command
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
@@ -29,8 +29,9 @@ SplitName = Annotated[
 ]
 
 
-@app.command()
+@command("sets", "runtime", "as_json")
 def statistics(
+    options: SharedOptions,
     file: Source,
     client: ClientColumn = None,
     column: ColumnNames = None,
@@ -58,41 +59,45 @@ def statistics(
     credentials: Annotated[
         Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
     ] = None,
-    runtime: RuntimeSettings = None,
     standardise: Annotated[
         bool, typer.Option("--standardise", help="Print the constants of [data] standardise, and nothing else.")
     ] = False,
-    sets: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
     from piebald.statistics import statistics
 
-    kept = _ledger(ledger, budget, delta)
+    counted = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:
         raise SettingError("--noise-at belongs to noise: give --epsilon and --delta, too, or leave it out")
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
-    limits, known = dict(map(_bounds, bounds or ())), dict(map(_categories, categories or ()))
+    limits, values = dict(map(_bounds, bounds or ())), dict(map(_categories, categories or ()))
     pairs = [[name.strip() for name in pair.split(",")] for pair in table or ()]
     question: dict[str, Any] = {
-        "quantiles": shares, "bins": bins, "bounds": limits, "categories": known, "tables": pairs,
+        "quantiles": shares, "bins": bins, "bounds": limits, "categories": values, "tables": pairs,
         "by_client": by_client, "split": split or "train", "secure": secure, "epsilon": epsilon, "delta": delta,
     }  # fmt: skip
-    if asks_sites(credentials, runtime):
+    if asks_sites(credentials, options.runtime):
         from piebald.statistics import at_sites as statistics_at_sites
 
         _refuse_local_flags(client, ledger, noise_at)
-        found = statistics_at_sites.ask(file, site_flags(file, sets, credentials), credentials, **question)
-        found = found if column is None else found.only(column)
+        flags = site_flags(file, options.sets, credentials)
+        answer = statistics_at_sites.ask(file, flags, credentials, **question)
+        answer = answer if column is None else answer.only(column)
     else:
-        rows = asked_rows(file, client, sets, split, divided=standardise)
-        own: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
-        found = statistics(rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept)
-    _print_found(found, column, standardise, as_json)
+        rows = asked_rows(file, client, options.sets, split, divided=standardise)
+        names: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
+        answer = statistics(rows.source, **names, **question, noise_at=noise_at or "server", ledger=counted)
+    if standardise:
+        _print_constants(answer, column, options.as_json)
+    elif options.as_json:
+        print_json(answer.plain())
+    else:
+        _print(answer)
 
 
-@app.command()
+@command("sets", "as_json")
 def glm(
+    options: SharedOptions,
     file: Source,
     target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
     family: Annotated[
@@ -101,14 +106,12 @@ def glm(
     client: ClientColumn = None,
     column: ColumnNames = None,
     split: SplitName = None,
-    sets: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.statistics import glm as fit_glm
 
-    asked = asked_rows(file, client, sets, split)
-    found = fit_glm(
+    asked = asked_rows(file, client, options.sets, split)
+    model = fit_glm(
         asked.source,
         target=target or asked.target,
         columns=column or (asked.features if asked.columns else None),
@@ -117,13 +120,13 @@ def glm(
         split=split or "train",
         features=asked.inputs,
     )
-    if as_json:
-        return print_json(found.plain())
-    heading, *rows = found.table()
+    if options.as_json:
+        return print_json(model.plain())
+    heading, *rows = model.table()
     print_narrow(heading, rows)
     print(
-        f"\n{found.target}, {found.family}: {found.rows:,} rows ({found.dropped:,} with gaps left out), deviance "
-        f"{found.deviance:.6g}\nof {found.null_deviance:.6g} without columns, in {found.iterations} questions."
+        f"\n{model.target}, {model.family}: {model.rows:,} rows ({model.dropped:,} with gaps left out), deviance "
+        f"{model.deviance:.6g}\nof {model.null_deviance:.6g} without columns, in {model.iterations} questions."
     )
 
 
@@ -252,14 +255,6 @@ def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Led
     if delta is None:
         raise SettingError("--ledger counts noise: give --epsilon and --delta, too")
     return Ledger(budget, delta, file)
-
-
-def _print_found(found: FederatedStatistics, columns: list[str] | None, constants: bool, as_json: bool) -> None:
-    if constants:
-        return _print_constants(found, columns, as_json)
-    if as_json:
-        return print_json(found.plain())
-    _print(found)
 
 
 def _bounds(text: str) -> tuple[str, tuple[float, float]]:

@@ -20,9 +20,8 @@ from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.pieces import Packer, piece_at
-from piebald.federation.link.stored_body import StoredBody
 from piebald.federation.link.transfer import WAIT, send_body
-from piebald.federation.link.wire_format import contents, task_body, unpack_update
+from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
 from piebald.federation.link.wire_messages import (
     PROTOCOL,
     CheckReply,

@@ -6,11 +6,15 @@ task stays at the site until a checkpoint holds it, so a server that is killed a
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,22 +30,23 @@ from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites
 from piebald.federation.credentials.signing import SignatureCheck
 from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState
-from piebald.federation.link.disk_writes import DiskWrites
+from piebald.federation.hub.settings import Timeouts
 from piebald.federation.link.flare_link import SERVER, Link
-from piebald.federation.link.freed_memory import open_many_files, return_freed_memory
 from piebald.federation.link.heartbeat import EVERY, Heartbeat
-from piebald.federation.link.timeouts import Timeouts
-from piebald.federation.link.waiting import server_waits_for
 from piebald.federation.link.wire_format import digest
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__
 
+_TOP_PAD, _MMAP_THRESHOLD = -2, -3  # of mallopt(3)
+_LARGE = 1 << 15  # bytes, less than the shortest of the pieces of which many arrive at a time
+_SPARE = 1 << 14  # bytes that the heap grows by beyond what is asked for: what fits there is not returned
 _STATUS_SHARE = 20  # the status is written in one part of so many of the time, at most
 _TICK = 0.25  # seconds between checks for silent sites
 
@@ -106,7 +111,7 @@ class FederationServer:
 
     def waits_for(self) -> str:
         """What it waits for, and what its disk does not take, "" where its run has ended."""
-        waits = server_waits_for(self.shared, self._gathered)
+        waits = self.shared.waits_for(self._gathered)
         return "; ".join(filter(None, (self._disk.trouble, waits))) if waits else ""
 
     @property
@@ -361,3 +366,25 @@ class FederationServer:
         model = task.vectors["model"]
         stack = ClientStack([SERVER_ID], [task.version], [task.rng_version], [0], [model], {}, {}, task.query)
         return serve(self._engine, stack).update(0)
+
+
+def return_freed_memory() -> None:
+    """Have vectors returned to the system as soon as they are freed.
+
+    GNU's C library keeps freed pieces of up to 32 MB once it has seen one, and gaps between them never close: a server
+    with a model of 25 MB kept a dozen of them.  Pieces of results leave such gaps, too: a hundred sites with a model of
+    1 MB left more than a hundred MB of them.  With other libraries nothing happens.
+    """
+    library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(library, "mallopt"):
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_TOP_PAD, _SPARE)
+        library.malloc_trim(0)  # what was freed while the run was prepared
+
+
+def open_many_files() -> None:
+    """Allow as many open files as the system lets this process have: each site has a connection, each result a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # some systems have a limit of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

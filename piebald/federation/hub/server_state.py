@@ -6,17 +6,19 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
+from piebald.federation.hub.settings import Timeouts
 from piebald.federation.link.pieces import Assembly
-from piebald.federation.link.timeouts import Timeouts
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
+
+_NAMED = 5  # sites that one line names, at most
 
 
 class FederationState:
@@ -76,6 +78,27 @@ class FederationState:
         """Clients whose sites can be sent tasks."""
         silence = self.timeouts.silence
         return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
+
+    def waits_for(self, gathered: bool) -> str:
+        """Return what the server waits for, in words, "" where its run has ended.
+
+        Args:
+            gathered: true once the run has begun.
+        """
+        with self.lock:
+            if self.closing:
+                return ""
+            if self.dismissed:
+                return "the run is over: waiting until the sites know"
+            missing = [member for member in self.members if not member.ready(self.terms, self.timeouts.silence)]
+            working = [member for member in self.members if member.open]
+            if not gathered:
+                return f"waiting for {_listed(map(_presence, missing))}" if missing else "waiting for sites"
+            if working:
+                return f"waiting for {_listed(_work(member, self.clock()) for member in working)}"
+            if missing and len(missing) == len(self.members):
+                return f"no site is present: waiting for {_listed(map(_presence, missing))}"
+            return f"the server is at work on step {self.version + 1}"
 
     # -- tasks and results
 
@@ -176,3 +199,35 @@ class FederationState:
     def status(self) -> dict[str, Any]:
         """The federation's status as plain values, without its sites."""
         return {"version": __version__, "run": self.run, "steps": self.version, "over": self.dismissed}
+
+
+def _word(member: Member) -> str:
+    return "not heard yet" if member.heard is None else f"last word {member.silent():.0f} s ago"
+
+
+def _doing(member: Member) -> str:
+    """What keeps a site from its tasks, to be followed by other words."""
+    return f"{doing}, " if (doing := member.doing()) else ""
+
+
+def _presence(member: Member) -> str:
+    """A site that is missing, and why."""
+    if member.hello is not None and member.hello.pending and not member.refused:
+        return f"{member.name} (waits until somebody there approves the experiment, {_word(member)})"
+    if member.refused:
+        return f"{member.name} (refuses: {member.refused})"
+    return f"{member.name} ({_doing(member)}{_word(member)})"
+
+
+def _work(member: Member, now: float) -> str:
+    """A site that has work, and which."""
+    one = next(iter(member.open.values()))
+    what = f"task {one.task.id} of" if one.trains else "an answer for"
+    what += f" step {one.task.version + 1} for {now - one.sent:.0f} s"
+    return f"{member.name} ({what}, {_doing(member)}{_word(member)})"
+
+
+def _listed(descriptions: Iterable[str]) -> str:
+    names = list(descriptions)
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

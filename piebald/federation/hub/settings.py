@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,9 +10,26 @@ from pydantic import Field
 
 from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.core.errors import SettingError
-from piebald.federation.link.timeouts import Timeouts
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits to the server's patience; see `Federation` for the fields.
+
+    Attributes:
+        wait_for: number of sites that must be present before the first task; "all" for every site; None waits for all
+            that do not refuse, or for one after `patience`.
+        patience: seconds of silence after which training at a site is given up.
+        silence: seconds of silence after which a site gets no tasks, and its answers to queries are given up.
+        task_timeout: seconds that a task may take at a site that is present.
+    """
+
+    wait_for: int | Literal["all"] | None
+    patience: float
+    silence: float
+    task_timeout: float
 
 
 class Federation(RuntimeSettings):

@@ -22,7 +22,7 @@ from typing import Any
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
-from piebald.federation.link.tls_errors import reason
+from piebald.federation.link.tls import reason
 from piebald.federation.link.wire_messages import LONGEST, Message, Refused, Reply, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
@@ -106,7 +106,7 @@ class Link:
         from nvflare.fuel.f3 import communicator
         from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
-        from piebald.federation.link.tls import SCHEME, make_driver
+        from piebald.federation.link.flare_driver import SCHEME, make_driver
 
         if communicator.driver_mgr.find_driver_class(SCHEME) is None:
             communicator.driver_mgr.register(make_driver())

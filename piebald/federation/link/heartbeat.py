@@ -1,4 +1,4 @@
-"""A line of the log whenever nothing was logged for a while, so that what is waited for can always be read there."""
+"""Signs of life: a line of the log whenever nothing was logged for a while, and hellos of a site that is busy."""
 
 from __future__ import annotations
 
@@ -91,6 +91,32 @@ def at_work(doing: str, tell: Callable[[str], None] | None = None, every: float 
         yield
     finally:
         beats.stop()
+
+
+@contextmanager
+def repeated(say: Callable[[], object], every: float) -> Iterator[None]:
+    """Call a function again and again in a thread of its own while the block runs.
+
+    The last call has returned when the block ends, unless it takes longer than the time between two calls.  So what the
+    caller says next comes after it.
+
+    Args:
+        say: the function; it raises nothing.
+        every: seconds before the first call, and between two.
+    """
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every):
+            say()
+
+    thread = threading.Thread(target=run, name="presence", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(every)
 
 
 def _log_waiting(what: str) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.stored_vectors import LARGE, NamelessFile
-from piebald.federation.link.stored_body import StoredBody
-from piebald.federation.link.wire_format import Body, new_digest
+from piebald.federation.link.wire_format import Body, StoredBody, new_digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply
 
 _WORTH = 0.9  # a piece is sent packed where that leaves at most this share of it

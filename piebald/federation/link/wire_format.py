@@ -20,8 +20,7 @@ from torch import Tensor
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.contracts.component import build
 from piebald.core.parameters import nbytes
-from piebald.core.stored_vectors import Place, raw
-from piebald.federation.link.stored_body import StoredBody
+from piebald.core.stored_vectors import NamelessFile, Place, StoredVectors, raw
 from piebald.federation.link.wire_messages import HEAD, Id, Refused, ShortText
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
@@ -125,6 +124,39 @@ def _tensor_head(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[memoryview]
         start = stop
     text = json.dumps(about, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8), raws
+
+
+class StoredBody:
+    """A body in a file, which ends with the last who has the body or a vector of it.
+
+    Args:
+        file: an empty file.
+    """
+
+    def __init__(self, file: NamelessFile) -> None:
+        self._file, self._size = file, 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def extend(self, data: bytes | memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self._file.write(data)
+        self._size += len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Some of its bytes, as far as they are there."""
+        made = bytearray(max(min(stop, self._size) - start, 0))
+        self._file.read_into(memoryview(made), start)
+        return bytes(made)
+
+    def vectors(self, places: Mapping[str, Place]) -> StoredVectors:
+        """The vectors that lie in it."""
+        return StoredVectors(self._file, places)
 
 
 def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:

@@ -7,20 +7,26 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
+from piebald.report.callbacks import Callback, RunStart
+
+if TYPE_CHECKING:
+    from piebald.report.tables import History
 
 Level = Literal["debug", "info", "warning", "error"]
 
 _BYTES = 10 << 20  # of a log file before it is rotated
 _KEPT = 5  # rotated log files
 _LOGGER = "piebald"
+
+log = logging.getLogger(f"{_LOGGER}.federation")
 
 
 class OneLine(logging.Formatter):
@@ -101,7 +107,53 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
     logger.addHandler(handler)
     # other parts of the package tell at INFO what `piebald run --verbose` shows
     logger.setLevel("WARNING" if level == "info" else level.upper())
-    logging.getLogger(f"{_LOGGER}.federation").setLevel(level.upper())
+    log.setLevel(level.upper())
+
+
+class StepLog(Callback):
+    """Logs each server step and each evaluation."""
+
+    def __init__(self) -> None:
+        self._rounds: int | None = None
+
+    def on_start(self, run: RunStart) -> None:
+        """See `Callback`."""
+        self._rounds = run.meta.get("rounds")
+        if run.version:
+            log.info("the run goes on after step %(step)s", {"event": "resumed", "step": self._place(run.version)})
+
+    def on_server_step(self, step: Mapping[str, Any]) -> None:
+        """See `Callback`."""
+        loss = step.get("loss")
+        about = {"event": "step", "step": step["version"], "rounds": self._rounds, "loss": loss}
+        about |= {"arrived": step["arrived"], "failed": step["failed"], "place": self._place(step["version"])}
+        shown = "step %(place)s" if loss is None else "step %(place)s: loss %(loss).4g"
+        log.info(f"{shown}, %(arrived)d updates, %(failed)d without", about)
+
+    def on_evaluation(self, version: int, scores: Sequence[Mapping[str, Any]]) -> None:
+        """See `Callback`."""
+        metric = next((row["metric"] for row in scores if row["metric"] != "loss"), None)
+        for model in ("global", "personal"):
+            values = [
+                row["value"]
+                for row in scores
+                if (row["model"], row["metric"]) == (model, metric)
+                and row["client"] is not None
+                and row["value"] is not None
+            ]
+            if values:
+                about = {"event": "evaluation", "step": version, "place": self._place(version), "metric": metric}
+                about |= {"value": sum(values) / len(values), "clients": len(values), "model": model}
+                log.info(
+                    "step %(place)s: %(metric)s %(value).4g of the %(model)s model, mean of %(clients)d clients", about
+                )
+
+    def on_end(self, history: History, status: str) -> None:
+        """See `Callback`."""
+        log.info("the run has ended: %(status)s", {"event": "ended", "status": status})
+
+    def _place(self, version: int) -> str:
+        return f"{version}" if self._rounds is None else f"{version}/{self._rounds}"
 
 
 def without_message(error: BaseException | None) -> str:

@@ -24,24 +24,22 @@ from piebald.core.errors import PiebaldError
 from piebald.core.private_files import replaced, write_private
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.signing import CertificateSigner
 from piebald.federation.hub.run_terms import read_values
-from piebald.federation.link.deliveries import Deliveries
-from piebald.federation.link.disk_writes import DiskWrites, Ended
 from piebald.federation.link.flare_link import SERVER, Link
-from piebald.federation.link.heartbeat import Heartbeat
-from piebald.federation.link.presence import repeated
+from piebald.federation.link.heartbeat import Heartbeat, repeated
 from piebald.federation.link.transfer import WAIT, fetch_terms
-from piebald.federation.link.waiting import site_waits_for
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.federation.site import client_log, site_choice
 from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
+from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.consent import Consent, recipe_in
+from piebald.federation.site.deliveries import Deliveries
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
-from piebald.federation.site.update_count import UpdateCount
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.version import __version__
 
@@ -137,7 +135,7 @@ class FederationClient:
         """What it does and waits for, "" where it has ended."""
         if self._over.is_set():
             return ""
-        waits = site_waits_for(self.session, self._address, self._link.trouble, self._heard, dict(self._at_work))
+        waits = self.session.waits_for(self._address, self._link.trouble, self._heard, dict(self._at_work))
         return "; ".join(filter(None, (self._disk.trouble, waits)))
 
     @contextmanager

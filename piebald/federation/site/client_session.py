@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,6 +304,34 @@ class ClientSession:
             self._answers.pop(delivery.id, None)
             if delivery.trains and self.welcome is not None and self.welcome.epoch == epoch:
                 self._delivered.add(delivery.id)
+
+    def waits_for(self, address: str, trouble: str, heard: float, at_work: Mapping[str, float]) -> str:
+        """Return what the site does and waits for, in words.
+
+        Args:
+            address: the server's, as HOST:PORT.
+            trouble: why it is not connected, "" where it is.
+            heard: when the server was heard last, in seconds since the epoch, 0 for never.
+            at_work: what it is doing, and since when, in seconds since the epoch.
+        """
+        now = time.time()
+        doing = [f"{what} for {now - since:.0f} s" for what, since in at_work.items()]
+        last = f"last word {now - heard:.0f} s ago" if heard else "no word yet"
+        welcome = self.welcome
+        if trouble or not heard or now - heard > 15:
+            waits = f"waiting for the server at {address} ({trouble or 'no answer'}; {last})"
+        elif welcome is None or (not welcome.run and not welcome.over):
+            waits = "connected: waiting for the server to begin a run"
+        elif self.refused:
+            waits = f"this site does not take part: {self.refused}"
+        elif self.terms == welcome.terms and self.runner is None:
+            waits = "an experiment waits for approval: piebald approve with the credentials of this site shows it"
+        elif welcome.over:
+            waits = "the run is over: waiting for another"
+        else:
+            waits = f"waiting for the server's next task ({last})"
+        trains = doing and waits.startswith("waiting for the server's")
+        return ", ".join(doing) if trains else "; ".join([*doing, waits])
 
     def status(self) -> dict[str, Any]:
         """The session's status as plain values."""

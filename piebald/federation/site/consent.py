@@ -9,7 +9,6 @@ nothing: no rows are read, and no numbers of them are told.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Any
 
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
-from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_json
+from piebald.federation.credentials.party_files import read_table, write_table
 from piebald.federation.site.policy import ASK, Policy
 
 _PENDING, _APPROVED = "pending.json", "approved.json"
@@ -52,7 +50,7 @@ class Consent:
         about = {name: terms.get("experiment", {}).get(name) for name in _SHOWN}
         about |= {name: terms.get(name) for name in ("training", "transforms", "questions", "trains")}
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_private(self._folder / _PENDING, json.dumps({"terms": digest, "since": since, **about}, indent=2))
+        write_table(self._folder / _PENDING, {"terms": digest, "since": since, **about})
         return ""
 
     def was_given(self) -> bool:
@@ -89,12 +87,12 @@ def recipe_in(terms: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def pending(folder: Path) -> dict[str, Any] | None:
     """What waits for approval at a site, None where nothing does."""
-    return _read(folder / _PENDING)
+    return read_table(folder / _PENDING)
 
 
 def approved(folder: Path) -> dict[str, Any]:
     """The digests of the terms that were approved at a site, with the time."""
-    return _read(folder / _APPROVED) or {}
+    return read_table(folder / _APPROVED) or {}
 
 
 def approve(folder: Path, digest: str) -> None:
@@ -108,16 +106,4 @@ def approve(folder: Path, digest: str) -> None:
         other = "nothing waits" if waiting is None else f"{waiting['terms']} waits"
         raise SettingError(f"{other} for approval in {folder}, got {digest[:80]}: approve what waits by its digest")
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    write_private(folder / _APPROVED, json.dumps({**approved(folder), digest: at}, indent=2))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read: {type(error).__name__}: remove it") from None
-    if not isinstance(found, dict):
-        raise SettingError(f"{path} cannot be read: it holds no table: remove it")
-    return found
+    write_table(folder / _APPROVED, {**approved(folder), digest: at})

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Update
+from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task, Update
 from piebald.core.parameters import matching
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
@@ -302,3 +302,31 @@ def _is_stated(query: Query, work: ClientWork) -> bool:
 def rows_read(query: Query, work: ClientWork) -> set[Split]:
     """The rows of a site that the answer to a query depends on in a run."""
     return query.rows_read(isinstance(work.trainer, Personalizes) or bool(work.layout.private))
+
+
+class ExaminedModels:
+    """Counts different models by version and rows; the same model again tells nothing new."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Split], set[bytes]] = {}
+
+    def reject_reason(self, task: Task, rows: Collection[Split], most: int | None) -> str | None:
+        """Take note of a query's model, or say why it is not examined.
+
+        Args:
+            task: the query.
+            rows: what the answer depends on.
+            most: how many different models at one version, None for any number.
+        """
+        if most is None:
+            return None
+        models = [
+            task.vectors[name] for name in ("model", "forest") if name in task.vectors
+        ]  # a forest is a model, too
+        digest = hashlib.blake2b(b"".join(one.detach().cpu().contiguous().numpy().tobytes() for one in models)).digest()
+        for split in rows:
+            if len(self._seen.get((task.version, split), set()) | {digest}) > most:
+                return f"this site examines {most} of the models of one version on its {split} rows, and no more"
+        for split in rows:
+            self._seen.setdefault((task.version, split), set()).add(digest)
+        return None

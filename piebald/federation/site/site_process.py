@@ -20,7 +20,7 @@ from piebald import models
 from piebald.contracts import Rows
 from piebald.contracts.public_rows import public_rows_of, rows_digest
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.parameters import Layout
@@ -35,13 +35,13 @@ from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.row_records import place_of
 from piebald.federation.site.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
-from piebald.federation.site.site_weights import told, with_own_weights
 from piebald.federation.site.task_runner import SiteClient
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import lookup
 from piebald.methods.training.base import GivesOwnModels, LimitsSteps
+from piebald.models.weights_folder import cached
 from piebald.settings import plugins
 from piebald.settings.setting_errors import of_document
 from piebald.settings.toml_document import Document
@@ -273,6 +273,46 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
         if why := one.unsupported_model(work):
             raise SettingError(why)
     return work
+
+
+def with_own_weights(terms: RunTerms, weights: Mapping[str, str], folder: Path) -> tuple[RunTerms, Path | None]:
+    """The terms with this site's own folder in place of the weights that the experiment names, and that folder.
+
+    A site opens no path that a server gives it, and downloads nothing at its word.
+
+    Args:
+        terms: the run's terms.
+        weights: the site's folders, by the experiment's name of the weights.
+        folder: what they are relative to.
+
+    Raises:
+        SettingError: the site has no such weights.
+    """
+    model = terms.experiment.get("model")
+    if not isinstance(model, Mapping) or model.get("name") != "pretrained":
+        return terms, None
+    name, revision = model.get("weights"), model.get("revision")
+    if isinstance(name, str) and name in weights:
+        own = (folder / weights[name]).resolve()
+    else:
+        found = cached(name, revision) if isinstance(name, str) and isinstance(revision, str | None) else None
+        if found is None:
+            at = "" if revision is None else f" of revision {shown(revision)}"
+            raise SettingError(
+                f"this site does not have the weights {shown(name)}{at}: name their folder in [weights] of its "
+                "site.toml, or put them into the Hugging Face Hub's cache"
+            )
+        own = found.path.resolve()
+    changed = {key: value for key, value in model.items() if key != "revision"} | {"weights": str(own)}
+    return terms.model_copy(update={"experiment": {**terms.experiment, "model": changed}}), own
+
+
+def told(why: str, own: Path | None) -> str:
+    """What the server is told about an error: no path of this site."""
+    if own is None or str(own) not in why:
+        return why
+    log.warning("the weights cannot be used: %s", why)
+    return "its own weights cannot be used for this run; the site's own log says why"
 
 
 def site_work(

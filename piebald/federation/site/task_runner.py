@@ -25,8 +25,7 @@ from piebald.engines.serve_stack import personal_model, serve
 from piebald.engines.stack import PRIVATE, ClientStack
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.site.client_store import ClientStore
-from piebald.federation.site.examined_models import ExaminedModels
-from piebald.federation.site.policy import UNTRAINED, Policy, declared_vectors, rows_read
+from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, declared_vectors, rows_read
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork

@@ -1,11 +1,17 @@
-"""Writes to a disk that may be full or read-only for a while: they are tried again, and a line of the log says so."""
+"""Files in a party's folder: tables in JSON, and writes to a disk that may be full or read-only for a while."""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError
+from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_json
 
 PAUSE = 2.0  # seconds between two attempts
 
@@ -69,3 +75,29 @@ class DiskWrites:
         while not self.attempt(name, write):
             if self._over.wait(PAUSE):
                 raise Ended
+
+
+def read_table(path: Path, remedy: str = "remove it") -> dict[str, Any] | None:
+    """Read a table in JSON; None where there is no file.
+
+    Args:
+        path: the file.
+        remedy: advice about a file that cannot be read.
+
+    Raises:
+        SettingError: it cannot be read, or holds something else.
+    """
+    try:
+        table = read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SettingError(f"{path} cannot be read: {type(error).__name__}: {remedy}") from None
+    if not isinstance(table, dict):
+        raise SettingError(f"{path} cannot be read: it holds no table: {remedy}")
+    return table
+
+
+def write_table(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a table in JSON that only its owner can read, either completely or not at all."""
+    write_private(path, json.dumps(values, indent=2) + "\n")
