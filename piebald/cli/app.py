@@ -123,8 +123,8 @@ def command(
     return register
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from piebald.version import __version__
 
         print(f"piebald {__version__}")

@@ -75,11 +75,11 @@ def out_folder(settings: ExperimentSettings, name: str | None = None) -> Path:
     return free_folder(Path("runs"), name or label_of(settings, "comparison"))
 
 
-def free_folder(parent: Path, name: str, taken: Collection[str] = ()) -> Path:
-    """Return the first folder NAME, NAME-2, ... that does not exist and is not taken."""
+def free_folder(parent: Path, name: str, occupied: Collection[str] = ()) -> Path:
+    """Return the first folder NAME, NAME-2, ... that does not exist and is not occupied."""
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
     folder, number = parent / stem, 1
-    while folder.exists() or str(folder) in taken:
+    while folder.exists() or str(folder) in occupied:
         number += 1
         folder = parent / f"{stem}-{number}"
     return folder

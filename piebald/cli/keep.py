@@ -21,10 +21,10 @@ def backup(
     check_run(run)
     from piebald.storage.backup import backup
 
-    about = backup(run, file)
+    summary = backup(run, file)
     if options.as_json:
-        return print_json(about)
-    print(f"{about['file']} holds {run} as of server step {about['step']}")
+        return print_json(summary)
+    print(f"{summary['file']} holds {run} as of server step {summary['step']}")
 
 
 @command("as_json")
@@ -36,10 +36,10 @@ def restore(
     """Make a run folder from a backup; piebald resume goes on from there."""
     from piebald.storage.backup import restore
 
-    about = restore(file, folder)
+    summary = restore(file, folder)
     if options.as_json:
-        return print_json(about)
-    print(f"{folder} holds the run as of server step {about['step']}; go on with: piebald resume {folder}")
+        return print_json(summary)
+    print(f"{folder} holds the run as of server step {summary['step']}; go on with: piebald resume {folder}")
 
 
 @command("as_json")

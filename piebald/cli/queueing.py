@@ -99,8 +99,7 @@ def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None
 @command(group=group)
 def stop(_: SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
     """Stop an experiment of the queue, or take it off before it begins; the server goes on with the next."""
-    _, queue = _opened(credentials)
-    entry = queue.ask_to_stop(number)
+    entry = _opened(credentials)[1].ask_to_stop(number)
     print(f"experiment {number} {'will not begin' if entry.state == 'waiting' else 'is being stopped'}")
 
 
@@ -178,8 +177,8 @@ def _serve(server: Credentials, queue: ExperimentQueue, entry: Queued, options: 
     if queue.stop_wanted(entry):  # while no server was there
         queue.change(entry, state="stopped")
         return
-    about = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
-    log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", about)
+    fields = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
+    log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", fields)
     reason = ""
     try:
         state = _carry_out(server, queue, entry, options)
@@ -193,9 +192,9 @@ def _serve(server: Credentials, queue: ExperimentQueue, entry: Queued, options: 
         log.exception("experiment %d of the queue has failed", entry.number)
         state, reason = "failed", f"{type(error).__name__}; the server's log says more"
     queue.change(queue.entry(entry.number), state=state, why=reason)
-    about |= {"state": state, "why": reason}
+    fields |= {"state": state, "why": reason}
     sentence = "experiment %(number)d: %(why)s" if reason else "experiment %(number)d of the queue is %(state)s"
-    log.log(logging.WARNING if reason else logging.INFO, sentence, about)
+    log.log(logging.WARNING if reason else logging.INFO, sentence, fields)
 
 
 def _full_disk(server: Credentials, entry: Queued) -> str:
@@ -235,7 +234,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
                 start = replace(options, start_from=Path(entry.start_from) if entry.start_from else None)
                 carry_out(_settings(entry, options, server), None, start, [StepLog()], folder)
     except (KeyboardInterrupt, Interrupted):
-        if not watch.came:
+        if not watch.interrupted:
             raise KeyboardInterrupt from None
         return "stopped"
     return "finished"
@@ -257,18 +256,18 @@ def _settings(entry: Queued, options: SharedOptions, server: Credentials | None 
 
 
 class Watch:
-    """Interrupts the main thread, as Ctrl-C does, once something has come true while the block runs.
+    """Interrupts the main thread, as Ctrl-C does, once a condition holds while the block runs.
 
     Args:
-        wanted: whether it has come true; asked again and again by a thread.
+        condition: asked again and again by a thread.
 
     Attributes:
-        came: whether the block was interrupted by this.
+        interrupted: whether the block was interrupted by this.
     """
 
-    def __init__(self, wanted: Callable[[], bool]) -> None:
-        self.came = False
-        self._wanted, self._over = wanted, threading.Event()
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.interrupted = False
+        self._condition, self._over = condition, threading.Event()
         self._armed = self._raised = False
         self._thread = threading.Thread(target=self._look, name="queue", daemon=True)
         self._before: Any = None
@@ -289,7 +288,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK):
-            if self._wanted():
+            if self._condition():
                 self._raised = True
                 if sys.platform == "win32":
                     return signal.raise_signal(signal.SIGINT)
@@ -303,5 +302,5 @@ class Watch:
             raise KeyboardInterrupt
         self._raised = False
         if self._armed:
-            self.came, self._armed = True, False
+            self.interrupted, self._armed = True, False
             raise KeyboardInterrupt

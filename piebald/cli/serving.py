@@ -34,14 +34,14 @@ def sites_flags(settings: ExperimentSettings, sites: Sequence[str]) -> list[str]
     return [f"partition.clients={json.dumps([*sites])}"] if takes_any else []
 
 
-def federation_flags(file: Path | None, sets: Sequence[str] | None, **more: str) -> list[str]:
+def federation_flags(file: Path | None, sets: Sequence[str] | None, **settings: str) -> list[str]:
     """Return settings that choose the federation where the file does not, then those of the user, who may change it."""
     from piebald.experiments.file import ExperimentSettings
 
     if ExperimentSettings.load(file).runtime.kind == "federation":
-        chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in more.items()]
+        chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in settings.items()]
     else:
-        fields = "".join(f", {name} = {json.dumps(value)}" for name, value in more.items())
+        fields = "".join(f", {name} = {json.dumps(value)}" for name, value in settings.items())
         chosen = [f'runtime={{ kind = "federation"{fields} }}']
     return [*chosen, *(sets or ())]
 

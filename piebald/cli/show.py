@@ -162,17 +162,17 @@ def data(
     if options.as_json:
         print_json(listing)
     elif name is None:
-        rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _origin(about)] for about in listing]
+        rows = [[entry["name"], entry.get("rows", "-"), entry.get("licence", ""), _origin(entry)] for entry in listing]
         print_table(("data set", "rows", "licence", "source"), rows)
     else:
         print_table(("", ""), list(listing[0].items()))
 
 
-def _show(source: DataSource, partition: str | None, options: SharedOptions, **more: Any) -> None:
+def _show(source: DataSource, partition: str | None, options: SharedOptions, **measures: Any) -> None:
     """Print measures of a partitioned data set, and draw pictures."""
     from piebald.experiments.preview import columns, show
 
-    preview = show(source, partition, dict(pair(text) for text in options.sets or ()), **more)
+    preview = show(source, partition, dict(pair(text) for text in options.sets or ()), **measures)
     if options.as_json:
         return print_json(asdict(preview))
     rows = [(measure, number, preview.units[measure]) for measure, number in preview.federation.items()]
@@ -233,5 +233,5 @@ def _source(name: str, client: str | None, target: str | None) -> DataSource:
     return DataSource(source=USERS.mark(name), client=client, target=target)
 
 
-def _origin(about: Mapping[str, Any]) -> str:
-    return str(about.get("source") or f"not here: {about['missing']}")
+def _origin(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("source") or f"not here: {entry['missing']}")

@@ -110,15 +110,15 @@ def glm(
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.statistics import glm as fit_glm
 
-    asked = asked_rows(file, client, options.sets, split)
+    source = asked_rows(file, client, options.sets, split)
     model = fit_glm(
-        asked.source,
-        target=target or asked.target,
-        columns=column or (asked.features if asked.columns else None),
+        source.source,
+        target=target or source.target,
+        columns=column or (source.features if source.columns else None),
         family=family,
-        client=asked.client,
+        client=source.client,
         split=split or "train",
-        features=asked.inputs,
+        features=source.inputs,
     )
     if options.as_json:
         return print_json(model.plain())
@@ -131,7 +131,7 @@ def glm(
 
 
 def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
-    """Whether sites are asked, and not rows on this machine read.
+    """Return whether sites are asked, instead of reading rows on this machine.
 
     Raises:
         SettingError: another runtime is named, which these commands have no use for.
@@ -147,7 +147,7 @@ def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
 
 
 def site_flags(file: Path, sets: list[str] | None, credentials: Path | None) -> list[str]:
-    """The settings of the user, with the sites that credentials list where the experiment takes any."""
+    """Return the settings of the user, with the sites that credentials list where the experiment takes any."""
     if credentials is None:
         return list(sets or ())
     from piebald.cli.serving import with_sites
@@ -189,7 +189,7 @@ class AskedRows:
 def asked_rows(
     file: Path, client: str | None, sets: list[str] | None, split: str | None, divided: bool = False
 ) -> AskedRows:
-    """The rows of a table, or of an experiment.
+    """Return the rows of a table, or of an experiment.
 
     Args:
         file, client, sets, split: what the user gave.
@@ -211,14 +211,14 @@ def asked_rows(
         needs_recipe = False
 
     settings = Settings.load(file, sets or ())
-    given = settings.data
-    table = given.source if given.source is not None and is_table(given.source) else None
-    names = given.features
+    section = settings.data
+    table = section.source if section.source is not None and is_table(section.source) else None
+    names = section.features
     if divided and table is not None and names is None:
-        names = [name for name in read_table(Path(table)).columns if name not in (given.client, given.target)]
-    if table is not None and given.client is not None and not divided:
+        names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.target)]
+    if table is not None and section.client is not None and not divided:
         _refuse_split(split, table)
-        return AskedRows(table, client or given.client, given.features, given.target)
+        return AskedRows(table, client or section.client, section.features, section.target)
     if client is not None:
         raise SettingError(
             "--client names a column of a table, and this command takes the experiment's clients: leave it out"
@@ -245,7 +245,7 @@ def _refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str |
 
 
 def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Ledger | None:
-    """The file that counts the budget of all calls, None where none is wanted."""
+    """Return the file that counts the budget of all calls, None where none is wanted."""
     from piebald.statistics import Ledger
 
     if file is None and budget is None:
@@ -275,54 +275,57 @@ def _categories(text: str) -> tuple[str, list[str]]:
     return name, [value.strip() for value in values.split(",")]
 
 
-def _print(found: FederatedStatistics) -> None:
-    heading, *rows = found.table()
+def _print(answer: FederatedStatistics) -> None:
+    heading, *rows = answer.table()
     if rows:
         print_narrow(heading, rows)
-    for name, one in found.numbers.items():
-        if one.counts:
+    for name, column in answer.numbers.items():
+        if column.counts:
             print(f"\n{printable(name)}")
-            bins = zip(one.edges, one.edges[1:], map(round, one.counts), strict=False)
+            bins = zip(column.edges, column.edges[1:], map(round, column.counts), strict=False)
             _print_long(("from", "to", "count"), list(bins))
-    for name, text in found.texts.items():
+    for name, text in answer.texts.items():
         print(f"\n{printable(name)}")
         counts = sorted(text.counts.items(), key=lambda item: -item[1])
         counts += [*([("(other)", text.other)] if text.other else []), ("(missing)", text.missing)]
         _print_long(("value", "count"), [(value, round(count)) for value, count in counts])
-    for (first, second), table in found.tables.items():
+    for (first, second), table in answer.tables.items():
         print(f"\n{printable(first)} by {printable(second)}")
         columns = list(next(iter(table.values()), {}))
         lines = [(value, *(round(line[name]) for name in columns)) for value, line in table.items()]
         _print_long(("", *columns), lines)
-    for client, own in found.by_client.items():
+    for client, columns_of_client in answer.by_client.items():
         print(f"\n{printable(client)}")
-        known = [(name, round(one.present), round(one.missing), *_spread(one)) for name, one in own.items()]
-        print_narrow(["column", "count", "missing", "mean", "sd"], known)
-    print("\n" + _said(found))
+        lines_of_client = [
+            (name, round(column.present), round(column.missing), *_spread(column))
+            for name, column in columns_of_client.items()
+        ]
+        print_narrow(["column", "count", "missing", "mean", "sd"], lines_of_client)
+    print("\n" + _said(answer))
 
 
-def _spread(one: Any) -> tuple[float | None, float | None]:
-    plain = one.plain()
+def _spread(column: Any) -> tuple[float | None, float | None]:
+    plain = column.plain()
     return plain["mean"], plain["deviation"]
 
 
-def _said(found: FederatedStatistics) -> str:
-    """How exact the numbers are, and what was spent for them."""
-    rows = "" if found.rows is None else f"{sum(found.rows):,} rows of "
-    lines = [f"{rows}{len(found.clients)} clients, {found.mode}."]
-    if found.mode != "exact" and any(one.counts for one in found.numbers.values()):
+def _said(answer: FederatedStatistics) -> str:
+    """Return sentences about how exact the numbers are, and what was spent for them."""
+    rows = "" if answer.rows is None else f"{sum(answer.rows):,} rows of "
+    lines = [f"{rows}{len(answer.clients)} clients, {answer.mode}."]
+    if answer.mode != "exact" and any(column.counts for column in answer.numbers.values()):
         lines.append("Quantiles are from the histogram, at most a bin's width off.")
-    if found.privacy is not None:
-        spent = found.privacy
+    if answer.privacy is not None:
+        spent = answer.privacy
         lines.append(
             f"Spent: epsilon {spent.epsilon_pld:.4g}, delta {spent.delta:g} ({spent.unit}-level).  "
-            f"Noise on a count: sd {found.noise:.3g}."
+            f"Noise on a count: sd {answer.noise:.3g}."
         )
     return "\n".join(lines)
 
 
 def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table within 80 columns: names are cut, and what does not fit comes in further tables."""
+    """Print a table within 80 columns: names are cut, and columns that do not fit come in further tables."""
     from piebald.report.notebook import written
 
     cells = [[printable(written(cell)) for cell in row] for row in rows]
@@ -330,7 +333,7 @@ def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     first = min(widths[0], 26)
     parts: list[list[int]] = [[]]
     for place in range(1, len(heading)):
-        if first + sum(widths[other] for other in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
+        if first + sum(widths[column] for column in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
             parts.append([])
         parts[-1].append(place)
     for number, part in enumerate(parts):
@@ -344,19 +347,19 @@ def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _print_long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table of which only the first rows are shown."""
+    """Print the first rows of a table."""
     print_narrow(heading, rows[:_LISTED])
     if len(rows) > _LISTED:
         print(f"and {len(rows) - _LISTED} more (--json has all)")
 
 
-def _print_constants(found: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:
+def _print_constants(answer: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:
     from piebald.settings.toml_document import pair
 
-    names = [name for name in columns or found.numbers if name != "target"]
-    made = found.standardisation(names).model_dump()
+    names = [name for name in columns or answer.numbers if name != "target"]
+    constants = answer.standardisation(names).model_dump()
     if as_json:
-        return print_json({"columns": names, **made})
+        return print_json({"columns": names, **constants})
     print("[data.standardise]" + "  # of the inputs in the order " + ", ".join(map(printable, names)))
-    for name, values in made.items():
+    for name, values in constants.items():
         print(pair(name, values))

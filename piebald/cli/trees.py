@@ -58,16 +58,21 @@ def trees(
         "test": test,
     }
     with Bar("trees", 0, None, "loss", options.progress) as bar:
-        more: dict[str, Any] = {"split": split, "compare": not no_compare, "out": out, "done": _shown_on(bar)}
+        options_of_trees: dict[str, Any] = {
+            "split": split,
+            "compare": not no_compare,
+            "out": out,
+            "done": _shown_on(bar),
+        }
         if at_sites:
             for name, value in {**columns, "column": column}.items():
                 if value is not None:
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
             flags = site_flags(file, options.sets, credentials)
-            boosted = of_experiment.trees_of_sites(file, flags, credentials, **more)
+            boosted = of_experiment.trees_of_sites(file, flags, credentials, **options_of_trees)
         else:
             grow = of_experiment.trees_of_table if is_table(file) else of_experiment.trees_of_experiment
-            boosted = grow(file, options.sets or (), columns=column, **columns, **more)
+            boosted = grow(file, options.sets or (), columns=column, **columns, **options_of_trees)
     if options.as_json:
         return print_json(boosted.plain())
     if not options.quiet:

@@ -240,16 +240,16 @@ def test_a_watch_interrupts_its_block_and_nothing_after_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         block()
-    assert watch.came
+    assert watch.interrupted
     late = Watch(lambda: True)
     with late:
         late._armed = False  # the block is over, and the signal on its way
         until(lambda: not late._thread.is_alive())
-    assert not late.came
+    assert not late.interrupted
     other = Watch(lambda: False)
     with pytest.raises(KeyboardInterrupt), other:
         signal.raise_signal(signal.SIGINT)  # Ctrl-C is none of its
-    assert not other.came
+    assert not other.interrupted
 
 
 def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pytest.CaptureFixture[str]) -> None:

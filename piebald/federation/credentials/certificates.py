@@ -58,10 +58,10 @@ class Authority:
         """
         if _expiry(days) <= self._certificate.not_valid_after_utc:
             return
-        made = _builder(self._certificate.subject, self._certificate.subject, self._key.public_key(), _expiry(days))
+        builder = _builder(self._certificate.subject, self._certificate.subject, self._key.public_key(), _expiry(days))
         for extension in self._certificate.extensions:
-            made = made.add_extension(extension.value, critical=extension.critical)
-        self._certificate = made.sign(self._key, hashes.SHA256())
+            builder = builder.add_extension(extension.value, critical=extension.critical)
+        self._certificate = builder.sign(self._key, hashes.SHA256())
         write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
 
     def issue(self, folder: Path, party: str, host: str, days: int, revoked: datetime | None = None) -> datetime:
@@ -120,9 +120,9 @@ def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime,
     issued: datetime | None = None,
 ) -> x509.CertificateBuilder:  # fmt: skip
-    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     begins = (issued or datetime.now(UTC)) - EARLY
-    return made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
+    return builder.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
 
 
 def _usage(signs: bool) -> x509.KeyUsage:

@@ -37,19 +37,19 @@ class ExpiryWatch:
     def look(self) -> None:
         """Look at the certificate, if a minute has passed since the last time, or it is another one or has expired."""
         try:
-            about = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:  # it is being replaced
             return
-        stamp, now = (about.st_mtime_ns, about.st_ino), datetime.now(UTC)
+        stamp, now = (status.st_mtime_ns, status.st_ino), datetime.now(UTC)
         due = time.monotonic() >= self._looked + _PAUSE
         if not due and stamp == self._stamp and (self._known is None or self._told or now < self._known):
             return
         self._looked, self._stamp = time.monotonic(), stamp
         try:
-            found = x509.load_pem_x509_certificate(read_bytes(self._path))
+            certificate = x509.load_pem_x509_certificate(read_bytes(self._path))
         except (OSError, ValueError):  # it is being replaced
             return
-        self.judge(found, now)
+        self.judge(certificate, now)
 
     def judge(self, certificate: x509.Certificate, now: datetime) -> None:
         """Say what is to be said of a certificate at a time."""

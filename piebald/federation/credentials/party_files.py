@@ -39,31 +39,31 @@ class DiskWrites:
 
     @property
     def trouble(self) -> str:
-        """Why something cannot be written now, "" where nothing fails."""
+        """Reason why writes fail now, "" while none does."""
         with self._lock:
             reasons = sorted({*self._failing.values()})
         return f"{self._folder} cannot be written ({', '.join(reasons)}): make room, or mend it" if reasons else ""
 
     def attempt(self, name: str, write: Callable[[], object]) -> bool:
-        """Try a write once; returns whether it succeeded."""
+        """Try a write once, and return whether it succeeded."""
         try:
             write()
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            reason = (error.strerror or str(error)).lower()
             with self._lock:
-                known, self._failing[name] = self._failing.get(name), why
-            if known != why:
-                about = {"event": "disk", "folder": str(self._folder), "what": name, "why": why, "pause": PAUSE}
+                reason_before, self._failing[name] = self._failing.get(name), reason
+            if reason_before != reason:
+                fields = {"event": "disk", "folder": str(self._folder), "what": name, "why": reason, "pause": PAUSE}
                 log.error(
                     "%(what)s cannot be written to %(folder)s (%(why)s): make room, or mend it; it is tried again "
-                    "every %(pause)g seconds", about,
+                    "every %(pause)g seconds", fields,
                 )  # fmt: skip
             return False
         with self._lock:
             failed = self._failing.pop(name, None)
         if failed is not None:
-            about = {"event": "disk", "folder": str(self._folder), "what": name}
-            log.info("%(what)s is written to %(folder)s again", about)
+            fields = {"event": "disk", "folder": str(self._folder), "what": name}
+            log.info("%(what)s is written to %(folder)s again", fields)
         return True
 
     def insist(self, name: str, write: Callable[[], object]) -> None:

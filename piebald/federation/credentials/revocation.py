@@ -25,33 +25,33 @@ _FILE = "revoked.json"
 
 
 def read_revoked(folder: Path) -> dict[str, datetime]:
-    """When each site was revoked, from the server's credentials.
+    """Return the time at which each site was revoked, from the server's credentials.
 
     Raises:
         SettingError: the list cannot be read, so nobody can tell who is revoked.
     """
     path = folder / _FILE
     try:
-        found = {str(site): datetime.fromisoformat(at) for site, at in read_json(path).items()}
+        revoked = {str(site): datetime.fromisoformat(at) for site, at in read_json(path).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-    if any(at.tzinfo is None for at in found.values()):
+    if any(at.tzinfo is None for at in revoked.values()):
         raise SettingError(f"{path} has a time without a zone: restore it from a backup")
-    return found
+    return revoked
 
 
 def write_revoked(folder: Path, sites: list[str]) -> dict[str, datetime]:
-    """Add sites to the list, with the time of now; returns the whole list."""
+    """Add sites to the list, with the present time, and return the whole list."""
     now = datetime.now(UTC).replace(microsecond=0)
-    found = read_revoked(folder) | dict.fromkeys(sites, now)
-    write_private(folder / _FILE, json.dumps({site: at.isoformat() for site, at in sorted(found.items())}) + "\n")
-    return found
+    revoked = read_revoked(folder) | dict.fromkeys(sites, now)
+    write_private(folder / _FILE, json.dumps({site: at.isoformat() for site, at in sorted(revoked.items())}) + "\n")
+    return revoked
 
 
 class Admission:
-    """Whom a running server admits.
+    """Decisions of a running server on who may connect.
 
     Args:
         folder: the server's credentials.
@@ -66,7 +66,7 @@ class Admission:
         self._revoked = read_revoked(folder)
 
     def reject_reason(self, certificate: Any) -> str | None:
-        """Why a party with this certificate (`ssl.SSLSocket.getpeercert`) is not admitted any more, or None."""
+        """Return why a party with this certificate (`ssl.SSLSocket.getpeercert`) is not admitted, or None."""
         revoked = self._current().get(name_in(certificate))
         if (ends := ssl.cert_time_to_seconds(certificate["notAfter"])) < time.time():
             return f"its certificate expired on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d at %H:%M} UTC"
@@ -76,7 +76,7 @@ class Admission:
         return None
 
     def _current(self) -> dict[str, datetime]:
-        """The list as it is now; one that cannot be read takes nobody off the last one that could."""
+        """Return the list as it is now; while it cannot be read, the last one that could."""
         if (stamp := self._look()) != self._stamp:
             try:
                 self._revoked = read_revoked(self._folder)
@@ -87,13 +87,13 @@ class Admission:
 
     def _look(self) -> tuple[int, int] | None:
         try:
-            about = os.stat(self._folder / _FILE)
+            status = os.stat(self._folder / _FILE)
         except OSError:
             return None
-        return about.st_mtime_ns, about.st_ino
+        return status.st_mtime_ns, status.st_ino
 
 
 def name_in(certificate: Any) -> str:
-    """The common name in a certificate (`ssl.SSLSocket.getpeercert`)."""
+    """Return the common name in a certificate (`ssl.SSLSocket.getpeercert`)."""
     names = [value for part in certificate["subject"] for kind, value in part if kind == "commonName"]
     return str(names[0]) if names else ""

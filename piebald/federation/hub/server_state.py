@@ -75,7 +75,7 @@ class FederationState:
         self.now = self.clock()
 
     def ready_clients(self) -> list[int]:
-        """Clients whose sites can be sent tasks."""
+        """Return the clients whose sites can be sent tasks."""
         silence = self.timeouts.silence
         return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
 
@@ -130,7 +130,7 @@ class FederationState:
         self._arrived.append(Result(one.task, update, one.sent, self.clock(), down, up, failure, refused))
 
     def pop_result(self) -> Result | None:
-        """The next result, or None where none has arrived."""
+        """Return the next result, or None where none has arrived."""
         if not self._arrived:
             return None
         result = self._arrived.popleft()
@@ -160,22 +160,24 @@ class FederationState:
         )
 
     def _unsaved(self, member: Member) -> list[int]:
-        """Training tasks of a site that no checkpoint holds for certain."""
+        """Return the training tasks of a site that no checkpoint holds for certain."""
         number = self.number[member.name]
-        ids = {id for id, one in member.open.items() if one.trains}
+        ids = {id for id, open_task in member.open.items() if open_task.trains}
         ids |= {id for tasks in (self._returned, self._captured) for id, client in tasks.items() if client == number}
         return sorted(ids | {result.task.id for result in self._arrived if result.task.client == number})
 
     # -- checkpoints
 
     def checkpoint(self) -> Checkpoint:
-        """The clock and the tasks under way.
+        """Return the clock and the tasks under way.
 
         Results that have arrived meanwhile count as under way: they stay at their sites until a checkpoint holds them.
         """
         # a new checkpoint means that the one before has been written, so that what it held is saved
         self._captured, self._returned = dict(self._returned), {}
-        under_way = [[one.task.id, one.sent] for member in self.members for one in member.open.values()]
+        under_way = [
+            [open_task.task.id, open_task.sent] for member in self.members for open_task in member.open.values()
+        ]
         under_way += [[result.task.id, result.sent] for result in self._arrived if result.task.query is None]
         values = {"run": self.run, "now": self.clock(), "last_id": self._last_id, "open": sorted(under_way)}
         values["rows"] = [member.rows for member in self.members]
@@ -197,7 +199,7 @@ class FederationState:
         self._returned, self._captured, self.dismissed = {}, {}, True
 
     def status(self) -> dict[str, Any]:
-        """The federation's status as plain values, without its sites."""
+        """Return the federation's status as plain values, without its sites."""
         return {"version": __version__, "run": self.run, "steps": self.version, "over": self.dismissed}
 
 
@@ -206,12 +208,12 @@ def _word(member: Member) -> str:
 
 
 def _doing(member: Member) -> str:
-    """What keeps a site from its tasks, to be followed by other words."""
+    """Return the work that keeps a site from its tasks, to be followed by other words."""
     return f"{doing}, " if (doing := member.doing()) else ""
 
 
 def _presence(member: Member) -> str:
-    """A site that is missing, and why."""
+    """Return a site that is missing, and the reason, in words."""
     if member.hello is not None and member.hello.pending and not member.refused:
         return f"{member.name} (waits until somebody there approves the experiment, {_word(member)})"
     if member.refused:
@@ -220,14 +222,14 @@ def _presence(member: Member) -> str:
 
 
 def _work(member: Member, now: float) -> str:
-    """A site that has work, and which."""
-    one = next(iter(member.open.values()))
-    what = f"task {one.task.id} of" if one.trains else "an answer for"
-    what += f" step {one.task.version + 1} for {now - one.sent:.0f} s"
-    return f"{member.name} ({what}, {_doing(member)}{_word(member)})"
+    """Return a site that has work, and the work, in words."""
+    open_task = next(iter(member.open.values()))
+    work = f"task {open_task.task.id} of" if open_task.trains else "an answer for"
+    work += f" step {open_task.task.version + 1} for {now - open_task.sent:.0f} s"
+    return f"{member.name} ({work}, {_doing(member)}{_word(member)})"
 
 
 def _listed(descriptions: Iterable[str]) -> str:
     names = list(descriptions)
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -96,9 +96,9 @@ def make_driver() -> Any:
         """Listens and connects."""
 
         def listen(self, connector: ConnectorInfo) -> None:
-            made, reject = RenewedContext(connector.params, server=True), connector.params["reject"]
+            contexts, reject = RenewedContext(connector.params, server=True), connector.params["reject"]
             with Listener(
-                _address(connector), made, self._carrier(connector), self._refusal(connector), reject
+                _address(connector), contexts, self._carrier(connector), self._refusal(connector), reject
             ) as listener:
                 with self.starting:
                     if self.over.is_set():  # by a server that was closed before this thread came here
@@ -107,8 +107,8 @@ def make_driver() -> Any:
                 listener.serve_forever(poll_interval=0.1)
 
         def connect(self, connector: ConnectorInfo) -> None:
-            made, over = RenewedContext(connector.params, server=False), self.over
-            keep_connecting(_address(connector), made, self._carrier(connector), self._refusal(connector), over)
+            contexts, over = RenewedContext(connector.params, server=False), self.over
+            keep_connecting(_address(connector), contexts, self._carrier(connector), self._refusal(connector), over)
 
         def _carrier(self, connector: ConnectorInfo) -> Carry:
             def carry(secured: SharedSocket) -> None:
@@ -153,8 +153,8 @@ class _DriverBase:
             reporter, failed = connector.params.get("reporter"), connector.params.get("failed")
             if failed is not None:
                 failed(error)
-            told = failed is not None and isinstance(error, ssl.SSLEOFError)
-            if reporter is not None and isinstance(error, ssl.SSLError) and not told:
+            is_logged = failed is not None and isinstance(error, ssl.SSLEOFError)
+            if reporter is not None and isinstance(error, ssl.SSLError) and not is_logged:
                 reporter(handshake_refusal(who, error))
 
         return refusal

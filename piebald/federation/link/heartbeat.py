@@ -51,10 +51,10 @@ class Heartbeat(logging.Filter):
         """Log what is waited for, if nothing was logged for long enough."""
         if self._clock() - self._last < self._every:
             return
-        if self._yields and any(isinstance(one, Heartbeat) and one is not self for one in log.filters):
+        if self._yields and any(isinstance(watcher, Heartbeat) and watcher is not self for watcher in log.filters):
             return self.stop()
-        if what := self._waits_for():
-            self._tell(what)
+        if activity := self._waits_for():
+            self._tell(activity)
         self._last = self._clock()
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Heartbeat(logging.Filter):
 
 @contextmanager
 def at_work(doing: str, tell: Callable[[str], None] | None = None, every: float = EVERY) -> Iterator[None]:
-    """Say what this process is doing while the block takes long, until what it does watches the log by itself.
+    """Log what this process is doing while the block takes long, until another heartbeat watches the log.
 
     Args:
         doing: what it does, in words.
@@ -119,5 +119,5 @@ def repeated(say: Callable[[], object], every: float) -> Iterator[None]:
         thread.join(every)
 
 
-def _log_waiting(what: str) -> None:
-    log.info("%(waits)s", {"event": "waiting", "waits": what})
+def _log_waiting(activity: str) -> None:
+    log.info("%(waits)s", {"event": "waiting", "waits": activity})

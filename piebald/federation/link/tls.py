@@ -48,18 +48,18 @@ Reject = Callable[[Any], bool]
 
 
 def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
-    """The TLS context of one end; `params` names the files of the credentials."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    made.sslsocket_class = SharedSocket
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
-    made.verify_mode = ssl.CERT_REQUIRED
+    """Return the TLS context of one end; `params` names the files of the credentials."""
+    tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    tls_context.sslsocket_class = SharedSocket
+    tls_context.minimum_version = ssl.TLSVersion.TLSv1_3
+    tls_context.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
+    tls_context.verify_mode = ssl.CERT_REQUIRED
     if server:
-        made.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
+        tls_context.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
     role = "server" if server else "client"
-    made.load_verify_locations(params["ca_cert"])
-    made.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
-    return made
+    tls_context.load_verify_locations(params["ca_cert"])
+    tls_context.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
+    return tls_context
 
 
 class RenewedContext:
@@ -78,7 +78,7 @@ class RenewedContext:
         self._stamp, self._made = self._look(), context(params, server)
 
     def current(self) -> ssl.SSLContext:
-        """The context for the next connection; while files are being replaced, the one before."""
+        """Return the context for the next connection; while files are being replaced, the one before."""
         if (stamp := self._look()) != self._stamp:
             with suppress(OSError):  # an `ssl.SSLError` is one: a new certificate beside the old key
                 self._made, self._stamp = context(self._params, self._server), stamp
@@ -86,7 +86,7 @@ class RenewedContext:
 
     def _look(self) -> list[tuple[int, int]]:
         with suppress(OSError):
-            return [(about.st_mtime_ns, about.st_ino) for about in map(os.stat, self._files)]
+            return [(status.st_mtime_ns, status.st_ino) for status in map(os.stat, self._files)]
         return []
 
 
@@ -99,10 +99,10 @@ class _Handler(BaseRequestHandler):
         keep_alive(self.request)
         self.request.settimeout(HANDSHAKE)
         try:
-            made = self.server.contexts.current().wrap_socket(self.request, server_side=True)
+            wrapped = self.server.contexts.current().wrap_socket(self.request, server_side=True)
         except (OSError, ValueError) as error:
             return self.server.refusal(self.client_address[0], error)
-        secured = shared(made, IDLE)
+        secured = shared(wrapped, IDLE)
         if not self.server.rejects(secured):
             with self.server.admitted(secured):
                 self.server.carry(secured)
@@ -164,14 +164,14 @@ class Listener(ThreadingTCPServer):
             return
         self._looked = time.monotonic()
         with self._lock:
-            connections = [secured for own in self._open.values() for secured in own]
+            connections = [secured for sockets in self._open.values() for secured in sockets]
         for secured in connections:
             if self.rejects(secured):
                 with suppress(OSError):
                     secured.shutdown(socket.SHUT_RDWR)
 
     def rejects(self, secured: ssl.SSLSocket) -> bool:
-        """Whether the party at the other end is not admitted (any more)."""
+        """Return whether the party at the other end is not admitted (any more)."""
         try:
             certificate = secured.getpeercert()
         except (OSError, ValueError):  # it has ended meanwhile
@@ -193,8 +193,10 @@ def keep_connecting(
             plain = connect(address, HANDSHAKE)
             keep_alive(plain)
             # the name is for what passes TLS on by its name (SNI) before the server
-            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as made:
-                carry(shared(made, QUIET, ends=True))  # a server ends those of its sites, and says whose (`Listener`)
+            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as wrapped:
+                carry(
+                    shared(wrapped, QUIET, ends=True)
+                )  # a server ends those of its sites, and says whose (`Listener`)
         except (OSError, ValueError) as error:
             refusal("the server", error)
         wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
@@ -202,7 +204,7 @@ def keep_connecting(
 
 
 def shared(secured: ssl.SSLSocket, patience: float, ends: bool = False) -> SharedSocket:
-    """A connection that `context` has made, to be read and written by several threads from now on.
+    """Return a connection that `context` has made, for several threads to read and write from now on.
 
     Args:
         secured: the connection.
@@ -236,7 +238,7 @@ def send(secured: ssl.SSLSocket, frame: bytes | bytearray) -> None:
 
 
 def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool:
-    """Append to a frame until it has its length; returns whether it got there before the connection ended.
+    """Append to a frame until it has its length, and return whether it got there before the connection ended.
 
     Memory is taken for what has arrived, never for what is announced.
     """
@@ -249,7 +251,7 @@ def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool
 
 
 def refusal(who: str, error: ssl.SSLError) -> str:
-    """The sentence about a handshake that failed.
+    """Return the sentence about a handshake that failed.
 
     Args:
         who: the other end.
@@ -261,7 +263,7 @@ def refusal(who: str, error: ssl.SSLError) -> str:
 
 
 def reason(error: ssl.SSLError) -> str:
-    """Why the other end did not prove that it belongs to the federation, or does not let this one in."""
+    """Return why the other end did not prove that it belongs to the federation, or does not admit this one."""
     here = f"this machine's clock says {datetime.now(UTC):%Y-%m-%d}"
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == _EXPIRED:
@@ -272,7 +274,7 @@ def reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return "the connection broke off"
     name = error.reason or ""
-    for alert, told in _ALERTS.items():
+    for alert, sentence in _ALERTS.items():
         if name.endswith(f"ALERT_{alert}"):
-            return told
+            return sentence
     return name or "the connection broke off"

@@ -189,5 +189,5 @@ def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None)
         return kind.model_validate_json(bytes(whole[4 : 4 + length])), whole[4 + length :]
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(name) for name in first["loc"]) or "its head"
-        raise Refused(f"a message that is no {kind.__name__.lower()}: {where}: {first['type']}") from None
+        field = ".".join(str(name) for name in first["loc"]) or "its head"
+        raise Refused(f"a message that is no {kind.__name__.lower()}: {field}: {first['type']}") from None

@@ -32,7 +32,7 @@ _ENTRY = re.compile(r"\d{4,}\.json")
 
 
 def _without_turns(values: dict[str, Any]) -> None:
-    """Drop what served turns of several experiments; one that was paused between two has begun."""
+    """Drop the fields of turns, which experiments had; one that was paused between two has begun."""
     for name in ("search", "sites", "parts", "rounds", "until", "paused"):
         values.pop(name, None)
     if values.get("state") == "paused":
@@ -73,12 +73,12 @@ class Queued:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, in whichever way."""
+        """True if it has ended, in whichever way."""
         return self.state in _OVER
 
     @property
     def begun(self) -> bool:
-        """Whether its run folder may hold steps of its own."""
+        """True if its run folder may hold steps of its own."""
         return self.again or self.state == "running"
 
 
@@ -115,16 +115,18 @@ class ExperimentQueue:
     def _put(self, entry: Queued) -> Queued:
         """Put an experiment at the end, under the next number."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        found = self.entries()
-        if taken := next((one for one in found if one.out == entry.out and not one.over), None):
-            raise SettingError(f"experiment {taken.number} of the queue has the run folder {taken.out}: choose another")
-        entry = replace(entry, number=max((one.number for one in found), default=0) + 1, added=_now())
+        entries = self.entries()
+        if owner := next(
+            (other_entry for other_entry in entries if other_entry.out == entry.out and not other_entry.over), None
+        ):
+            raise SettingError(f"experiment {owner.number} of the queue has the run folder {owner.out}: choose another")
+        entry = replace(entry, number=max((other_entry.number for other_entry in entries), default=0) + 1, added=_now())
         while not self._created(entry):
             entry = replace(entry, number=entry.number + 1)  # another process was faster
         return entry
 
     def _created(self, entry: Queued) -> bool:
-        """Write an entry's file as a whole; False where there is one with its number."""
+        """Write an entry's file as a whole; return False where there is one with its number."""
         values = asdict(entry)
         temporary = self.folder / f".new-{os.getpid()}"
         write_table(temporary, {"format": FORMAT.number, **{name: values[name] for name in _ADDED}})
@@ -162,7 +164,7 @@ class ExperimentQueue:
     # -- for everybody
 
     def entries(self) -> list[Queued]:
-        """All experiments, the first added first.
+        """Return all experiments, the first added first.
 
         Raises:
             SettingError: a file cannot be read.
@@ -170,33 +172,33 @@ class ExperimentQueue:
         if not self.folder.is_dir():
             return []
         paths = sorted(path for path in self.folder.iterdir() if _ENTRY.fullmatch(path.name))
-        return sorted((self._read(path) for path in paths), key=lambda one: one.number)
+        return sorted((self._read(path) for path in paths), key=lambda entry: entry.number)
 
     def entry(self, number: int) -> Queued:
-        """One experiment.
+        """Return one experiment.
 
         Raises:
             SettingError: there is none with this number.
         """
-        known = {one.number: one for one in self.entries()}
-        if number not in known:
-            numbers = ", ".join(map(str, known)) or "none"
+        entries = {entry.number: entry for entry in self.entries()}
+        if number not in entries:
+            numbers = ", ".join(map(str, entries)) or "none"
             raise SettingError(f"the queue has no experiment {number}: its numbers are {numbers}")
-        return known[number]
+        return entries[number]
 
     def summary(self, serves: bool = True) -> str:
-        """The experiments that have not ended, by what they do, in words; "" where there is none.
+        """Return the experiments that have not ended, by state, in words; "" where there is none.
 
         Args:
             serves: whether the server's process is there; without it, one that was running is interrupted.
         """
-        open_ = [one for one in self.entries() if not one.over]
+        open_ = [entry for entry in self.entries() if not entry.over]
         words = []
         for state in ("running", "waiting"):
-            found = [f"{one.number} {one.label}" for one in open_ if one.state == state]
-            more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+            names = [f"{entry.number} {entry.label}" for entry in open_ if entry.state == state]
+            rest = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
             word = "interrupted" if state == "running" and not serves else state
-            words += [f"{len(found)} {word} ({', '.join([*found[:_NAMED], *more])})"] if found else []
+            words += [f"{len(names)} {word} ({', '.join([*names[:_NAMED], *rest])})"] if names else []
         return ", ".join(words)
 
     # -- for the server
@@ -207,11 +209,11 @@ class ExperimentQueue:
         return min(open_entries, key=lambda entry: (entry.state != "running", entry.number), default=None)
 
     def stop_wanted(self, entry: Queued) -> bool:
-        """Whether somebody asked that it be stopped."""
+        """Return whether somebody asked that it be stopped."""
         return self._path(entry.number, ".stop").exists()
 
     def change(self, entry: Queued, **values: Any) -> Queued:
-        """Write down how far an experiment is; returns it as it is then."""
+        """Record the progress of an experiment, and return it as it is then."""
         ended = _now() if values.get("state") in _OVER else entry.ended
         changed = replace(entry, **values, ended=ended)
         state = {name: value for name, value in asdict(changed).items() if name in _CHANGES}

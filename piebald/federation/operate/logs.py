@@ -91,7 +91,11 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
         SettingError: the file cannot be written.
     """
     logger = logging.getLogger(_LOGGER)
-    for old in [one for one in logger.handlers if isinstance(one, _StandardError | _PrivateFile)]:
+    for old in [
+        handler_of_log
+        for handler_of_log in logger.handlers
+        if isinstance(handler_of_log, _StandardError | _PrivateFile)
+    ]:
         logger.removeHandler(old)
         old.close()
     handler: logging.Handler
@@ -125,10 +129,10 @@ class StepLog(Callback):
     def on_server_step(self, step: Mapping[str, Any]) -> None:
         """See `Callback`."""
         loss = step.get("loss")
-        about = {"event": "step", "step": step["version"], "rounds": self._rounds, "loss": loss}
-        about |= {"arrived": step["arrived"], "failed": step["failed"], "place": self._place(step["version"])}
+        fields = {"event": "step", "step": step["version"], "rounds": self._rounds, "loss": loss}
+        fields |= {"arrived": step["arrived"], "failed": step["failed"], "place": self._place(step["version"])}
         shown = "step %(place)s" if loss is None else "step %(place)s: loss %(loss).4g"
-        log.info(f"{shown}, %(arrived)d updates, %(failed)d without", about)
+        log.info(f"{shown}, %(arrived)d updates, %(failed)d without", fields)
 
     def on_evaluation(self, version: int, scores: Sequence[Mapping[str, Any]]) -> None:
         """See `Callback`."""
@@ -142,10 +146,10 @@ class StepLog(Callback):
                 and row["value"] is not None
             ]
             if values:
-                about = {"event": "evaluation", "step": version, "place": self._place(version), "metric": metric}
-                about |= {"value": sum(values) / len(values), "clients": len(values), "model": model}
+                fields = {"event": "evaluation", "step": version, "place": self._place(version), "metric": metric}
+                fields |= {"value": sum(values) / len(values), "clients": len(values), "model": model}
                 log.info(
-                    "step %(place)s: %(metric)s %(value).4g of the %(model)s model, mean of %(clients)d clients", about
+                    "step %(place)s: %(metric)s %(value).4g of the %(model)s model, mean of %(clients)d clients", fields
                 )
 
     def on_end(self, history: History, status: str) -> None:
@@ -157,7 +161,7 @@ class StepLog(Callback):
 
 
 def without_message(error: BaseException | None) -> str:
-    """The type of an error and where it was raised, without its message, which may quote a row.
+    """Return the type of an error and where it was raised, without its message, which may quote a row.
 
     The message of Piebald's own errors is kept.
     """
@@ -165,8 +169,8 @@ def without_message(error: BaseException | None) -> str:
         return ""
     frames = traceback.extract_tb(error.__traceback__)[-6:]
     places = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
-    told = f": {error}" if isinstance(error, PiebaldError) else ""
-    return f"{type(error).__name__}{told}{f' at {places}' if places else ''}"
+    message = f": {error}" if isinstance(error, PiebaldError) else ""
+    return f"{type(error).__name__}{message}{f' at {places}' if places else ''}"
 
 
 def _plain(value: object) -> object:
