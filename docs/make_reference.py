@@ -56,13 +56,13 @@ TRAINER_SETTINGS = {
 }
 # Modules that define what components, clients and runtimes may offer beyond their base class.
 CAPABILITIES = (
-    "training.base",
+    "methods.training.base",
     "contracts.training",
-    "transforms.base",
-    "scheduling.base",
-    "clustering.base",
-    "aggregation.base",
-    "server_optimizer.base",
+    "methods.transforms.base",
+    "methods.scheduling.base",
+    "methods.clustering.base",
+    "methods.aggregation.base",
+    "methods.server_optimizer.base",
     "contracts.data",
     "contracts.runtime",
     "runtimes.base",
@@ -179,8 +179,11 @@ def own_row(name: str, about: Mapping[str, Any]) -> tuple[str, str, str, str]:
 def components_page() -> str:
     """docs/reference/components.md."""
     text = [NOTICE, "# Components", ""]
-    text += ["A recipe has seven components, one on each axis.  The name of the axis is the folder in `piebald/`, the"]
-    text += ["field of `piebald.Recipe`, and the key in a TOML file.", ""]
+    text += [
+        "A recipe has seven components, one on each axis.  The name of the axis is the folder in `piebald/methods/`,",
+        "the field of `piebald.Recipe`, and the key in a TOML file.",
+        "",
+    ]
     text += axis_table()
     text += ["", "A component is chosen by its kind, which is the name of its class in snake case:", ""]
     text += ['```toml\n[recipe]\nname = "fedavg"\naggregation = { kind = "equal_weighted" }\n```', ""]

@@ -61,11 +61,11 @@ def of_table(table: Mapping[str, str], recipe: str) -> str:
         return shown(table[recipe])
     if table is method_tests.WITHOUT_EFFECT:
         return "none is named"
-    own = ROOT / "tests" / "core" / f"test_{recipe}.py"
+    own = ROOT / "tests" / "methods" / f"test_{recipe}.py"
     if not own.exists():
         raise LookupError(f"{recipe} needs a test of what it claims in {own.relative_to(ROOT)}")
     first = next(name for name in functions(own) if name.startswith("test_"))
-    return shown(f"core/{recipe}: {first.removeprefix('test_')}")
+    return shown(f"methods/{recipe}: {first.removeprefix('test_')}")
 
 
 def shown(test: str) -> str:

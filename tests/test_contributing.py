@@ -133,7 +133,7 @@ def test_its_examples_are_in_the_projects_style(tree: Path, tool: str) -> None:
     pytest.importorskip(tool)
     follow(tree)
     words = {
-        "ruff": ["check", "piebald", "tests/core"],
+        "ruff": ["check", "piebald", "tests/methods"],
         "mypy": ["--cache-dir", str(tree / ".mypy"), "piebald/methods/recipes"],
     }
     run(tree, "-m", tool, *words[tool])

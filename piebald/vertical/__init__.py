@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "holdings": ("PartyHolding",),
+        "party_data": ("PartyHolding",),
         "transfer_results": ("TransferResult", "result"),
         "transfer_runs": ("resume", "run", "run_party"),
         "transfer_settings": ("TransferSettings",),

@@ -16,8 +16,7 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen
 from piebald.report.callbacks import Callback
 from piebald.runs import client_description
-
-from .fakes import classified, seeded, simulate
+from tests.fakes import classified, seeded, simulate
 
 
 @pytest.fixture(autouse=True, scope="module")

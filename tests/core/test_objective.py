@@ -16,8 +16,7 @@ from piebald.core.errors import SettingError
 from piebald.core.losses import squared_error
 from piebald.core.metrics import accuracy
 from piebald.core.objective import METRICS, OBJECTIVES, objective_for
-
-from .fakes import classified, federation, seeded, simulate
+from tests.fakes import classified, federation, seeded, simulate
 
 CLASSES, REALS = torch.tensor([0, 1, 2]), torch.tensor([0.5, 1.0, -2.0])
 SEQUENCES = torch.tensor([[0, 1, 2], [2, 1, -100]])

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from piebald.core.errors import ParameterError, SettingError
 from piebald.core.parameters import Layout, matching
-
-from .fakes import few, seeded
+from tests.fakes import few, seeded
 
 
 class Tied(nn.Module):

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piebald.core.randomness import brief_generator, generator, key, permutation, torch_generator
-
-from .fakes import few
+from tests.fakes import few
 
 words = st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8)), max_size=4)
 

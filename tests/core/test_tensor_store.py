@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from piebald.core.tensor_store import TensorStore
-
-from .fakes import few
+from tests.fakes import few
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
 shapes = st.lists(st.integers(0, 4), max_size=3)

@@ -47,7 +47,7 @@ from piebald.federation.link.wire_messages import (
     encode,
 )
 from piebald.methods.queries import Evaluate
-from tests.core.fakes import few
+from tests.fakes import few
 
 HELLO = Hello(protocol=3, version="0.1", incarnation="ab")
 

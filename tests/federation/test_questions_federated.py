@@ -15,7 +15,7 @@ from piebald.statistics.columns_asked import wanted_of_numbers
 from piebald.statistics.exact_at_sites import statistics_at_sites
 from piebald.statistics.trees.trees_at_sites import trees_at_sites
 from tests.statistics.test_at_sites import InProcess
-from tests.trees.test_trees_at_sites import PLAN, SETTINGS
+from tests.statistics.test_trees_at_sites import PLAN, SETTINGS
 
 from .site_threads import connected
 

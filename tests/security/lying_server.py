@@ -18,7 +18,7 @@ from piebald.privacy.secure_aggregation.key_queries import DIGEST, SENDERS, SHAR
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows, texts
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
-from tests.core.fakes import SGD, client_work, parameters
+from tests.fakes import SGD, client_work, parameters
 
 SIZE = 3
 Shares = dict[int, dict[int, bytes]]  # by whose they are, then by place

@@ -25,7 +25,7 @@ from ..core.fakes import classified, seeded
 PROGRAM = """
 import hashlib, sys, torch, piebald
 sys.path.insert(0, sys.argv[1])
-from tests.core.fakes import classified, seeded
+from tests.fakes import classified, seeded
 from piebald import recipes
 from torch import nn
 model = seeded(lambda: nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)))

@@ -27,7 +27,7 @@ from piebald.methods.queries import Evaluate, Validate
 from piebald.privacy.secure_aggregation.key_queries import AdvertiseKeys
 from piebald.server import ResultChecks
 from piebald.server.records import plain_results, whole_result
-from tests.core.fakes import SGD, FakeRuntime, make_server, update
+from tests.fakes import SGD, FakeRuntime, make_server, update
 
 from .server_entry import PATIENT, Entry, packed, rewritten, true_update
 

@@ -24,7 +24,7 @@ from piebald.privacy.secure_aggregation.key_queries import COMMITMENTS, KEYS, PR
 from piebald.privacy.secure_aggregation.masking_graph import CONTEXT, MaskingGraph, numbers, rows
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import DISPUTED, READERS, ShowShares
-from tests.core.fakes import classified, seeded, simulate
+from tests.fakes import classified, seeded, simulate
 
 from .lying_server import SIZE, Clients
 from .test_lying_server import summing

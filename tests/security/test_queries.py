@@ -20,7 +20,7 @@ from piebald.methods.queries.validate import Validate
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.lowest_loss import LowestLoss
 from piebald.runs.prepare import Options, PreparedRun, prepare
-from tests.core.fakes import classified, seeded
+from tests.fakes import classified, seeded
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 

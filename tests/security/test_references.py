@@ -229,10 +229,11 @@ def test_only_the_front_door_gives_text_the_rights_of_the_user() -> None:
     place = Path(piebald.__file__).parent
     uses = {str(path.relative_to(place)) for path in place.rglob("*.py") if "USERS" in path.read_text()}
     assert uses == {
-        "references.py", "plugins.py", "recipe.py", "recipes/named.py", "models/networks.py", "models/embedded.py",
-        "data/data_sets.py", "experiment.py", "experiment_file.py", "preview.py", "cli/show.py", "tuning/space.py",
-        "adaptation/newcomer_file.py", "deploy/site_rows.py", "deploy/site_process.py", "testing/component.py",
-        "testing/recipe.py", "comparisons.py", "tuning/trial_runs.py",
+        "core/references.py", "settings/plugins.py", "methods/recipe.py", "methods/recipes/named.py",
+        "models/networks.py", "data/embeddings/embedded.py", "data/sets/named.py", "runs/run.py", "runs/compare.py",
+        "runs/adaptation/newcomer_file.py", "experiments/file.py", "experiments/preview.py", "cli/show.py",
+        "advice/tuning/space.py", "advice/tuning/trial_runs.py", "federation/site/site_rows.py",
+        "federation/site/site_process.py", "testing/component.py", "testing/recipe.py",
     }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from piebald.privacy.secure_aggregation.rounding import round_stochastically
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.share_checks import keep_shares
 from piebald.privacy.secure_aggregation.unmasking import SIGNERS, SURVIVORS, ConfirmSurvivors, Unmasking
-from tests.core.fakes import classified, seeded, simulate
+from tests.fakes import classified, seeded, simulate
 
 from .lying_server import Clients
 from .test_lying_server import summing

@@ -19,7 +19,7 @@ from piebald.core.plain_text import printable
 from piebald.federation.link.wire_format import pack_update, unpack_update
 from piebald.federation.link.wire_messages import Hello, decode
 from piebald.federation.operate.logs import OneLine
-from tests.core.fakes import few
+from tests.fakes import few
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m[red]north\u202e[/red]\r\n2026 all is well\x00\u200b"
 SHOWN = "[red]north[/red] 2026 all is well"
