@@ -179,7 +179,12 @@ def search_plugins(run: Path) -> None:
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE from the command line; the value is TOML or else text."""
+    """Parse KEY=VALUE from the command line; the value is TOML or else text.
+
+    Examples:
+        >>> pair("recipe.lr=0.1"), pair("recipe.name=fedavg")
+        (('recipe.lr', 0.1), ('recipe.name', 'fedavg'))
+    """
     from piebald.settings.toml_document import value_of
 
     key, equals, value = text.partition("=")

@@ -57,6 +57,14 @@ class AuditLog:
 
     Args:
         folder: the party's credentials.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     AuditLog(Path(folder)).write("joined", site="north", rows=120)
+        ...     verified = verify(Path(folder) / FILE)
+        >>> verified.lines, verified.noted
+        (1, True)
     """
 
     def __init__(self, folder: Path) -> None:

@@ -45,6 +45,11 @@ class Description(BaseModel):
         host, port: address of the server, as sites see it.
         days: how long certificates are valid.
         sites: names of the sites, in the order of their client numbers.
+
+    Examples:
+        >>> plan = Description(host="hub.example.org", sites=["north", "south"])
+        >>> plan.port, plan.days, plan.sites.index("south")
+        (8400, 365, 1)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -28,10 +28,14 @@ _LEVELS = 64  # of tables and lists inside one another in a run's terms, at most
 
 
 def read_values(body: bytes | bytearray) -> dict[str, Any]:
-    """The values in a run's terms, before anything is known of them.
+    """Return the values in a run's terms, before anything is known of them.
 
     Raises:
         SettingError: they are no JSON, or so deep that what is done with them later might end the process.
+
+    Examples:
+        >>> read_values(b'{"seed": 3, "clients": ["north", "south"]}')
+        {'seed': 3, 'clients': ['north', 'south']}
     """
     try:
         values = json.loads(bytes(body))

@@ -49,6 +49,13 @@ class Federation(RuntimeSettings):
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
         lineage: number of the run that this one goes on from, by which sites find the state that they kept; filled in
             by `start_from`.
+
+    Examples:
+        Begin with two sites, and train on without one that is silent for a minute.
+
+        >>> runtime = Federation(wait_for=2, patience=60)
+        >>> runtime.patience, runtime.task_timeout, runtime.simulates
+        (60.0, 3600.0, False)
     """
 
     simulates = False

@@ -168,7 +168,13 @@ SomeMessage = TypeVar("SomeMessage", bound=Message)
 
 
 def encode(head: Message, body: bytes | memoryview = b"") -> bytes:
-    """Encode a message."""
+    """Encode a message.
+
+    Examples:
+        >>> head, body = decode(Reply, encode(Reply(status="done", received=5), b"bytes"))
+        >>> head.status, head.received, bytes(body)
+        ('done', 5, b'bytes')
+    """
     text = head.model_dump_json().encode()
     return b"".join((struct.pack("<I", len(text)), text, body))
 

@@ -91,6 +91,16 @@ class ExperimentQueue:
 
     Args:
         credentials: the server's.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as credentials:
+        ...     queue = ExperimentQueue(Path(credentials))
+        ...     entry = queue.add("fedavg", "rounds = 1", Path("runs/fedavg"))
+        ...     queue.summary()
+        '1 waiting (1 fedavg)'
+        >>> entry.number, entry.begun, entry.over
+        (1, False, False)
     """
 
     def __init__(self, credentials: Path) -> None:

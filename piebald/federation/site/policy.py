@@ -72,6 +72,15 @@ class Policy(BaseModel):
         accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
             waits until somebody at the site approves it.  Not set: all.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
+
+    Examples:
+        The section [policy] of a `site.toml`:
+
+        >>> import tomllib
+        >>> section = tomllib.loads("policy = { clip = 1.0, noise = 0.5, updates = 100 }")["policy"]
+        >>> policy = Policy.model_validate(section)
+        >>> policy.clip, policy.noise, policy.updates, policy.accept
+        (1.0, 0.5, 100, None)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

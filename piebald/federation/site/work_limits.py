@@ -38,6 +38,10 @@ class WorkLimits(BaseModel):
         gigabytes: memory for the model and the rows of a step, as far as it follows from the terms, and by which the
             process may grow while it works on a task; None takes three quarters of the machine's.
         seconds: time of one task; a task that takes longer ends without a result.
+
+    Examples:
+        >>> WorkLimits(steps=100).steps_reject_reason(200)
+        "a task would take more steps on this site's rows than the 100 that it allows"
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
