@@ -103,6 +103,7 @@ def command(
         group: the commands among which it is.
         defaults: defaults of shared options that differ from those of `SharedOptions`.
     """
+    # typer reads the signature, which therefore gets the shared options behind those of the function
     annotations = get_type_hints(SharedOptions, include_extras=True)
     defaults = {field.name: field.default for field in dataclasses.fields(SharedOptions)} | defaults
     kind = inspect.Parameter.KEYWORD_ONLY

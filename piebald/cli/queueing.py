@@ -59,6 +59,7 @@ def add(
     folder = Path(options.out or settings.out or free_folder(server.folder / "runs", label, folders)).resolve()
     refuse_crosses(server_run(server, file, flags, str(folder)), f"piebald server {credentials} {file} --check")
     start = None if options.start_from is None else options.start_from.resolve()
+    # a run that is still in the queue is not finished yet, and will be when this one's turn comes
     if start is not None and str(start) not in folders:
         _check_finished(start)
     entry = queue.add(label, settings.model_copy(update={"out": None}).text(), folder, start)
@@ -223,6 +224,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
     queue.change(entry, state="running")
     watch = Watch(lambda: queue.stop_wanted(entry))
     try:
+        # a stop is asked for by another process, which leaves a file: it ends this block as Ctrl-C would
         with watch, at_work(f"preparing experiment {entry.number}"):
             name_run(server.folder, folder)
             if (folder / "run.db").exists():

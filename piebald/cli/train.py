@@ -56,6 +56,7 @@ def carry_out(
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
+    # after the settings, so that a mistake in them is told before the slow import
     from piebald.runs import run as experiment
 
     folder = folder or out_folder(settings)

@@ -77,6 +77,15 @@ class DiskWrites:
                 raise Ended
 
 
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes when a file is replaced, None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino  # a replacement within one tick of the clock is another file
+
+
 def read_table(path: Path, remedy: str = "remove it") -> dict[str, Any] | None:
     """Read a table in JSON; None where there is no file.
 

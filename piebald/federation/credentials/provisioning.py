@@ -114,6 +114,7 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
                 f"{path}: sites are named by letters, digits, - and _, at most 63, and not server or authority, "
                 f"got {name!r}"
             )
+    # names are folders, and some file systems do not tell cases apart
     if len({name.lower() for name in sites}) < len(sites):
         raise SettingError(f"{path}: two sites have the same name: give each its own")
 
@@ -265,7 +266,7 @@ def read(folder: Path) -> Credentials:
             "one with piebald provision --renew, and copy it here"
         )
     key = folder / "key.pem"
-    if key.stat().st_mode & 0o077:
+    if key.stat().st_mode & 0o077:  # a copied folder often lost its modes
         raise SettingError(f"{key} can be read by others: chmod 600 {key}")
     _check_pair(folder)
     return credentials

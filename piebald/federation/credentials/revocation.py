@@ -9,7 +9,6 @@ revoked while the server runs.
 from __future__ import annotations
 
 import json
-import os
 import ssl
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,7 @@ from typing import Any
 from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_json
+from piebald.federation.credentials.party_files import stamp_of
 
 EARLY = timedelta(minutes=5)  # certificates are valid from a little before they are issued, since clocks differ
 _FILE = "revoked.json"
@@ -38,6 +38,7 @@ def read_revoked(folder: Path) -> dict[str, datetime]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
     if any(at.tzinfo is None for at in revoked.values()):
+        # it could not be compared with the times in certificates
         raise SettingError(f"{path} has a time without a zone: restore it from a backup")
     return revoked
 
@@ -62,7 +63,7 @@ class Admission:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._stamp = self._look()
+        self._stamp = stamp_of(folder / _FILE)  # before it is read: a change in between is seen at the next look
         self._revoked = read_revoked(folder)
 
     def reject_reason(self, certificate: Any) -> str | None:
@@ -70,6 +71,7 @@ class Admission:
         revoked = self._current().get(name_in(certificate))
         if (ends := ssl.cert_time_to_seconds(certificate["notAfter"])) < time.time():
             return f"its certificate expired on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d at %H:%M} UTC"
+        # a certificate that was made after the revocation, for a site that is trusted again, is admitted
         issued = ssl.cert_time_to_seconds(certificate["notBefore"]) + EARLY.total_seconds()
         if revoked is not None and issued <= revoked.timestamp():
             return f"its certificate was revoked on {revoked:%Y-%m-%d at %H:%M} UTC"
@@ -77,20 +79,13 @@ class Admission:
 
     def _current(self) -> dict[str, datetime]:
         """Return the list as it is now; while it cannot be read, the last one that could."""
-        if (stamp := self._look()) != self._stamp:
+        if (stamp := stamp_of(self._folder / _FILE)) != self._stamp:
             try:
                 self._revoked = read_revoked(self._folder)
             except SettingError:
                 return self._revoked  # it is tried again
             self._stamp = stamp
         return self._revoked
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self._folder / _FILE)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino
 
 
 def name_in(certificate: Any) -> str:

@@ -72,7 +72,9 @@ class SignatureCheck:
         return today and names_match and ExtendedKeyUsageOID.CLIENT_AUTH in use
 
     def _message(self, text: bytes) -> bytes:
+        # with lengths, so that no other run and terms give the same bytes
         context = b"".join(struct.pack("<I", len(part)) + part for part in self._about)
+        # the prefix keeps a signature from being taken for one of another protocol with the same key
         return b"piebald: keys of a secure aggregation\0" + context + text
 
 

@@ -6,7 +6,6 @@ others.  Memory for a frame is taken as its bytes arrive.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
@@ -15,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event
 from typing import Any
 
+from piebald.federation.credentials.party_files import stamp_of
 from piebald.federation.link.proxy import connect
 from piebald.federation.link.shared_socket import SharedSocket
 
@@ -74,7 +75,7 @@ class RenewedContext:
     def __init__(self, params: dict[str, Any], server: bool) -> None:
         self._params, self._server = params, server
         role = "server" if server else "client"
-        self._files = [params[name] for name in ("ca_cert", f"{role}_cert", f"{role}_key")]
+        self._files = [Path(params[name]) for name in ("ca_cert", f"{role}_cert", f"{role}_key")]
         self._stamp, self._made = self._look(), context(params, server)
 
     def current(self) -> ssl.SSLContext:
@@ -84,10 +85,8 @@ class RenewedContext:
                 self._made, self._stamp = context(self._params, self._server), stamp
         return self._made
 
-    def _look(self) -> list[tuple[int, int]]:
-        with suppress(OSError):
-            return [(status.st_mtime_ns, status.st_ino) for status in map(os.stat, self._files)]
-        return []
+    def _look(self) -> list[tuple[int, int] | None]:
+        return [stamp_of(path) for path in self._files]
 
 
 class _Handler(BaseRequestHandler):
