@@ -98,7 +98,9 @@ def server(
                 raise typer.Exit(_print_checks([*server_machine(party), check_space(credentials)]))
         return serve_queue(credentials, page, options)
     if options.plugins is not None:
-        raise SettingError("--plugin is about the queue: leave out the file, and give it to piebald queue add")
+        raise SettingError(
+            "--plugin is for experiments of the queue: leave it out, or add the file with piebald queue add"
+        )
     flags = federation_flags(
         file, with_sites(file, options.sets, party.sites()), credentials=str(credentials.resolve())
     )

@@ -123,7 +123,7 @@ def resumed(run: Path, options: SharedOptions) -> Iterator[list[Callback]]:
     if credentials is None:
         if any(getattr(options, name) != getattr(SharedOptions(), name) for name in (*LOG, *PAGE)):
             raise SettingError(
-                f"{run} is no federation's run, which --log-... and --status-... are for: leave them out"
+                f"{run} is not a run of a federation, which --log-... and --status-... are for: leave them out"
             )
         yield []
         return

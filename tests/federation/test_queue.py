@@ -157,7 +157,7 @@ def test_an_experiment_is_checked_before_it_waits(
     assert main(["server", str(server), "--out", "run"]) == 2
     assert "give them to piebald queue add" in capsys.readouterr().err
     assert main(["server", str(server), file, "--plugin", "mylab"]) == 2
-    assert "--plugin is about the queue" in capsys.readouterr().err
+    assert "--plugin is for experiments of the queue" in capsys.readouterr().err
 
 
 def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(

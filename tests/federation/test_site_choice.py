@@ -195,7 +195,7 @@ def test_a_server_cannot_let_a_site_choose_by_another_query() -> None:
     made = json.loads(terms(plan.work, {}, ["a"], ["a"]))
     assert RunTerms.read(made).choice_query() == plan.work.choice == BestForEach()
     assert RunTerms.read(made | {"choice": None}).choice_query() is None
-    with pytest.raises(SettingError, match="choose its model by 'evaluate', which is no such query"):
+    with pytest.raises(SettingError, match="choose its model by 'evaluate', which chooses no model"):
         RunTerms.read(made | {"choice": {"kind": "evaluate"}}).choice_query()
 
 

@@ -326,7 +326,7 @@ def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> t
         entry = json.loads(line)
         line_number, previous = int(entry["line"]), str(entry["previous"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SettingError(f"{place} of {path} is no line of an audit log: {shown(line[:60])}") from None
+        raise SettingError(f"{place} of {path} is not a line of an audit log: {shown(line[:60])}") from None
     if number == 0 and line_number > 1:
         raise SettingError(
             f"{place} of {path} does not follow from the one before: it is line {line_number} of the log, so name the "

@@ -233,7 +233,7 @@ class RunTerms(BaseModel):
             return None
         query = build("query", self.choice)
         if not isinstance(query, OwnChoice):
-            raise SettingError(f"the run's terms let a site choose its model by {query.kind!r}, which is no such query")
+            raise SettingError(f"the run's terms let a site choose its model by {query.kind!r}, which chooses no model")
         return query
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
-from piebald.federation.hub.settings import Timeouts
+from piebald.federation.hub.settings import Federation
 from piebald.federation.link.pieces import Assembly
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
@@ -29,7 +29,7 @@ class FederationState:
     Args:
         sites: the site of each client, by number.
         terms: digest of the run's terms.
-        timeouts: how long to wait for sites.
+        settings: the settings of the federation, which say how long to wait for sites.
         cut: a task as it travels, see `ClientWork.cut`.
         folder: where long results are kept that have come, see `pieces.Assembly`.
 
@@ -47,14 +47,14 @@ class FederationState:
     """
 
     def __init__(
-        self, sites: Sequence[str], terms: str, timeouts: Timeouts, cut: Callable[[Task], Task] = lambda task: task,
+        self, sites: Sequence[str], terms: str, settings: Federation, cut: Callable[[Task], Task] = lambda task: task,
         folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.members = [Member(name, assembly=Assembly(folder)) for name in sites]
         self.number = {member.name: number for number, member in enumerate(self.members)}
-        self.terms, self.timeouts, self._cut = terms, timeouts, cut
+        self.terms, self.settings, self._cut = terms, settings, cut
         self.epoch, self.run = secrets.token_hex(8), secrets.token_hex(8)
         self.version, self.now = 0, 0.0
         self.started = self.dismissed = self.closing = False
@@ -76,7 +76,7 @@ class FederationState:
 
     def ready_clients(self) -> list[int]:
         """Return the clients whose sites can be sent tasks."""
-        silence = self.timeouts.silence
+        silence = self.settings.silence
         return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
 
     def waits_for(self, gathered: bool) -> str:
@@ -90,7 +90,7 @@ class FederationState:
                 return ""
             if self.dismissed:
                 return "the run is over: waiting until the sites know"
-            missing = [member for member in self.members if not member.ready(self.terms, self.timeouts.silence)]
+            missing = [member for member in self.members if not member.ready(self.terms, self.settings.silence)]
             working = [member for member in self.members if member.open]
             if not gathered:
                 return f"waiting for {_listed(map(_presence, missing))}" if missing else "waiting for sites"

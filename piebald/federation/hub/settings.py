@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,24 +11,6 @@ from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.core.errors import SettingError
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits to the server's patience; see `Federation` for the fields.
-
-    Attributes:
-        wait_for: number of sites that must be present before the first task; "all" for every site; None waits for all
-            that do not refuse, or for one after `patience`.
-        patience: seconds of silence after which training at a site is given up.
-        silence: seconds of silence after which a site gets no tasks, and its answers to queries are given up.
-        task_timeout: seconds that a task may take at a site that is present.
-    """
-
-    wait_for: int | Literal["all"] | None
-    patience: float
-    silence: float
-    task_timeout: float
 
 
 class Federation(RuntimeSettings):
@@ -100,5 +81,4 @@ class Federation(RuntimeSettings):
 
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
         folder = Path(str(self.credentials)) if local is None else local.server
-        timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.task_timeout)
-        return FederationServer(folder, timeouts, self.experiment, work, clients, local, lineage=self.lineage)
+        return FederationServer(folder, self, work, clients, local)

@@ -104,4 +104,4 @@ class SharedSocket(ssl.SSLSocket):
                 ready = select.poll()
                 ready.register(self.fileno(), event)
             if not ready.poll(None if seconds == math.inf else 1000 * seconds):
-                raise TimeoutError(f"not a byte for {seconds:g} seconds")
+                raise TimeoutError(f"no byte was transferred for {seconds:g} seconds")

@@ -219,7 +219,7 @@ def _places(head: bytes, start: int, end: int) -> dict[str, Place]:
             raise Refused(f"a tensor of type {str(entry['dtype'])[:20]!r}")
         shape, (first, last) = entry["shape"], entry["data_offsets"]
         if not all(type(number) is int and 0 <= number < 1 << 53 for number in (*shape, first, last)):
-            raise Refused("a tensor whose shape is none")
+            raise Refused("a tensor whose shape is invalid")
         places[name] = Place(kind, tuple(shape), start + first)
         if places[name].nbytes != last - first:
             raise Refused("a tensor of another length than its shape has")
@@ -232,7 +232,7 @@ def _places(head: bytes, start: int, end: int) -> dict[str, Place]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise Refused(f"{name}, which is no number in JSON")
+    raise Refused(f"{name}, which JSON does not allow")
 
 
 def contents(body: bytes | bytearray | memoryview | StoredBody) -> dict[str, Any]:

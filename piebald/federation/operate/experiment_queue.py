@@ -242,9 +242,9 @@ class ExperimentQueue:
         try:
             entry = Queued(**{"number": number, **values})
         except TypeError:
-            raise SettingError(f"{path} is no experiment of a queue: remove it") from None
+            raise SettingError(f"{path} does not hold an experiment of a queue: remove it") from None
         if entry.state not in get_args(State):
-            raise SettingError(f"{path} is no experiment of a queue: remove it")
+            raise SettingError(f"{path} does not hold an experiment of a queue: remove it")
         stopped = entry.state == "waiting" and self.stop_wanted(entry)
         return replace(entry, state="stopped") if stopped else entry
 

@@ -120,7 +120,7 @@ class Token:
             token = token_of(self._credentials)
         except (OSError, ValueError) as error:
             if not self._warned:
-                log.warning("nobody is let in to the status page: %s", error)
+                log.warning("the status page refuses everybody: %s", error)
             self._warned = True
             return False
         self._warned = False

@@ -99,7 +99,7 @@ class Policy(BaseModel):
     updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
-    accept: Annotated[list[str], BeforeValidator(lambda given: [ASK] if given == ASK else given)] | None = None
+    accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     carry: bool = True
 
     @property
@@ -143,7 +143,7 @@ class Policy(BaseModel):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
         if (disclosure := work.trainer.discloses()) and (hiding := self.protection(work)):
-            return f"the trainer would tell {disclosure}, which this site does not do beside {hiding}"
+            return f"the trainer would disclose {disclosure}, which this site does not allow beside {hiding}"
         if work.own_query is not None and (reason := self.query_reject_reason(work.own_query, work)):
             return f"updates would answer a query: {reason}"
         if work.own_query is not None and self.least_rows is not None:
@@ -245,7 +245,7 @@ class Policy(BaseModel):
         if hidden.masked and work.masking is None:
             return "this run masks nothing, so nothing can leave under its masks"
         if not hidden.masked and self.secure_aggregation is not None:
-            return "this site tells sums only inside secure aggregation"
+            return "this site sends sums only inside secure aggregation"
         if not hidden.noise and self.least_rows is not None:
             return f"this site cannot know that a sum is about at least the {self.least_rows} rows that it demands"
         if hidden.noise and self.budget is None:

@@ -31,8 +31,7 @@ _COPIES = 10  # vectors of the model's size on a site's disk, at most
 def site_machine(work: SiteWork) -> list[Check]:
     """Check what a site needs before it connects: credentials, certificate, device, disk and rows."""
     credentials = work.credentials
-    about = f"{credentials.party} of {credentials.federation}"
-    party = Check("credentials", True, about)
+    party = Check("credentials", True, f"{credentials.party} of {credentials.federation}")
     if credentials.party == SERVER:
         party = Check("credentials", False, "they are the server's: a site needs credentials of its own")
     checks = [party, check_certificate(credentials.folder), Check("device", True, work.settings.device)]
@@ -139,8 +138,8 @@ def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
             sentence = f"{address} does not answer ({reason}): compare host and port, the firewall, and whether it runs"
             return [rows, Check("server", False, sentence), Check("clock", None, "-"), Check("run", None, "-")]
         server = link.peers.get(SERVER)
-        about = f"{address}, Piebald {reply.version}"
-        reached = Check("server", True, about if server is None else f"{about}, certificate until {server.expires}")
+        expiry = "" if server is None else f", certificate until {server.expires}"
+        reached = Check("server", True, f"{address}, Piebald {reply.version}{expiry}")
         if reply.version != __version__:
             sentence = f"it has Piebald {reply.version}, this site {__version__}: install the same on both"
             reached = Check("server", False, sentence)

@@ -120,7 +120,7 @@ class SiteWork:
         terms.use_plugins(author)
         limits = self.settings.policy.work
         if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
-            raise SettingError(told(reason, weights))
+            raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
         if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
@@ -153,7 +153,7 @@ class SiteWork:
             held = work if by_task else work.of(number)
             return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
         except SettingError as error:
-            raise SettingError(told(str(error), weights)) from None
+            raise SettingError(_message_for_server(str(error), weights)) from None
 
     @property
     def author(self) -> Resolver:
@@ -307,11 +307,11 @@ def with_own_weights(terms: RunTerms, weights: Mapping[str, str], folder: Path) 
     return terms.model_copy(update={"experiment": {**terms.experiment, "model": changed}}), weights_folder
 
 
-def told(why: str, own: Path | None) -> str:
+def _message_for_server(reason: str, weights: Path | None) -> str:
     """Return the message about an error that the server gets: no path of this site."""
-    if own is None or str(own) not in why:
-        return why
-    log.warning("the weights cannot be used: %s", why)
+    if weights is None or str(weights) not in reason:
+        return reason
+    log.warning("the weights cannot be used: %s", reason)
     return "its own weights cannot be used for this run; the site's own log says why"
 
 

@@ -59,7 +59,7 @@ class WorkLimits(BaseModel):
         tables = {"training": terms.training, "transforms": terms.transforms, "experiment": terms.experiment}
         for path, number in _numbers(tables):
             if not -_ABSURD <= number <= _ABSURD:  # NaN is not, either
-                return f"{path} is {_short(number)}, which is no setting that this site works with"
+                return f"{path} is {_short(number)}, which is out of the range that this site works with"
         return (
             self._training_reason(terms.training)
             or self._model_reason(terms)
@@ -90,7 +90,7 @@ class WorkLimits(BaseModel):
     def _model_reason(self, terms: RunTerms) -> str | None:
         shapes = [*pytree.shapes(pytree.formed(terms.shape)), terms.outputs, *(shape for _, shape in terms.layout)]
         if len(shapes) > _TENSORS or any(number < 0 or len(shape) > 16 for shape in shapes for number in shape):
-            return f"a model of {len(terms.layout):,} tensors is none that this site works with"
+            return f"this site does not work with a model of {len(terms.layout):,} tensors of these shapes"
         size = sum(math.prod(shape) for _, shape in terms.layout)
         largest = max([size, *(number for _, number in _numbers(terms.experiment.get("model")))])
         if largest > self.parameters:
