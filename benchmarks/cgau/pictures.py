@@ -13,7 +13,8 @@ import settings
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from summaries import by_method, interval
+from shared.intervals import interval
+from summaries import by_method
 
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.measures.heterogeneity import frechet
@@ -122,7 +123,9 @@ def shuffling(out: Path, path: Path) -> None:
     whole = [set(found[shuffle].get(name, {})) for shuffle in settings.SHUFFLES for name in shown]
     seeds = sorted(set.intersection(*whole))  # each line needs the same seeds at all levels
     for name, colour in shown.items() if seeds else ():
-        made = [interval([found[shuffle][name][seed]["mean"] for seed in seeds]) for shuffle in settings.SHUFFLES]
+        made = [
+            interval([found[shuffle][name][seed]["mean"] for seed in seeds], least=3) for shuffle in settings.SHUFFLES
+        ]
         left.plot(settings.SHUFFLES, [100 * one[0] for one in made], color=colour, label=name, marker="o", ms=4)
         low, high = [100 * (m - h) for m, h in made], [100 * (m + h) for m, h in made]
         left.fill_between(settings.SHUFFLES, low, high, color=colour, alpha=0.12, lw=0)

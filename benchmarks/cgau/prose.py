@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.markdown import block, cells, put
 
 Rows = Mapping[str, list[str]]
 OWN, LABEL_FREE, SHUFFLED_0 = 0, 2, 0  # columns, without that of the names
 
 
-def block(text: str, name: str) -> str:
-    """Return what stands between the marks of a name."""
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
-    return found[1] if found else ""
-
-
 def rows(text: str, name: str) -> Rows:
     """Return the cells of a table's rows by their first cells."""
-    lines = [line.strip("|").split("|") for line in block(text, name).splitlines() if line.startswith("|")]
-    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[2:]}
+    lines = [cells(line) for line in block(text, name).splitlines() if line.startswith("|")]
+    return {line[0]: line[1:] for line in lines[2:]}
 
 
 def mean(cell: str) -> float:
@@ -101,10 +100,9 @@ def owners(text: str) -> str:
 
 def newcomers(text: str) -> str:
     """What adapting to a newcomer is worth where the client reveals the label."""
-    lines = (line.strip("|").split("|") for line in block(text, "newcomers").splitlines()[2:])
-    for cells in ([cell.strip() for cell in line] for line in lines):
-        if cells[:2] == ["shuffle 0.0", "CGAU"]:
-            whole, own, head, every = cells[3:7]
+    for line in map(cells, block(text, "newcomers").splitlines()[2:]):
+        if line[:2] == ["shuffle 0.0", "CGAU"]:
+            whole, own, head, every = line[3:7]
             return (
                 f"Where the client reveals the label, a newcomer is at {whole} % with the global model, {own} % with a "
                 f"conditioning of its own, {head} % with its own last layer, and {every} % with all parameters adapted."
@@ -124,6 +122,5 @@ def fill(text: str) -> str:
             made = make(text)
         except (KeyError, IndexError, ValueError):  # a table that is not there yet
             continue
-        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        text = marks.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+        text = put(text, name, made)
     return text

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import jobs
 import pictures
@@ -15,16 +17,16 @@ import prose
 import settings
 import xor
 import xor_picture
-from summaries import by_method, interval
+from shared.intervals import interval, plus_minus
+from shared.markdown import put, table
+from summaries import by_method
 
 
 def formatted(values: Sequence[float], signed: bool = False) -> str:
     """Format a mean with its interval, in points; empty if there are no values."""
     if not values:
         return ""
-    middle, half = interval([100 * value for value in values])
-    form = "{:+.1f}" if signed else "{:.1f}"
-    return form.format(middle) + ("" if math.isnan(half) else f" ± {half:.1f}")
+    return plus_minus(*interval([100 * value for value in values], least=3), "+.1f" if signed else ".1f")
 
 
 def differences(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str, which: str = "mean") -> list[float]:
@@ -36,15 +38,6 @@ def differences(found: dict[str, dict[int, dict[str, Any]]], one: str, other: st
 def paired(found: dict[str, dict[int, dict[str, Any]]], one: str, other: str, which: str = "mean") -> str:
     """Format the mean difference over common seeds."""
     return formatted(differences(found, one, other, which), True)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
 
 
 def xor_table(out: Path) -> str:
@@ -326,8 +319,7 @@ def write(out: Path, folder: Path) -> Path:
         except (OSError, KeyError, ZeroDivisionError) as error:
             print(f"{name}: unchanged, since not everything has been measured ({type(error).__name__}: {error})")
             continue
-        marker = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        text = marker.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+        text = put(text, name, made)
     path.write_text(prose.fill(text), "utf-8")
     if (out / "xor.json").exists():
         xor_picture.draw(out, folder / "xor.png")

@@ -7,13 +7,12 @@ Runs only what has not been measured, then writes RESULTS.md and the figures.  I
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import conditions
 import cost
@@ -22,6 +21,7 @@ import pictures
 import results
 import settings
 import xor
+from shared.jobs import carry_out
 
 SCALES = {"small": settings.PARTS, "full": ("xor", *settings.PAPER_PARTS)}
 
@@ -54,18 +54,9 @@ def main() -> int:
 
 def measure(out: Path, only: Sequence[str], seeds: list[int] | None, workers: int) -> int:
     """Run everything that has not been measured, and return how many jobs failed."""
-    began, failed = time.monotonic(), 0
     wanted = [job for part, listed in jobs.JOBS.items() if part in only for job in listed()]
     wanted = [job for job in wanted if seeds is None or job.seed in seeds]
-    with ProcessPoolExecutor(max(1, workers), multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(jobs.run_job, job, out): job for job in wanted}
-        for number, done in enumerate(as_completed(waiting), 1):
-            try:
-                message = done.result()
-            except Exception as error:
-                failed += 1
-                message = f"{waiting[done]} failed: {error}"
-            print(f"[{number}/{len(wanted)}, {time.monotonic() - began:.0f} s] {message}", flush=True)
+    failed = carry_out(wanted, jobs.run_job, out, processes=workers)
     if "images" in only:
         jobs.describe(out)
     if "xor" in only:

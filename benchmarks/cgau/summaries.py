@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jobs
-from scipy.stats import t
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % interval (Student's t); NaN for fewer than three values."""
-    middle, count = sum(values) / len(values), len(values)
-    if count < 3:
-        return middle, math.nan
-    spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1))
-    return middle, float(t.ppf(0.975, count - 1)) * spread / math.sqrt(count)
 
 
 def by_method(out: Path, part: str, setting: str) -> dict[str, dict[int, dict[str, Any]]]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.intervals import differences, interval
 
 Line = dict[str, Any]
 Methods = Mapping[str, Sequence[Line]]
@@ -36,15 +39,11 @@ def apart(mine: Sequence[Line], theirs: Sequence[Line], value: Value) -> tuple[f
 
     There is no interval for one seed, and no difference without a seed that both have.
     """
-    one, other = ({line["seed"]: 100 * value(line) for line in lines} for lines in (mine, theirs))
-    found = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
-    if not found:
+    gains = differences(*({line["seed"]: 100 * value(line) for line in lines} for lines in (mine, theirs)))
+    if not gains:
         return None
-    mean = statistics.fmean(found)
-    if len(found) == 1:
-        return mean, None, 1
-    half = t.ppf(0.975, len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
-    return mean, float(half), len(found)
+    mean, half = interval(gains)
+    return mean, None if math.isnan(half) else half, len(gains)
 
 
 def shown(mean: float, half: float | None) -> str:

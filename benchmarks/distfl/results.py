@@ -7,34 +7,27 @@ import json
 import math
 import re
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
 import numpy as np
 import prose
 from settings import DELTA, noise_of
+from shared.intervals import interval, plus_minus
+from shared.markdown import put, table
 
 Line = dict[str, Any]
 STEPS, ROWS, BATCH = 50, 500, 20  # for the cost: synthesis steps of a cold start, rows per client, rows per step
 
 
-def interval(values: Sequence[float], scale: float = 100) -> str:
+def spread(values: Sequence[float], scale: float = 100) -> str:
     """Format the mean and half of the 95 % interval by Student's t; only the mean for one seed."""
-    from scipy.stats import t
-
-    mean = scale * statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.1f}"
-    half = scale * t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.1f} ± {half:.1f}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    return plus_minus(*interval([scale * value for value in values]), ".1f")
 
 
 def by_case(lines: Sequence[Line], part: str) -> dict[str, dict[str, list[Line]]]:
@@ -53,7 +46,7 @@ def classes(lines: Sequence[Line], part: str) -> str:
         rows = [
             [
                 method,
-                interval([one["accuracy"] for one in ones]),
+                spread([one["accuracy"] for one in ones]),
                 " ".join(f"{value:.2f}" for value in ones[0]["ari"]),
                 f"{ones[0]['clusters'][-1]}",
                 f"{statistics.fmean(one['mb'] for one in ones):.0f}",
@@ -85,7 +78,7 @@ def environment(lines: Sequence[Line], part: str) -> str:
             worst, best = (statistics.fmean(pick(one["by_client"]) for one in ones) for pick in (min, max))
             rows.append([
                 method,
-                interval([one["accuracy"] for one in ones]),
+                spread([one["accuracy"] for one in ones]),
                 f"{100 * worst:.0f} to {100 * best:.0f}",
                 ", ".join(str(one["clusters"][-1]) for one in ones),
                 ", ".join(str(stable_since(one["labels"])) for one in ones),
@@ -129,8 +122,8 @@ def attacks(lines: Sequence[Line], part: str) -> str:
         row = [method]
         for found in cases.values():
             ones = found.get(method, [])
-            row.append(interval([one["common"]["accuracy"] for one in ones]) if ones else "")
-            row.append(interval([one["common"]["attack_success"] for one in ones]) if ones else "")
+            row.append(spread([one["common"]["accuracy"] for one in ones]) if ones else "")
+            row.append(spread([one["common"]["attack_success"] for one in ones]) if ones else "")
         rows.append([*row, str(max(len(found.get(method, [])) for found in cases.values()))])
     head = ["method"]
     for case in cases:
@@ -173,7 +166,7 @@ def scales(lines: Sequence[Line]) -> str:
         for method in methods:
             ones = found.get(method, [])
             names = ("accuracy", "attack_success")
-            cells.append(" / ".join(interval([one["common"][name] for one in ones]) for name in names) if ones else "")
+            cells.append(" / ".join(spread([one["common"][name] for one in ones]) for name in names) if ones else "")
         alone = [isolated_since(one["labels"], 0) for one in found.get("DistFL", [])]
         rows.append([case, *cells, ", ".join("never" if at is None else str(at) for at in alone)])
     return table(["case", *(f"{method}: accuracy / ASR, %" for method in methods), "alone since round, by seed"], rows)
@@ -197,7 +190,7 @@ def privacy(lines: Sequence[Line], part: str) -> str:
         noise, first = float(number) if word == "noise" else noise_of(float(number)), next(iter(found.values()))[0]
         upload = f"{math.sqrt(2 * math.log(1.25 / DELTA)) / noise:.3g}" if noise else "infinite"
         whole = f"{local(noise, first['rounds'], DELTA).epsilon_rdp:,.3g}" if noise else "infinite"
-        cells = [interval([o["honest"] for o in found[method]]) if method in found else "" for method in methods]
+        cells = [spread([o["honest"] for o in found[method]]) if method in found else "" for method in methods]
         ari = ", ".join(f"{one['ari'][-1]:.2f}" for one in found.get("DistFL", []))
         rows.append([f"{noise:.3g}", upload, whole, *cells, ari])
     head = ["noise in clips", "epsilon of one upload", "of the run (RDP)", *(f"{m}, %" for m in methods)]
@@ -212,7 +205,7 @@ def row_privacy(lines: Sequence[Line]) -> str:
             budget = [one for one in ones[0]["privacy"] or [] if one.get("unit") == "row"]
             names = ("epsilon_pld", "epsilon_prv", "epsilon_rdp")
             cells = [f"{budget[0][name]:.2f}" if budget and budget[0][name] else "infinite" for name in names]
-            rows.append([case, *cells, interval([one["common"]["accuracy"] for one in ones]), str(len(ones))])
+            rows.append([case, *cells, spread([one["common"]["accuracy"] for one in ones]), str(len(ones))])
     return table(["case", "epsilon, PLD", "opacus' PRV", "RDP", "accuracy, %", "seeds"], rows)
 
 
@@ -352,12 +345,6 @@ def blocks(lines: Sequence[Line], out: Path, figures: Path) -> dict[str, str]:
         costs = json.loads((out / "cost.json").read_text())
         made |= {"cost": cost(costs), "rule": rule(costs)}
     return made
-
-
-def put(text: str, name: str, inside: str) -> str:
-    """Replace what stands between the marks of a name."""
-    marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-    return re.sub(marks, lambda found: f"{found[1]}{inside.strip()}\n{found[2]}", text, flags=re.DOTALL)
 
 
 def main() -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.markdown import sections
 
 BASE = "FedAvg"  # what the others are compared with
 
@@ -29,25 +35,6 @@ class Number:
         if self.low is None or self.high is None:
             return 0
         return (self.low > 0) - (self.high < 0)
-
-
-def block(text: str, name: str) -> str:
-    """Return the text between the markers of a name, empty if there are none."""
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
-    return found[1] if found else ""
-
-
-def put(text: str, name: str, inside: str) -> str:
-    """Replace the text between the markers of a name, or append it with its markers."""
-    whole = f"<!-- {name} -->\n{inside.strip()}\n<!-- end of {name} -->"
-    old = re.compile(rf"<!-- {name} -->.*?<!-- end of {name} -->", re.DOTALL)
-    return old.sub(lambda _: whole, text) if old.search(text) else f"{text.rstrip()}\n\n{whole}\n"
-
-
-def sections(inside: str) -> dict[str, str]:
-    """Split a block at its ### headings."""
-    parts = re.split(r"^### (.*)\n", inside, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def merged(old: str, new: str, order: Sequence[str] = ()) -> str:
@@ -95,15 +82,3 @@ def _groups(lines: list[str], column: int) -> dict[tuple[str, ...], dict[str, st
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         found.setdefault(tuple(cells[:column]), {})[cells[column]] = line
     return found
-
-
-def rows(inside: str) -> list[dict[str, str]]:
-    """Return the rows of the first table in a text, by the names of its columns."""
-    lines = [line.strip().strip("|") for line in inside.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    return [dict(zip(cells[0], line, strict=True)) for line in cells[2:] if len(line) == len(cells[0])]
-
-
-def table(heads: list[str], lines: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *lines])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import numpy as np
 import paper
 import settings
 import traffic
-from blocks import table
 from finished_runs import BASE, OURS, comparison, traffic_runs
+from shared.markdown import table
 
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.tables import History

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import paper
 import settings
-from blocks import Number, block, put, rows, sections, table
+from blocks import Number
+from shared.markdown import block, put, rows, sections, table
 
 OVERVIEW = {"iid": "iid", "writer": "writer", "disjoint": "disjoint_five"}  # the paper's settings among ours
 NOT_IN_PAPER = ("dirichlet_0.3", "dirichlet_0.1", "disjoint_groups")
@@ -22,7 +27,7 @@ def fill(text: str) -> str:
         "traffic prose": traffic(text),
         "advice": advice(text),
     }.items():
-        text = put(text, name, made) if made else text
+        text = put(text, name, made, append=True) if made else text
     return text
 
 

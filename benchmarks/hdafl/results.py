@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import figures
 import numpy as np
@@ -14,8 +17,9 @@ import prose
 import settings
 import torch
 import traffic
-from blocks import block, merged, merged_rows, put
+from blocks import merged, merged_rows
 from finished_runs import BASE, OURS, comparisons, finished, traffic_runs
+from shared.markdown import block, put
 
 import piebald
 from piebald.report.comparison import Comparison
@@ -46,7 +50,7 @@ def write(out: Path, path: Path) -> str:
     }
     for name, made in blocks.items():
         if any((out / part).exists() for part in SOURCES.get(name, (name,))):  # what has not been run keeps its table
-            text = put(text, name, merged(block(text, name), made, ORDER) if name in SECTIONS else made)
+            text = put(text, name, merged(block(text, name), made, ORDER) if name in SECTIONS else made, append=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(prose.fill(text), "utf-8")
     drawn = figures.draw(out, path.parent)

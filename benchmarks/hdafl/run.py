@@ -8,18 +8,19 @@ Finished run folders are kept and interrupted ones are resumed.  Then RESULTS.md
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import paper
 import results
 from characters import letters_here
 from jobs import Job, all_jobs, run_job
 from settings import LABELS, PAPER_PARTS, PARTS, SCALES
+from shared.jobs import carry_out
 from traffic import CENTRAL
 
 DEFAULT = {"small": PARTS, "full": PAPER_PARTS}
@@ -47,16 +48,8 @@ def main() -> int:
     if options.dry_run:
         print(f"{paper.printed(scale, letters_here())}\n\n{len(jobs)} runs: {', '.join(parts)}")
         return 0
-    began, failed = time.monotonic(), 0
-    with ProcessPoolExecutor(max(1, options.jobs), multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(_in_time, job, options.out, began + 60 * options.minutes): job for job in jobs}
-        for number, done in enumerate(as_completed(waiting), 1):
-            try:
-                message = done.result()
-            except Exception as error:
-                failed += 1
-                message = f"{waiting[done].folder} {waiting[done].label} failed: {error}"
-            print(f"[{number}/{len(jobs)}, {time.monotonic() - began:.0f} s] {message}", flush=True)
+    began = time.monotonic()
+    failed = carry_out(jobs, _in_time, options.out, began + 60 * options.minutes, processes=options.jobs)
     print(results.write(options.out, options.results or options.out / "RESULTS.md"))
     return 1 if failed else 0
 

@@ -9,15 +9,16 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import results
 import settings
 import torch
 from settings import SCALES, Scale
+from shared.jobs import carry_out
 
 import piebald
 from piebald.models import build_model
@@ -113,16 +114,7 @@ def main() -> int:
     if options.dry_run:
         print(results.conditions(scale), *(f"{job.folder} {job.label} seed {job.seed}" for job in jobs), sep="\n")
         return 0
-    began = time.monotonic()
-    with ProcessPoolExecutor(max(1, options.jobs), get_context("spawn")) as pool:
-        waiting = {pool.submit(run_job, job, scale, options.out, options.device): job for job in jobs}
-        for number, done in enumerate(as_completed(waiting), 1):
-            try:
-                message = done.result()
-            except Exception as error:
-                failed += 1
-                message = f"{waiting[done]} failed: {error}"
-            print(f"[{number}/{len(jobs)}, {time.monotonic() - began:.0f} s] {message}", flush=True)
+    failed = carry_out(jobs, run_job, scale, options.out, options.device, processes=options.jobs)
     print(results.write(options.out, options.results, options.scale, options.page))
     return 1 if failed else 0
 

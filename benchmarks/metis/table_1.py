@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 
 import paper
 import settings
-from scipy import stats
+from shared.intervals import interval
 
 Found = Mapping[tuple[str, str, str], Sequence[dict[str, Any]]]  # runs by part, case and recipe
 
@@ -98,8 +102,7 @@ def gain(found: Found, part: str, case: str, label: str, base: str) -> tuple[flo
     apart = [mine[seed] - theirs[seed] for seed in seeds]
     if len(seeds) == 1:
         return apart[0], 1.96 * math.hypot(standard_error(mine[seeds[0]]), standard_error(theirs[seeds[0]])), 1
-    width = stats.t.ppf(0.975, len(seeds) - 1) * statistics.stdev(apart) / math.sqrt(len(seeds))
-    return statistics.mean(apart), float(width), len(seeds)
+    return *interval(apart), len(seeds)
 
 
 def verdict(ours: float, half: float, theirs: float) -> str:

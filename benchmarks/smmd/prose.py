@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
+
+from shared.markdown import block
 
 PHE_BEFORE = {"encrypt": 7.46, "decrypt": 2.11}  # milliseconds of `phe` on the day of the prototype
 GAUSSIAN = "SMMD, Gaussian, sigma 1, encrypted"
@@ -37,12 +43,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.mean:+.4f} ± {self.half:.4f} on {self.data}"
-
-
-def block(text: str, name: str) -> str:
-    """Return what stands between the marks of a name."""
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
-    return found[1] if found else ""
 
 
 def differences(text: str) -> list[Difference]:

@@ -15,11 +15,11 @@ Measurements are kept in build/smmd/, and what is there is not run again.  Witho
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))  # for `shared`
 import conditions
 import gap
 import parts
@@ -27,6 +27,7 @@ import prose
 import speed
 import tables
 import verify
+from shared.markdown import put
 
 HERE = Path(__file__).parent
 RAW = Path("build") / "smmd"
@@ -46,12 +47,6 @@ def write(raw_tables: Path) -> None:
         made = make(text)
         text = put(text, name, made) if made else text
     page.write_text(text, "utf-8")
-
-
-def put(text: str, name: str, inside: str) -> str:
-    """Replace what stands between the marks of a name."""
-    marks = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-    return re.sub(marks, lambda found: f"{found[1]}{inside}\n{found[2]}", text, flags=re.DOTALL)
 
 
 def main() -> None:

@@ -65,7 +65,6 @@ HOMES: Mapping[str, tuple[str, ...]] = {
         "piebald.runtimes.ray.settings",
         "piebald.federation.hub.settings",
     ),
-    "section": ("piebald.statistics.boosting.settings",),
     "tracker": ("piebald.report.callbacks",),
     "kernel": ("piebald.vertical.kernels",),
     "method": ("piebald.vertical.transfer_methods",),

@@ -36,6 +36,7 @@ from piebald.experiments.sections import (
     combinations,
     file_text,
     place_source,
+    section_settings,
 )
 from piebald.methods.choice.final_models import Keep
 from piebald.methods.recipe import Recipe
@@ -78,7 +79,7 @@ class ExperimentSettings(Section):
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
         trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
         tune, advise: the search for settings of the recipes, and for the best method.
-        trees: the settings of `piebald trees`, the component "trees" on the axis "section".
+        trees: the settings of `piebald trees`: `TreeSettings` of the room `statistics`.
     """
 
     needs_recipe: ClassVar[bool] = True  # `advise` finds one
@@ -292,8 +293,8 @@ class ExperimentSettings(Section):
         return given_recipes(self._recipe_sections(), self.grid or {}, self._places, self._resolver)
 
     def section(self, name: Literal["trees"]) -> Component:
-        """Return the settings of a section that a question defines: a component on the axis "section" of this kind."""
-        settings, values = Component.registry["section"][name], getattr(self, name) or {}
+        """Return the settings of a section that a room above this one defines."""
+        settings, values = section_settings(name), getattr(self, name) or {}
         self._places.check_names((name,), values, [*settings.model_fields], name)
         try:
             return settings(**values)

@@ -6,16 +6,20 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from piebald.contracts import Split
 from piebald.core.arguments import SeedList
+from piebald.core.discovery import imported
 from piebald.core.errors import SettingError, shown
 from piebald.core.reading.files import settings_text
 from piebald.core.references import Text, is_reference
 from piebald.settings.toml_document import Document, Key
+
+if TYPE_CHECKING:
+    from piebald.contracts.component import Component
 
 
 class Section(BaseModel):
@@ -210,3 +214,13 @@ def place_source(document: Document, folder: Path) -> None:
         path = document.values["data"].get(key)
         if isinstance(path, str) and not is_reference(path):
             document.values["data"] = {**document.values["data"], key: str(folder / path)}
+
+
+# Sections whose settings belong to a room above this one, which it must not import: their module and class.
+_SECTIONS = {"trees": ("piebald.statistics.boosting.settings", "TreeSettings")}
+
+
+def section_settings(name: str) -> type[Component]:
+    """Import and return the class of the settings of a section that another room defines."""
+    module, settings = _SECTIONS[name]
+    return cast("type[Component]", getattr(imported(module), settings))

@@ -30,7 +30,8 @@ def test_sentences_follow_from_the_tables(tmp_path: Path) -> None:
 import re
 from pathlib import Path
 import prose
-from blocks import block
+import blocks
+from shared.markdown import block
 text = Path("RESULTS.md").read_text("utf-8")
 assert prose.fill(text) == text
 row = re.search(r"\\| FedAvg \\| [^|]+ \\| ([-.0-9]+) \\|", block(text, "traffic"))
@@ -62,7 +63,8 @@ print(prose.verdict([1.0], [Number(5.0)]))
 def test_tables_and_rows_of_what_was_not_run_again_stay() -> None:
     """Before, runs of one network on traffic took the tables of the other one away."""
     program = """
-from blocks import merged, merged_rows, table
+from blocks import merged, merged_rows
+from shared.markdown import table
 old = "### one, 8 rounds\\n\\n| x |\\n\\n### two, 8 rounds\\n\\n| y |"
 print(merged(old, "### one, 20 rounds\\n\\n| z |").split())
 assert merged("", "| a |") == "| a |"
@@ -89,7 +91,8 @@ print(merged_rows("", new, "gain").replace(" ", ""))
 def test_a_recipe_that_was_run_later_stands_beside_those_before_if_fedavg_is_the_same() -> None:
     """Before, one unsent epoch took HDAFL's row away, which had been compared with the very same runs of FedAvg."""
     program = """
-from blocks import merged_rows, table
+from blocks import merged_rows
+from shared.markdown import table
 heads = ["C", "recipe", "accuracy"]
 old = table(heads, [["10", "FedAvg", "1"], ["10", "HDAFL", "2"], ["20", "FedAvg", "3"], ["20", "HDAFL", "4"]])
 new = table(heads, [["10", "FedAvg", "1"], ["10", "equal", "5"], ["20", "FedAvg", "3.1"], ["20", "equal", "6"]])

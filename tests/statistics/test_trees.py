@@ -183,7 +183,7 @@ def test_patience_and_balanced_classes() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"max_depth": 11}, "section 'trees': max_depth must be less than or equal to 10, got 11"),
+        ({"max_depth": 11}, "boosting 'trees': max_depth must be less than or equal to 10, got 11"),
         ({"max_dept": 3}, "did you mean 'max_depth'"),
         ({"target": "diagnosi"}, "did you mean 'diagnosis'"),
         ({"columns": ["diagnosis"]}, "columns must not include the target"),

@@ -42,7 +42,7 @@ class TreeSettings(Component):
         max_bin: thresholds of a column among which splits are chosen; under "histogram" quantiles of all clients' rows.
     """
 
-    axis = "section"
+    axis = "boosting"
     kind: ClassVar[str] = "trees"
 
     form: Literal["bagging", "cyclic", "histogram"] = "bagging"

@@ -1,0 +1,51 @@
+"""Blocks between markers in a Markdown file, and the tables in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def block(text: str, name: str) -> str:
+    """Return the text between the markers of a name, empty if there are none."""
+    match = re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", text, re.DOTALL)
+    return match[1] if match else ""
+
+
+def put(text: str, name: str, inside: str, *, append: bool = False) -> str:
+    """Replace the text between the markers of a name.
+
+    Args:
+        text: the page.
+        name: the name in the markers.
+        inside: what stands between them afterwards.
+        append: add the block with its markers at the end of a page that does not have it.
+    """
+    whole = f"<!-- {name} -->\n{inside.strip()}\n<!-- end of {name} -->"
+    marked = re.compile(rf"<!-- {name} -->\n.*?<!-- end of {name} -->", re.DOTALL)
+    if append and not marked.search(text):
+        return f"{text.rstrip()}\n\n{whole}\n"
+    return marked.sub(lambda _: whole, text)
+
+
+def sections(inside: str) -> dict[str, str]:
+    """Split a block at its ### headings."""
+    parts = re.split(r"^### (.*)\n", inside, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a line of a table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def rows(inside: str) -> list[dict[str, str]]:
+    """Return the rows of the first table in a text, by the names of its columns."""
+    lines = [cells(line) for line in inside.splitlines() if line.startswith("|")]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:] if len(line) == len(lines[0])]
+
+
+def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    whole = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in whole)
