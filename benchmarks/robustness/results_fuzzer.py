@@ -26,7 +26,7 @@ from rows import Row
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.flare_link import SERVER, serve
 from piebald.federation.link.wire_format import digest
 from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
@@ -160,7 +160,7 @@ class Hub:
         return answer
 
 
-class Parties:
+class Federation:
     """The parties of one run."""
 
     def __init__(self, recipe: dict[str, Any], folder: Path, seed: int) -> None:
@@ -181,8 +181,10 @@ class Parties:
         self.hub = Hub(seed)
         self.store = RunStore.create(folder / "run", self.plan.meta)
         work, clients = self.plan.work, self.plan.clients
-        limits = Federation(silence=300.0, task_timeout=TASK_TIMEOUT, experiment=settings.table())
-        self.runtime = FederationServer(folder / "credentials" / SERVER, limits, work, clients, None, self._link)
+        timeouts = Timeouts(None, 600.0, 300.0, TASK_TIMEOUT)
+        self.runtime = FederationServer(
+            folder / "credentials" / SERVER, timeouts, settings.table(), work, clients, None, self._link
+        )
         self.sites = [
             FederationClient(
                 provisioning.read(folder / "credentials" / name),
@@ -260,7 +262,7 @@ def run_class(name: str, count: int, seed: int) -> dict[str, Any]:
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as place:
-            made = Parties(RECIPES[name], Path(place), seed)
+            made = Federation(RECIPES[name], Path(place), seed)
             ended = made.run(count)
             counts, errors, noted = made.hub.counts, made.hub.errors + died, made.noted()
             made.store.close()

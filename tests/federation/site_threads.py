@@ -9,7 +9,7 @@ from pathlib import Path
 
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient
@@ -17,7 +17,7 @@ from piebald.runs.prepare import PreparedRun
 
 from .conftest import provisioned
 
-PATIENT = Federation(wait_for="all", patience=600.0, silence=300.0, task_timeout=600.0)  # however busy the machine is
+PATIENT = Timeouts(wait_for="all", patience=600.0, silence=300.0, task_timeout=600.0)  # however busy the machine is
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def connected(plan: PreparedRun, policies: Sequence[Policy], folder: Path) -> It
         )
         for client, (name, policy) in enumerate(zip(names, policies, strict=True))
     ]
-    server = FederationServer(folder / "server", PATIENT, plan.work, plan.clients, None)
+    server = FederationServer(folder / "server", PATIENT, {}, plan.work, plan.clients, None)
     threads = [threading.Thread(target=site.run, daemon=True) for site in sites]
     try:
         for thread in threads:

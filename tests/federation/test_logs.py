@@ -19,8 +19,7 @@ from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.hub.member_list import OpenTask
-from piebald.federation.hub.server_state import FederationState
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.heartbeat import EVERY, Heartbeat, at_work
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.federation.operate import logs
@@ -85,7 +84,7 @@ def test_long_work_before_a_connection_is_told_until_others_speak(caplog: pytest
 
 
 def test_the_server_names_whom_it_waits_for() -> None:
-    state = FederationState(["north", "east", *(f"more-{n}" for n in range(9))], "ab", Federation())
+    state = FederationState(["north", "east", *(f"more-{n}" for n in range(9))], "ab", Timeouts(None, 600, 5, 600))
     said = state.waits_for(gathered=False)
     assert said.startswith("waiting for north (not heard yet), east (not heard yet)")
     assert said.endswith("and 6 more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_a_site_that_dies_before_unmasking(sites: Sites, monkeypatch: pytest.Mon
             sites.start("site-2")
         else:
             shared = context._server.runtime.shared
-            shared.settings = shared.settings.model_copy(update={"silence": 2.0})
+            shared.timeouts = replace(shared.timeouts, silence=2.0)
         return real(self, exchanged, arrived, signed, context)
 
     monkeypatch.setattr(SecureRound, "_shares", dying)

@@ -6,8 +6,7 @@ import pytest
 
 from piebald.contracts import Task
 from piebald.federation.hub import server_state
-from piebald.federation.hub.server_state import FederationState
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.wire_messages import Hello
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
@@ -17,14 +16,14 @@ def test_the_runs_clock_begins_when_the_sites_are_there(monkeypatch: pytest.Monk
     """Before, half a minute of waiting for sites made a run of two seconds 95 % idle time."""
     now = [1000.0]
     monkeypatch.setattr(server_state.time, "monotonic", lambda: now[0])
-    state = FederationState(["east"], "terms", Federation(patience=60.0, silence=30.0))
+    state = FederationState(["east"], "terms", Timeouts(None, 60.0, 30.0, 600.0))
     now[0] += 30
     state.begin()
     assert state.clock() == state.now == 0
     now[0] += 2
     checkpoint = state.checkpoint()
 
-    resumed = FederationState(["east"], "terms", Federation(patience=60.0, silence=30.0))
+    resumed = FederationState(["east"], "terms", Timeouts(None, 60.0, 30.0, 600.0))
     resumed.restore(checkpoint, dict[int, Task]())
     now[0] += 600
     resumed.begin()
@@ -33,7 +32,7 @@ def test_the_runs_clock_begins_when_the_sites_are_there(monkeypatch: pytest.Monk
 
 
 def test_two_processes_with_one_sites_credentials_are_told_from_one_that_was_started_again() -> None:
-    state = FederationState(["east"], "ab", Federation(patience=60.0, silence=30.0))
+    state = FederationState(["east"], "ab", Timeouts(None, 60.0, 30.0, 600.0))
 
     def doubled(*processes: str) -> bool:
         hellos = [Hello(protocol=1, version="0", incarnation=one) for one in processes]

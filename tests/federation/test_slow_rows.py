@@ -18,7 +18,7 @@ from piebald.federation.hub import server_runtime
 from piebald.federation.hub.member_list import Member, OpenTask
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.heartbeat import repeated
 from piebald.federation.link.wire_messages import Hello
 from piebald.federation.site import client_runtime
@@ -54,8 +54,8 @@ class SlowReader:
             return SiteClient(plan.work, plan.clients, 0)
 
         self.site = FederationClient(provisioning.read(folder / SITES[0]), prepare, policy=Policy())
-        limits = Federation(wait_for=1, patience=600.0, silence=30.0, task_timeout=600.0)
-        self.server = FederationServer(folder / "server", limits, plan.work, plan.clients, None)
+        limits = Timeouts(wait_for=1, patience=600.0, silence=30.0, task_timeout=600.0)
+        self.server = FederationServer(folder / "server", limits, {}, plan.work, plan.clients, None)
         self.member = self.server.shared.members[0]
         self.gathering = threading.Thread(target=self.server.clients, daemon=True)
         self._thread = threading.Thread(target=self.site.run, daemon=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from piebald.contracts import Query, Result, Task, Update
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.flare_link import serve
 from piebald.federation.link.wire_format import digest, pack_update
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
@@ -25,7 +25,7 @@ from piebald.version import __version__
 from tests.federation.conftest import provisioned, settings
 
 ROWS = {"rows": 50, "validation_rows": 10, "test_rows": 10}
-PATIENT = Federation(wait_for=1, silence=600.0)
+PATIENT = Timeouts(1, 600.0, 600.0, 600.0)
 
 
 class Wire:
@@ -69,15 +69,14 @@ class Entry:
         welcome: the server's answer to the first site's last hello.
     """
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], settings: Federation = PATIENT) -> None:
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], timeouts: Timeouts = PATIENT) -> None:
         if not (folder / "server").exists():
             provisioned(folder)
         self.plan, table = prepared(json.dumps(recipe))
         self.wire = Wire()
         make_link: Callable[..., Any] = lambda *_: self.wire  # noqa: E731
         credentials = provisioning.read(folder / "server").folder
-        settings = settings.model_copy(update={"experiment": table})
-        self.server = FederationServer(credentials, settings, self.plan.work, self.plan.clients, None, make_link)
+        self.server = FederationServer(credentials, timeouts, table, self.plan.work, self.plan.clients, None, make_link)
         self.server.shared.started = True
         self.welcome: Welcome | None = None
 

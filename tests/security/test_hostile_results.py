@@ -20,7 +20,7 @@ import torch
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.core.errors import SettingError
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Hello, encode
 from piebald.methods.queries import Evaluate, Validate
@@ -333,7 +333,7 @@ def test_what_cannot_be_limited_is_refused_or_limited(recipe: str) -> None:
 @pytest.mark.full
 def test_a_site_that_only_says_hello_is_given_up(tmp_path: Path) -> None:
     """Before, `patience` counted silence alone, and a synchronous round waited for such a site for ever."""
-    entry = Entry(tmp_path, {"name": "fedavg"}, Federation(wait_for=1, silence=600.0, task_timeout=0.05))
+    entry = Entry(tmp_path, {"name": "fedavg"}, Timeouts(1, 600.0, 600.0, 0.05))
     entry.join("site-1")
     entry.task(1)
     result = entry.server.next(until=60.0)
@@ -365,7 +365,7 @@ def test_questions_to_sites_that_do_not_take_part_wait_for_nobody(tmp_path: Path
 @pytest.mark.parametrize(("wait_for", "ends"), [(None, False), (2, False), (3, True), ("all", True)])
 def test_the_refusal_of_one_site_does_not_end_the_run(wait_for: Any, ends: bool, tmp_path: Path) -> None:
     """Before, it did by default: `wait_for` None meant every site."""
-    entry = Entry(tmp_path, {"name": "fedavg"}, Federation(wait_for=wait_for, silence=600.0))
+    entry = Entry(tmp_path, {"name": "fedavg"}, Timeouts(wait_for, 600.0, 600.0, 600.0))
     for site, refused in (("site-1", ""), ("site-2", "no"), ("site-3", "")):
         entry.join(site, refused=refused)
     if ends:

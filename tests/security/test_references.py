@@ -287,9 +287,7 @@ class Liar:
 
         monkeypatch.setattr(server_runtime, "terms", lying)
         plan, table = prepared(json.dumps({"name": "fedavg"}))
-        self.server = FederationServer(
-            folder, PATIENT.model_copy(update={"experiment": table}), plan.work, plan.clients, None
-        )
+        self.server = FederationServer(folder, PATIENT, table, plan.work, plan.clients, None)
         self.server.shared.started = True  # as by a first task, which waits for all sites
 
     def refused(self, site: str) -> str:

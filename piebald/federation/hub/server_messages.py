@@ -250,7 +250,7 @@ class ServerMessages:
 
     def _next(self, member: Member) -> OpenTask | None:
         """Return the next task to send to a site, None where there is none or it is not ready."""
-        return member.next_delivery() if member.ready(self._state.terms, self._state.settings.silence) else None
+        return member.next_delivery() if member.ready(self._state.terms, self._state.timeouts.silence) else None
 
     def _send_tasks(self, member: Member) -> None:
         """Send a site its tasks until it has them, in a thread of its own."""

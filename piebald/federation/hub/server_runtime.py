@@ -36,8 +36,7 @@ from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.hub.server_messages import ServerMessages
-from piebald.federation.hub.server_state import FederationState
-from piebald.federation.hub.settings import Federation
+from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.heartbeat import EVERY, Heartbeat
 from piebald.federation.link.wire_format import digest
@@ -58,11 +57,13 @@ class FederationServer:
 
     Args:
         folder: the server's credentials.
-        settings: of the federation, with the experiment's settings, from which sites rebuild the model.
+        timeouts: how long to wait for sites.
+        experiment: the experiment's settings, from which sites rebuild the model.
         work: what clients do.
         clients: the clients' names, and the server's own rows.
         local: the sites on this machine, or None where they are elsewhere.
         make_link: makes the server's connection to its sites.
+        lineage: number of the run that this one goes on from, or None.
 
     Attributes:
         shared: what the server's threads share.
@@ -71,11 +72,13 @@ class FederationServer:
     def __init__(
         self,
         folder: Path,
-        settings: Federation,
+        timeouts: Timeouts,
+        experiment: Mapping[str, Any],
         work: ClientWork,
         clients: Clients,
         local: LocalFederation | None,
         make_link: Callable[..., Link] = Link,
+        lineage: str | None = None,
     ) -> None:
         self.work, self._clients, self._local = work, clients, local
         work.layout.lend(work.model, work.initial)
@@ -84,9 +87,8 @@ class FederationServer:
         self.credentials = provisioning.read(folder)
         self._disk = DiskWrites(self.credentials.folder, threading.Event())
         sites = sites_of(self.credentials, clients)
-        experiment = settings.experiment or {}
-        body = terms(work, experiment, client_names(clients), sites, clients.classes, settings.lineage)
-        self.shared = FederationState(sites, digest(body), settings, work.cut, self.credentials.folder)
+        body = terms(work, experiment, client_names(clients), sites, clients.classes, lineage)
+        self.shared = FederationState(sites, digest(body), timeouts, work.cut, self.credentials.folder)
         self._changed, self._lock = self.shared.changed, self.shared.lock
         self._writing = threading.Lock()  # of the status, by the watching thread and by the one that closes
         self._status_ended = False
@@ -97,8 +99,8 @@ class FederationServer:
         self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
         self._heartbeat = Heartbeat(self.waits_for)
         self._heartbeat.start()
-        fields = {"piebald": __version__, "terms": self.shared.terms, "lineage": settings.lineage, "sites": sites}
-        self._messages.audit.write("started", party=SERVER, recipe=experiment.get("recipe"), **fields)
+        fields = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
+        self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **fields)
         self._messages.start()
         listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
         log.info("listening on port %(port)d for %(sites)d sites", listens)
@@ -192,7 +194,7 @@ class FederationServer:
             self._disk.attempt("the end of the run", lambda: self._messages.audit.write("ended", **fields))
             self.shared.dismiss()
             dismissed = time.monotonic()
-        silence = self.shared.settings.silence
+        silence = self.shared.timeouts.silence
         until = dismissed + silence
         while time.monotonic() < until:
             with self._lock:
@@ -223,8 +225,8 @@ class FederationServer:
         self.shared.started = True
         if self._gathered:
             return
-        settings, members = self.shared.settings, self.shared.members
-        patience = settings.patience if settings.wait_for is None else float("inf")
+        timeouts, members = self.shared.timeouts, self.shared.members
+        patience = timeouts.patience if timeouts.wait_for is None else float("inf")
         until, warn_at = time.monotonic() + patience, time.monotonic() + 5  # the heartbeat repeats it
         with self._changed:
             while len(present := self.shared.ready_clients()) < self._wanted() and not (
@@ -261,7 +263,7 @@ class FederationServer:
         Raises:
             SettingError: so many sites refuse that there will never be enough.
         """
-        members, wait_for = self.shared.members, self.shared.settings.wait_for
+        members, wait_for = self.shared.members, self.shared.timeouts.wait_for
         refusing = [member for member in members if member.refused]
         willing = len(members) - len(refusing)
         count = len(members) if wait_for == "all" else min(wait_for or max(willing, 1), len(members))
@@ -297,7 +299,7 @@ class FederationServer:
 
     def _log_presence(self, member: Member) -> None:
         """Log that a site has fallen silent, or is heard again."""
-        silent = member.heard is not None and member.silent() > self.shared.settings.silence
+        silent = member.heard is not None and member.silent() > self.shared.timeouts.silence
         if silent == member.missed or self.shared.dismissed:
             return
         member.missed = silent
@@ -312,19 +314,19 @@ class FederationServer:
 
         Nothing that one site does, or does not do, keeps the others waiting for ever.
         """
-        settings, seconds = self.shared.settings, self.shared.clock() - open_task.sent - open_task.transfer_time
-        unready = member.unready_for(self.shared.terms, settings.silence)
-        patience = settings.patience if open_task.trains else settings.silence
+        timeouts, seconds = self.shared.timeouts, self.shared.clock() - open_task.sent - open_task.transfer_time
+        unready = member.unready_for(self.shared.terms, timeouts.silence)
+        patience = timeouts.patience if open_task.trains else timeouts.silence
         if min(member.silent(), time.monotonic() - self.shared.began) > patience:
             return f"silent for more than {patience:g} seconds"
         if member.refused:
             return f"does not take part: {member.refused}"
         if member.owed:
             return "still owes the result of an earlier task"
-        if seconds > settings.task_timeout:
-            return self._overdue(member, open_task, f"took more than {settings.task_timeout:g} seconds")
-        if min(seconds, unready) > settings.patience:
-            return self._overdue(member, open_task, f"present but not ready for {settings.patience:g} seconds")
+        if seconds > timeouts.task_timeout:
+            return self._overdue(member, open_task, f"took more than {timeouts.task_timeout:g} seconds")
+        if min(seconds, unready) > timeouts.patience:
+            return self._overdue(member, open_task, f"present but not ready for {timeouts.patience:g} seconds")
         return None
 
     @staticmethod
@@ -344,7 +346,7 @@ class FederationServer:
         link = self._messages.link
         with self._lock:
             sites = [
-                {"site": member.name, "state": member.presence(self.shared.terms, self.shared.settings.silence)}
+                {"site": member.name, "state": member.presence(self.shared.terms, self.shared.timeouts.silence)}
                 | member.table(self.shared.version)
                 | {"received": link.received[member.name], "sent": link.sent[member.name]}
                 for member in self.shared.members

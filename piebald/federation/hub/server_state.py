@@ -7,18 +7,36 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
-from piebald.federation.hub.settings import Federation
 from piebald.federation.link.pieces import Assembly
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
 
 _NAMED = 5  # sites that one line names, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits to the server's patience; see `Federation` for the fields.
+
+    Attributes:
+        wait_for: number of sites that must be present before the first task; "all" for every site; None waits for all
+            that do not refuse, or for one after `patience`.
+        patience: seconds of silence after which training at a site is given up.
+        silence: seconds of silence after which a site gets no tasks, and its answers to queries are given up.
+        task_timeout: seconds that a task may take at a site that is present.
+    """
+
+    wait_for: int | Literal["all"] | None
+    patience: float
+    silence: float
+    task_timeout: float
 
 
 class FederationState:
@@ -29,7 +47,7 @@ class FederationState:
     Args:
         sites: the site of each client, by number.
         terms: digest of the run's terms.
-        settings: the settings of the federation, which say how long to wait for sites.
+        timeouts: how long to wait for sites.
         cut: a task as it travels, see `ClientWork.cut`.
         folder: where long results are kept that have come, see `pieces.Assembly`.
 
@@ -47,14 +65,14 @@ class FederationState:
     """
 
     def __init__(
-        self, sites: Sequence[str], terms: str, settings: Federation, cut: Callable[[Task], Task] = lambda task: task,
+        self, sites: Sequence[str], terms: str, timeouts: Timeouts, cut: Callable[[Task], Task] = lambda task: task,
         folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.members = [Member(name, assembly=Assembly(folder)) for name in sites]
         self.number = {member.name: number for number, member in enumerate(self.members)}
-        self.terms, self.settings, self._cut = terms, settings, cut
+        self.terms, self.timeouts, self._cut = terms, timeouts, cut
         self.epoch, self.run = secrets.token_hex(8), secrets.token_hex(8)
         self.version, self.now = 0, 0.0
         self.started = self.dismissed = self.closing = False
@@ -76,7 +94,7 @@ class FederationState:
 
     def ready_clients(self) -> list[int]:
         """Return the clients whose sites can be sent tasks."""
-        silence = self.settings.silence
+        silence = self.timeouts.silence
         return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
 
     def waits_for(self, gathered: bool) -> str:
@@ -90,7 +108,7 @@ class FederationState:
                 return ""
             if self.dismissed:
                 return "the run is over: waiting until the sites know"
-            missing = [member for member in self.members if not member.ready(self.terms, self.settings.silence)]
+            missing = [member for member in self.members if not member.ready(self.terms, self.timeouts.silence)]
             working = [member for member in self.members if member.open]
             if not gathered:
                 return f"waiting for {_listed(map(_presence, missing))}" if missing else "waiting for sites"

@@ -78,7 +78,9 @@ class Federation(RuntimeSettings):
             )
         from piebald.federation.hub.local_federation import LocalFederation
         from piebald.federation.hub.server_runtime import FederationServer
+        from piebald.federation.hub.server_state import Timeouts
 
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
         folder = Path(str(self.credentials)) if local is None else local.server
-        return FederationServer(folder, self, work, clients, local)
+        timeouts = Timeouts(self.wait_for, self.patience, self.silence, self.task_timeout)
+        return FederationServer(folder, timeouts, self.experiment, work, clients, local, lineage=self.lineage)
