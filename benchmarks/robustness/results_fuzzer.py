@@ -26,8 +26,8 @@ from rows import Row
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.flare_link import SERVER, serve
-from piebald.federation.link.timeouts import Timeouts
 from piebald.federation.link.wire_format import digest
 from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
 from piebald.federation.site.client_runtime import FederationClient

@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _DISK and not (isinstance(error, PermissionError) and error.filename):
             return _unexpected(error)
-        where, why = error.filename or "a file", (error.strerror or "").lower()
-        return _fail(f"{where} cannot be written or read ({why}): make room or mend it, and run the command again", 2)
+        path, reason = error.filename or "a file", (error.strerror or "").lower()
+        return _fail(f"{path} cannot be written or read ({reason}): make room or mend it, and run the command again", 2)
     except Exception as error:
         return _unexpected(error)
     if code == 130:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @cache
 def _command() -> Callable[..., Any]:
-    """The command line as an object, which reads the signatures of all commands once a process."""
+    """Return the command line as an object, which reads the signatures of all commands once a process."""
     return typer.main.get_command(app)
 
 

@@ -1,16 +1,24 @@
-"""Shared parts of the commands: the application, common options, and first checks."""
+"""The application, the options that commands share, and first checks."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 import signal
 import threading
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from piebald.core.errors import PiebaldError, SettingError, shown
+
+LOOPBACK = "127.0.0.1"
+LOG = ("log_level", "log_json", "log_file")  # options of a process that writes a log
+PAGE = ("status_port", "status_host")  # options of a server
 
 app = typer.Typer(
     name="piebald",
@@ -21,8 +29,103 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedOptions:
+    """SharedOptions that commands share: each command has those that it names where it is registered (`command`)."""
+
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")
+    ] = None
+    out: Annotated[
+        str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")
+    ] = None
+    runtime: Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")] = None
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Choose how clients are computed by counting alone, so that bits repeat."),
+    ] = False
+    start_from: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Begin with the models of this finished run.")
+    ] = None
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option("--plugin", metavar="MODULE", help="A module of yours that the run may name; repeatable."),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option("--log-level", help="What the log holds at least: debug, info, warning or error."),
+    ] = "info"
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, one object a line.")] = False
+    log_file: Annotated[
+        Path | None,
+        typer.Option("--log-file", help="Write the log to this file, rotated at 10 MB; five rotated files are kept."),
+    ] = None
+    status_port: Annotated[
+        int | None,
+        typer.Option("--status-port", min=1, max=65535, help="Serve a read-only status page on this port."),
+    ] = None
+    status_host: Annotated[
+        str,
+        typer.Option("--status-host", help="The page's address; other than loopback it is HTTPS and needs a token."),
+    ] = LOOPBACK
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also print how clients are computed: engine, batch of clients, workers."),
+    ] = False
+
+    @property
+    def progress(self) -> bool:
+        """True to show progress, a bar on a terminal and elsewhere a line a minute: without --json and --quiet."""
+        return not self.as_json and not self.quiet
+
+    def say(self, line: str) -> None:
+        """Print a line for people: nothing with --json or --quiet."""
+        if self.progress:
+            print(line)
+
+    def start_log(self) -> None:
+        """Write the log of a federation's process as the options say."""
+        from piebald.federation.operate.logs import start_log
+
+        start_log(self.log_level, self.log_json, self.log_file)
+
+
+def command(
+    *shared: str, name: str | None = None, group: typer.Typer = app, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command, which has options of its own and shared ones.
+
+    Args:
+        shared: fields of `SharedOptions` that the command has; it gets them all together, as its first argument.
+        name: the word that calls it, by default the name of the function.
+        group: the commands among which it is.
+        defaults: defaults of shared options that differ from those of `SharedOptions`.
+    """
+    # typer reads the signature, which therefore gets the shared options behind those of the function
+    annotations = get_type_hints(SharedOptions, include_extras=True)
+    defaults = {field.name: field.default for field in dataclasses.fields(SharedOptions)} | defaults
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(n, kind, default=defaults[n], annotation=annotations[n]) for n in shared]
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def call(**values: Any) -> None:
+            options = SharedOptions(**{option: values.pop(option) for option in shared})
+            show_log(options.verbose)
+            return function(options, **values)
+
+        _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+        signature = inspect.Signature([*(parameter.replace(kind=kind) for parameter in parameters), *added])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return group.command(name)(call)
+
+    return register
+
+
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from piebald.version import __version__
 
         print(f"piebald {__version__}")
@@ -38,28 +141,6 @@ def _options(
     pass
 
 
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
-Out = Annotated[str | None, typer.Option("--out", help="The folder to write to; a new one under runs/ by default.")]
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", metavar="MODULE", help="A module of yours that the run may name; repeatable."),
-]
-StartFrom = Annotated[
-    Path | None, typer.Option("--from", metavar="RUN", help="Begin with the models of this finished run.")
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", help="Also print how clients are computed: engine, batch of clients, workers."),
-]
-Deterministic = Annotated[
-    bool,
-    typer.Option("--deterministic", help="Choose how clients are computed by counting alone, so that bits repeat."),
-]
-RuntimeSettings = Annotated[str | None, typer.Option("--runtime", help="Where to run: simulator, ray or federation.")]
-
-
 class Interrupted(PiebaldError):
     """An interruption by Ctrl-C."""
 
@@ -67,7 +148,7 @@ class Interrupted(PiebaldError):
 
 
 def show_log(verbose: bool) -> None:
-    """Print the package's log to standard error, if wanted."""
+    """Print the package's log to standard error where `verbose` is true."""
     if verbose:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("piebald").setLevel(logging.INFO)
@@ -80,26 +161,31 @@ def check_run(folder: Path) -> None:
 
 
 def is_transfer(folder: Path) -> bool:
-    """Whether a folder holds a run of vertical training between two parties."""
+    """Return whether a folder holds a run of vertical training between two parties."""
     return (folder / "transfer.toml").is_file()
+
+
+def is_search(folder: Path) -> bool:
+    """Return whether a folder holds a search for settings or recipes."""
+    return (folder / "search.json").is_file()
 
 
 def search_plugins(run: Path) -> None:
     """Find plugins in the current folder, which is never the run's own: its files are data."""
     from piebald.core.references import search
 
-    here = Path.cwd().resolve()
-    if run.resolve() not in (here, *here.parents):
-        search(here)
-
-
-def is_search(folder: Path) -> bool:
-    """Whether a folder holds a search for settings or recipes."""
-    return (folder / "search.json").is_file()
+    current = Path.cwd().resolve()
+    if run.resolve() not in (current, *current.parents):
+        search(current)
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE from the command line; the value is TOML or else text."""
+    """Parse KEY=VALUE from the command line; the value is TOML or else text.
+
+    Examples:
+        >>> pair("recipe.lr=0.1"), pair("recipe.name=fedavg")
+        (('recipe.lr', 0.1), ('recipe.name', 'fedavg'))
+    """
     from piebald.settings.toml_document import value_of
 
     key, equals, value = text.partition("=")
@@ -110,14 +196,9 @@ def pair(text: str) -> tuple[str, Any]:
 
 def end_on_term() -> None:
     """Handle SIGTERM like Ctrl-C: what was recorded is safe, and the run is recorded as stopped."""
-    if threading.current_thread() is threading.main_thread():  # the only one that may
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
         signal.signal(signal.SIGTERM, _interrupt)
 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def progress(as_json: bool, quiet: bool) -> bool:
-    """Whether to show progress, a bar on a terminal and elsewhere a line a minute: without --json and --quiet."""
-    return not as_json and not quiet

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Quiet, Sets, Verbose, app, end_on_term, show_log
+from piebald.cli.app import SharedOptions, command, end_on_term
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import RunFolderError, SettingError
@@ -15,76 +15,60 @@ from piebald.core.plain_text import printable
 from piebald.core.reading.files import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from piebald.advice import Advice
     from piebald.advice.tuning import Tuning
     from piebald.experiments.file import ExperimentSettings
     from piebald.experiments.plan import Plan
     from piebald.methods.recipe import Recipe
 
 
-@app.command()
+@command("sets", "out", "as_json", "quiet", "verbose")
 def advise(
+    options: SharedOptions,
     file: Annotated[
         Path, typer.Argument(help="An experiment file; it needs no recipe, those it has are raced as well.")
     ],
     budget: Annotated[
         str | None, typer.Option(help="Of the whole search: '300 rounds', '10 minutes' or '2e9 bytes'; see [advise].")
     ] = None,
-    sets: Sets = None,
-    out: Out = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Choose a method: whether to train together, how, and who loses by it."""
-    show_log(verbose)
     end_on_term()
     from piebald.advice.adviser_file import AdviceSettings
     from piebald.advice.tuning import Budget
 
-    flags = list(sets or ())
+    flags = list(options.sets or ())
     if budget is not None:
         limit = Budget.parse(budget)
         flags.append(f"advise.budget={{ {limit.unit} = {limit.amount} }}")
-    settings = load_settings(file, flags, out, kind=AdviceSettings)
-    folder = out_folder(settings, settings.label or "advice")
-    _print_advice(_advised(settings, folder, as_json, quiet), as_json, quiet, folder)
+    settings = load_settings(file, options, flags, AdviceSettings)
+    _advise(settings, out_folder(settings, settings.label or "advice"), options)
 
 
-@app.command()
+@command("sets", "out", "as_json", "quiet", "verbose")
 def tune(
+    options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with a recipe or [[recipes]], and maybe [tune].")],
-    sets: Sets = None,
-    out: Out = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Choose settings of recipes by validation rows, each recipe with the same budget."""
-    show_log(verbose)
     end_on_term()
-    settings = load_settings(file, sets, out)
+    settings = load_settings(file, options)
     folder = out_folder(settings)
-    _print(
-        _tuned(settings, settings.plan(), folder, f"piebald resume {folder}", as_json, quiet), as_json, quiet, folder
-    )
+    _print(_tuned(settings, settings.plan(), folder, f"piebald resume {folder}", options), folder, options)
 
 
-def tuned_first(
-    settings: ExperimentSettings, plan: Plan, folder: Path, again: str, as_json: bool, quiet: bool
-) -> Tuning:
-    """What was chosen before a comparison, in a folder beside it: a report on the comparison is not about trials."""
+def tuned_first(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: SharedOptions) -> Tuning:
+    """Tune recipes before a comparison, in a folder beside it: a report on the comparison is not about trials."""
     beside = folder.with_name(f"{folder.name}-tuning")
-    found = _tuned(settings, plan, beside, again, as_json, quiet)
-    if not quiet and not as_json:
-        _print(found, as_json, quiet, beside)
+    tuning = _tuned(settings, plan, beside, again, options)
+    if options.progress:
+        _print(tuning, beside, options)
         print()
-    return found
+    return tuning
 
 
-def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[str]) -> None:
+def resumed_search(folder: Path, options: SharedOptions) -> None:
     """Go on with the search in a folder, from the experiment file that it was started with, which may name plugins."""
     from piebald.advice.adviser_file import AdviceSettings
     from piebald.core.references import of_folder
@@ -100,14 +84,13 @@ def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[s
             f"the search in {folder} was started from Python: go on with it there, with out={str(folder)!r}"
         )
     chooses: type[ExperimentSettings] = AdviceSettings if kind == "advise" else ExperimentSettings
-    settings = chooses.of_table(table, f"the settings in {folder}", of_folder(folder, plugins))
+    settings = chooses.of_table(table, f"the settings in {folder}", of_folder(folder, options.plugins or ()))
     if kind == "advise":
-        return _print_advice(_advised(settings, folder, as_json, quiet), as_json, quiet, folder)
-    found = _tuned(settings, settings.plan(), folder, f"piebald resume {folder}", as_json, quiet)
-    _print(found, as_json, quiet, folder)
+        return _advise(settings, folder, options)
+    _print(_tuned(settings, settings.plan(), folder, f"piebald resume {folder}", options), folder, options)
 
 
-def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, as_json: bool, quiet: bool) -> Tuning:
+def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, options: SharedOptions) -> Tuning:
     from piebald.advice import tuning
     from piebald.experiments.sections import TuneSection
 
@@ -126,18 +109,18 @@ def _tuned(settings: ExperimentSettings, plan: Plan, folder: Path, again: str, a
             factor=section.factor,
             seed=settings.first_seed,
             out=folder,
-            progress=not as_json and not quiet,
+            progress=options.progress,
             **search_options(settings, plan),
         )
 
 
-def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: bool) -> Advice:
+def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions) -> None:
     from piebald import advice
     from piebald.experiments.sections import AdviseSection
 
     section, first, plan = settings.advise or AdviseSection(), settings.first_seed, settings.plan()
     with guarded(folder, f"piebald resume {folder}", settings):
-        return advice.advise(
+        chosen = advice.advise(
             plan.clients,
             plan.model,
             look=True,
@@ -149,13 +132,21 @@ def _advised(settings: ExperimentSettings, folder: Path, as_json: bool, quiet: b
             families=section.families,
             more_data=section.more_data,
             out=folder,
-            progress=not as_json and not quiet,
+            progress=options.progress,
             **search_options(settings, plan),
         )
+    if options.as_json:
+        print_json({**chosen.plain(), "out": str(folder)})
+    elif not options.quiet:
+        columns = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
+        print_table(columns, [[row.get(name) for name in columns] for row in chosen.table])
+        print()
+        print(chosen.text())
+        print(f"train it with: piebald run {folder / 'recommended.toml'}")
 
 
 def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
-    """The settings of the file's first recipe that all methods share: those of FedAvg, without the learning rate."""
+    """Return the settings of the file's first recipe that all methods share: those of FedAvg, without the rate."""
     from piebald.methods.recipes import settings_of
 
     fields = next(iter(recipes.values())).fields if recipes else {}
@@ -163,39 +154,27 @@ def shared_training(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
 
 
 def search_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
-    """The options that the runs of a search share with other runs.
+    """Return the options that the runs of a search share with other runs.
 
     Raises:
         SettingError: the file has a setting that a search cannot follow.
     """
-    for name, given in (("stop", settings.stop is not None), ("unseen", bool(settings.unseen))):
-        if given:
+    for name, is_set in (("stop", settings.stop is not None), ("unseen", bool(settings.unseen))):
+        if is_set:
             raise SettingError(
                 f"{name} does not fit a search, whose runs have all clients and one length: leave it out"
             )
     options = common_options(settings, plan)
-    kept = ("runtime", "evaluate_clients", "loss", "metrics", "max_examples", "max_weight", "longest_step", "settings")
-    return {name: options[name] for name in kept if name in options}
+    names = ("runtime", "evaluate_clients", "loss", "metrics", "max_examples", "max_weight", "longest_step", "settings")
+    return {name: options[name] for name in names if name in options}
 
 
-def _print_advice(found: Advice, as_json: bool, quiet: bool, folder: Path) -> None:
-    if as_json:
-        return print_json({**found.plain(), "out": str(folder)})
-    if not quiet:
-        shown = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
-        print_table(shown, [[row.get(name) for name in shown] for row in found.table])
-        print()
-        print(found.text())
-        print(f"train it with: piebald run {folder / 'recommended.toml'}")
-    return None
-
-
-def _print(found: Tuning, as_json: bool, quiet: bool, folder: Path) -> None:
-    if as_json:
-        print_json({**found.plain(), "out": str(folder)})
-    elif not quiet:
-        rows = found.table()
+def _print(tuning: Tuning, folder: Path, options: SharedOptions) -> None:
+    if options.as_json:
+        print_json({**tuning.plain(), "out": str(folder)})
+    elif not options.quiet:
+        rows = tuning.table()
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         print(f"\nchosen by validation rows; all trials are in {folder}")
-        for budget in found.privacy:
+        for budget in tuning.privacy:
             print(printable(budget["meaning"]))

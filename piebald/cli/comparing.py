@@ -1,4 +1,4 @@
-"""What `piebald compare` prints: the finding, and a table within 80 columns, or all columns with --wide."""
+"""The output of `piebald compare`: the result, and a table within 80 columns, or all columns with --wide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORTEST = 8  # letters of a label
 
 
 def base_of(comparison: Comparison) -> str:
-    """The label that others are compared with: training alone, or else FedAvg, or else the first."""
+    """Return the label that others are compared with: training alone, or else FedAvg, or else the first."""
     return comparison.made_by("local") or comparison.made_by("fedavg") or comparison.labels[0]
 
 
@@ -31,34 +31,34 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
             print_table(list(pairs[0]), [list(row.values()) for row in pairs])
     else:
         _print_narrow(comparison, rows, {row["label"]: row for row in pairs})
-    said = [comparison.headline() + ".", unequal(comparison), *_notes(comparison, rows)]
-    said += [budget["meaning"] for budget in comparison.privacy]
-    print("\n" + "\n".join(_wrapped(line) for line in said if line))
+    sentences = [comparison.headline() + ".", unequal(comparison), *_notes(comparison, rows)]
+    sentences += [budget["meaning"] for budget in comparison.privacy]
+    print("\n" + "\n".join(_wrapped(line) for line in sentences if line))
 
 
 def _print_narrow(comparison: Comparison, rows: list[dict[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> None:
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     ranked = [*comparison.ranking(), *(label for label in comparison.labels if label not in comparison.levels)]
     body: list[list[str]] = []
-    for one in sorted(rows, key=lambda row: ranked.index(row["label"])):
-        pair = pairs.get(one["label"])
+    for row in sorted(rows, key=lambda row: ranked.index(row["label"])):
+        pair = pairs.get(row["label"])
         against = "" if pair is None else _plain(shown.difference(pair["difference"]))
         star = "*" if pair is not None and is_significant(dict(pair)) else ""
-        sent = megabytes(one["mb_up"] + one["mb_down"])
-        body.append([one["label"], _mean(shown, one), f"{against}{star}", shown.value(one["worst_decile"]), sent])
-    own = "alone" if base == comparison.made_by("local") else base
-    head = ["label", shown.name, f"against {own}", "worst tenth", "MB"]
-    body = [[_plain(cell) for cell in row] for row in body]
-    room = _WIDTH - sum(max(len(printable(row[column])) for row in [head, *body]) + 2 for column in range(2, 5))
-    room -= max(len(row[1]) for row in [head, *body]) + 2
+        sent = megabytes(row["mb_up"] + row["mb_down"])
+        body.append([row["label"], _mean(shown, row), f"{against}{star}", shown.value(row["worst_decile"]), sent])
+    base_name = "alone" if base == comparison.made_by("local") else base
+    head = ["label", shown.name, f"against {base_name}", "worst tenth", "MB"]
+    body = [[_plain(cell) for cell in cells] for cells in body]
+    room = _WIDTH - sum(max(len(printable(cells[column])) for cells in [head, *body]) + 2 for column in range(2, 5))
+    room -= max(len(cells[1]) for cells in [head, *body]) + 2
     head[2] = _cut(head[2], len(head[2]) + min(0, room - _SHORTEST))
-    for row in body:
-        row[0] = _cut(printable(row[0]), max(_SHORTEST, room))
+    for cells in body:
+        cells[0] = _cut(printable(cells[0]), max(_SHORTEST, room))
     print_table(head, body)
 
 
 def _mean(shown: MetricFormat, row: Mapping[str, Any]) -> str:
-    """The mean and half its interval, or the interval where the mean with half of it would leave 0 to 100 %."""
+    """Return the mean and half its interval, or the interval where the mean with half of it would leave 0 to 100 %."""
     if row["low"] is None:
         return shown.value(row["mean"])
     half = (row["high"] - row["low"]) / 2
@@ -68,7 +68,7 @@ def _mean(shown: MetricFormat, row: Mapping[str, Any]) -> str:
 
 
 def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
-    """How to read the table."""
+    """Return the sentences that explain the table."""
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     kinds = {row["kind"] for row in rows} - {None}
     meaning = {
@@ -77,10 +77,10 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
         "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
     }
     notes = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs from {base} by more than chance."]
-    left = [row for row in rows if row["untrained"]]
-    if left:
-        each = ", ".join(f"{row['label']} {shown.value(row['mean_all'])}" for row in left[:4])
-        many = f" and {len(left) - 4} more" if len(left) > 4 else ""
+    untrained = [row for row in rows if row["untrained"]]
+    if untrained:
+        each = ", ".join(f"{row['label']} {shown.value(row['mean_all'])}" for row in untrained[:4])
+        many = f" and {len(untrained) - 4} more" if len(untrained) > 4 else ""
         notes.append(f"Clients that never trained are left out; with them: {each}{many}.")
     if unscored := comparison.unscored:
         notes.append(f"In no mean, for want of rows to be judged by: {names(unscored)}.")
@@ -89,7 +89,7 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _losers(comparison: Comparison, base: str) -> str:
-    """The clients that the best other label leaves furthest behind the base, by name."""
+    """Return the clients that score worse with the best other label than with the base, by name."""
     best = next((label for label in comparison.ranking() if label != base), None)
     if best is None or base not in comparison.scores:
         return ""
@@ -113,5 +113,5 @@ def _cut(text: str, most: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text with a minus that terminals and programs know."""
+    """Return text with a minus that terminals and programs know."""
     return text.replace(MINUS, "-")

@@ -1,13 +1,13 @@
-"""What commands do with an experiment file: load it, name its folder, and say how to go on."""
+"""Experiment files as commands use them: loading, the folder to write to, and the way to go on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from piebald.cli.app import Interrupted
+from piebald.cli.app import Interrupted, SharedOptions
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -17,24 +17,30 @@ if TYPE_CHECKING:
 
 def load_settings(
     file: Path | None,
-    sets: list[str] | None,
-    out: str | None,
-    runtime: str | None = None,
-    deterministic: bool = False,
+    options: SharedOptions,
+    flags: Sequence[str] | None = None,
     kind: type[ExperimentSettings] | None = None,
 ) -> ExperimentSettings:
-    """The settings of a file, or of the built-in experiment, with the flags of the command line."""
+    """Return the settings of a file, or of the built-in experiment, changed by the flags of the command line.
+
+    Args:
+        file: the file.
+        options: shared options of the command.
+        flags: in place of `options.sets`.
+        kind: the class of settings.
+    """
     from piebald.experiments.file import ExperimentSettings
 
-    flags = list(sets or ())
-    if deterministic:
-        place = [] if runtime is None else [f"runtime.kind={runtime}"]  # so that --runtime keeps what is set below it
-        flags = [*place, *flags, "runtime.deterministic=true"]
-    return (kind or ExperimentSettings).load(file, flags, out=out, runtime=runtime)
+    changes = list(options.sets or ()) if flags is None else list(flags)
+    if options.deterministic:
+        # the kind comes first, so that it keeps what is set below it
+        kinds = [] if options.runtime is None else [f"runtime.kind={options.runtime}"]
+        changes = [*kinds, *changes, "runtime.deterministic=true"]
+    return (kind or ExperimentSettings).load(file, changes, out=options.out, runtime=options.runtime)
 
 
 def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
-    """The options that a run and a comparison share."""
+    """Return the options that a run and a comparison share."""
     return {
         "rounds": settings.rounds,
         "stop": plan.stop,
@@ -57,23 +63,31 @@ def common_options(settings: ExperimentSettings, plan: Plan) -> dict[str, Any]:
     }
 
 
+def label_of(settings: ExperimentSettings, otherwise: str) -> str:
+    """Return the name of an experiment: its label, its recipe's name, or else the given one."""
+    return settings.label or (settings.recipe.name if settings.recipe else otherwise)
+
+
 def out_folder(settings: ExperimentSettings, name: str | None = None) -> Path:
-    """The folder to write to: as given, or the first free name under runs/."""
+    """Return the folder to write to: the one that the settings name, or the first free name under runs/."""
     if settings.out is not None:
         return Path(settings.out)
-    name = name or settings.label or (settings.recipe.name if settings.recipe else "comparison")
+    return free_folder(Path("runs"), name or label_of(settings, "comparison"))
+
+
+def free_folder(parent: Path, name: str, occupied: Collection[str] = ()) -> Path:
+    """Return the first folder NAME, NAME-2, ... that does not exist and is not occupied."""
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
-    folder = Path("runs") / stem
-    number = 1
-    while folder.exists():
+    folder, number = parent / stem, 1
+    while folder.exists() or str(folder) in occupied:
         number += 1
-        folder = Path("runs") / f"{stem}-{number}"
+        folder = parent / f"{stem}-{number}"
     return folder
 
 
 @contextmanager
 def guarded(folder: Path, again: str, settings: ExperimentSettings | None = None) -> Iterator[None]:
-    """Print how to continue after Ctrl-C, and add the place in the settings to an error about a setting."""
+    """Print the way to continue after Ctrl-C, and add the place in the settings to an error about a setting."""
     try:
         yield
     except KeyboardInterrupt:

@@ -7,17 +7,17 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import Json, Out, Plugins, Quiet, Sets, StartFrom, app
+from piebald.cli.app import LOG, PAGE, SharedOptions, command
 from piebald.cli.experiment_files import load_settings, out_folder
-from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.queueing import serve_queue
-from piebald.cli.serving import LOOPBACK, federation_flags, locked, page_address, serving, with_sites
+from piebald.cli.serving import federation_flags, locked, page_address, serving, with_sites
 from piebald.cli.train import carry_out
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
 
-@app.command()
+@command("as_json")
 def provision(
+    options: SharedOptions,
     file: Annotated[Path, typer.Argument(metavar="FEDERATION", help="A TOML file: name, host, port, days, sites.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the credentials.")] = Path("credentials"),
     renew: Annotated[bool, typer.Option("--renew", help="Make new keys and certificates for all parties.")] = False,
     party: Annotated[list[str] | None, typer.Option(help="With --renew, only for this party; repeatable.")] = None,
     revoke: Annotated[list[str] | None, typer.Option(metavar="SITE", help="Shut a site out; repeatable.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.federation.credentials import provisioning
 
-    described = provisioning.describe(file)
+    description = provisioning.describe(file)
     if party and not renew:
         raise SettingError("--party says whose credentials are renewed: give it with --renew")
     if revoke:
-        shut = provisioning.revoke(described, out, revoke)
-        times = {site: f"{at:%Y-%m-%d %H:%M:%S} UTC" for site, at in sorted(shut.items())}
+        revoked = provisioning.revoke(description, out, revoke)
+        times = {site: f"{at:%Y-%m-%d %H:%M:%S} UTC" for site, at in sorted(revoked.items())}
         if not renew:
-            return print_json({"revoked": times}) if as_json else print_table(("revoked", "at"), list(times.items()))
-    made = provisioning.renew(described, out, party or ()) if renew else provisioning.provision(described, out)
-    if as_json:
-        rows = [
-            {"party": one.party, "credentials": str(one.folder), "expires": one.expires.isoformat()} for one in made
-        ]
+            if options.as_json:
+                return print_json({"revoked": times})
+            return print_table(("revoked", "at"), list(times.items()))
+    parties = provisioning.renew(description, out, party or ()) if renew else provisioning.provision(description, out)
+    if options.as_json:
+        rows = [{"party": p.party, "credentials": str(p.folder), "expires": p.expires.isoformat()} for p in parties]
         return print_json({"made": rows, "authority": str(out / "authority")})
     print_table(
         ("new credentials of", "folder", "expires"),
-        [(one.party, out / one.party, f"{one.expires:%Y-%m-%d}") for one in made],
+        [(p.party, out / p.party, f"{p.expires:%Y-%m-%d}") for p in parties],
     )
     print(
         f"\nGive each folder to its own site only; keep {out / 'authority'} in a safe place: "
@@ -64,35 +64,20 @@ def provision(
     )
 
 
-@app.command()
+@command("sets", "out", "start_from", "plugins", *LOG, *PAGE, "as_json", "quiet")
 def server(
+    options: SharedOptions,
     credentials: Annotated[Path, _CREDENTIALS],
     file: Annotated[
         Path | None, typer.Argument(metavar="EXPERIMENT", help="A TOML file; without one, those of the queue.")
     ] = None,
-    sets: Sets = None,
-    out: Out = None,
-    start_from: StartFrom = None,
-    turns: Annotated[
-        float | None,
-        typer.Option(min=1, help="With a queue: seconds of a turn, after which an experiment makes room for others."),
-    ] = None,
-    plugins: Plugins = None,
     check: Annotated[
         bool, typer.Option("--check", help="Look whether the server can start, print a table, and end.")
     ] = False,
-    log_level: LogLevel = "info",
-    log_json: LogJson = False,
-    log_file: LogFile = None,
-    status_port: StatusPort = None,
-    status_host: StatusHost = LOOPBACK,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Train with the sites of a federation, which the server's credentials list."""
     from piebald.federation.credentials.provisioning import read
     from piebald.federation.link.heartbeat import at_work
-    from piebald.federation.operate.logs import start_log
     from piebald.federation.operate.machine_checks import (
         check_space,
         refuse_crosses,
@@ -101,38 +86,40 @@ def server(
         server_run,
     )
 
-    own, page = read(credentials), page_address(status_host, status_port)
-    start_log(log_level, log_json, log_file)
+    party, page = read(credentials), page_address(options)
+    options.start_log()
     if file is None:
-        if (sets, out, start_from) != (None, None, None):
+        if (options.sets, options.out, options.start_from) != (None, None, None):
             raise SettingError(
                 "--set, --out and --from are about one experiment: name its file, or give them to piebald queue add"
             )
         if check:
             with locked(credentials):
-                raise typer.Exit(_print_checks([*server_machine(own), check_space(credentials)]))
-        return serve_queue(credentials, page, as_json, quiet, turns, plugins or ())
-    for flag, given in (("--turns", turns), ("--plugin", plugins)):
-        if given is not None:
-            raise SettingError(f"{flag} is about the queue: leave out the file, and give it to piebald queue add")
-    flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(credentials.resolve()))
+                raise typer.Exit(_print_checks([*server_machine(party), check_space(credentials)]))
+        return serve_queue(credentials, page, options)
+    if options.plugins is not None:
+        raise SettingError(
+            "--plugin is for experiments of the queue: leave it out, or add the file with piebald queue add"
+        )
+    flags = federation_flags(
+        file, with_sites(file, options.sets, party.sites()), credentials=str(credentials.resolve())
+    )
     if check:
         with locked(credentials), at_work("reading the experiment", tell=_to_terminal):
-            checks = [*server_machine(own), *server_run(own, file, flags, out)]
-            raise typer.Exit(_print_checks([*checks, *server_disks(credentials, Path(out or "runs"))]))
-    settings = load_settings(file, flags, out)
+            checks = [*server_machine(party), *server_run(party, file, flags, options.out)]
+            raise typer.Exit(_print_checks([*checks, *server_disks(credentials, Path(options.out or "runs"))]))
+    settings = load_settings(file, options, flags)
     folder = out_folder(settings)
     with serving(credentials, folder, page) as callbacks:
         refuse_crosses(
-            [*server_machine(own), *server_disks(credentials, folder)], f"piebald server {credentials} {file} --check"
+            [*server_machine(party), *server_disks(credentials, folder)], f"piebald server {credentials} {file} --check"
         )
-        carry_out(
-            settings, file, as_json=as_json, quiet=quiet, callbacks=callbacks, folder=folder, start_from=start_from
-        )
+        carry_out(settings, file, options, callbacks, folder)
 
 
-@app.command()
+@command(*LOG)
 def client(
+    options: SharedOptions,
     credentials: Annotated[Path, _CREDENTIALS],
     data: Annotated[
         str | None, typer.Option("--data", help="The site's rows: a file, a folder, my_data.py:load, or mylab:load.")
@@ -145,16 +132,12 @@ def client(
     check: Annotated[
         bool, typer.Option("--check", help="Look whether this site can take part, print a table, and end.")
     ] = False,
-    log_level: LogLevel = "info",
-    log_json: LogJson = False,
-    log_file: LogFile = None,
     with_parent: Annotated[int | None, typer.Option(hidden=True)] = None,
     search: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a site of a federation until the run has ended."""
     from piebald.core.references import search as search_in
     from piebald.federation.link.heartbeat import at_work
-    from piebald.federation.operate.logs import start_log
     from piebald.federation.operate.machine_checks import refuse_crosses
     from piebald.federation.site.site_check import check_site, site_machine
     from piebald.federation.site.site_process import join, site_work
@@ -162,14 +145,14 @@ def client(
     work = site_work(credentials, data, target, local=with_parent is not None, client=client)
     for place in search or ():
         search_in(place)
-    start_log("error" if check else log_level, log_json, log_file)
+    (replace(options, log_level="error") if check else options).start_log()
     with locked(credentials):
         reading = f"reading the rows {work.source}"
         code = 0
         if check:
             with at_work(reading, tell=_to_terminal):
-                found = check_site(work)
-            code = _print_checks(found)
+                checks = check_site(work)
+            code = _print_checks(checks)
         else:
             with at_work(reading):
                 refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
@@ -178,61 +161,55 @@ def client(
     os._exit(code)  # the messaging layer keeps threads that nothing ends
 
 
-@app.command()
+@command("sets", "out", *LOG, "as_json", "quiet", log_level="warning")
 def up(
+    options: SharedOptions,
     file: Annotated[Path | None, typer.Argument(help="A TOML file; the built-in experiment without one.")] = None,
     local: Annotated[int | None, typer.Option("--local", help="Sites on this machine, as many as clients.")] = None,
-    sets: Sets = None,
-    out: Out = None,
-    log_level: LogLevel = "warning",
-    log_json: LogJson = False,
-    log_file: LogFile = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Try a federation on this machine: credentials, a server, and a process for each client."""
     from piebald.experiments.file import ExperimentSettings
-    from piebald.federation.operate.logs import start_log
-    from piebald.federation.site.step_log import StepLog
+    from piebald.federation.operate.logs import StepLog
 
+    flags = federation_flags(file, options.sets)
     if local is not None:
-        count = len(ExperimentSettings.load(file, federation_flags(file, sets)).plan().clients)
+        count = len(ExperimentSettings.load(file, flags).plan().clients)
         if count != local:
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"
             )
-    start_log(log_level, log_json, log_file)
-    settings = load_settings(file, federation_flags(file, sets), out)
-    carry_out(settings, file, as_json=as_json, quiet=quiet, callbacks=[StepLog()])
+    options.start_log()
+    carry_out(load_settings(file, options, flags), file, options, [StepLog()])
 
 
-@app.command()
+@command("as_json")
 def status(
+    options: SharedOptions,
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
     check: Annotated[
         bool, typer.Option("--check", help="Only look whether it runs and gives signs of life; exit code 2 if not.")
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Show which sites are present, when they were heard last, and what they do."""
     from piebald.federation.operate.status import check_health, read_status
 
     if check:
         return check_health(folder)
-    found = read_status(folder)
-    if as_json:
-        return print_json(found)
-    sites = found.pop("sites", [])
-    print_table(("", ""), [item for item in found.items() if item[1] is not None])
+    values = read_status(folder)
+    if options.as_json:
+        return print_json(values)
+    sites = values.pop("sites", [])
+    print_table(("", ""), [item for item in values.items() if item[1] is not None])
     if sites:
         print()
         print_table(tuple(sites[0]), [tuple(_short(value) for value in site.values()) for site in sites])
 
 
-@app.command()
+@command()
 def stop(
+    _: SharedOptions,
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
@@ -258,10 +235,10 @@ def _to_terminal(line: str) -> None:
 
 
 def _print_checks(checks: Sequence[Check]) -> int:
-    """Print a table of ticks and crosses; returns the exit code."""
-    print_table(("", "", ""), [(one.mark, one.what, one.told) for one in checks])
-    return 2 if any(one.fine is False for one in checks) else 0
+    """Print a table of ticks and crosses, and return the exit code."""
+    print_table(("", "", ""), [(check.mark, check.what, check.told) for check in checks])
+    return 2 if any(check.fine is False for check in checks) else 0
 
 
 def _short(value: Any) -> Any:
-    return " ".join(str(one) for one in value) if isinstance(value, list) else value
+    return " ".join(map(str, value)) if isinstance(value, list) else value

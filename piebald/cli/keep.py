@@ -7,44 +7,46 @@ from typing import Annotated
 
 import typer
 
-from piebald.cli.app import Json, app, check_run
+from piebald.cli.app import SharedOptions, check_run, command
 from piebald.cli.printing import print_json, print_table
 
 
-@app.command()
+@command("as_json")
 def backup(
+    options: SharedOptions,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may go on meanwhile.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file, which only you can read.")],
-    as_json: Json = False,
 ) -> None:
     """Write a run folder into one file, without stopping the run."""
     check_run(run)
     from piebald.storage.backup import backup
 
-    made = backup(run, file)
-    print_json(made) if as_json else print(f"{made['file']} holds {run} as of server step {made['step']}")
+    summary = backup(run, file)
+    if options.as_json:
+        return print_json(summary)
+    print(f"{summary['file']} holds {run} as of server step {summary['step']}")
 
 
-@app.command()
+@command("as_json")
 def restore(
+    options: SharedOptions,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that piebald backup wrote.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist.")],
-    as_json: Json = False,
 ) -> None:
     """Make a run folder from a backup; piebald resume goes on from there."""
     from piebald.storage.backup import restore
 
-    made = restore(file, folder)
-    if as_json:
-        return print_json(made)
-    print(f"{folder} holds the run as of server step {made['step']}; go on with: piebald resume {folder}")
+    summary = restore(file, folder)
+    if options.as_json:
+        return print_json(summary)
+    print(f"{folder} holds the run as of server step {summary['step']}; go on with: piebald resume {folder}")
 
 
-@app.command()
+@command("as_json")
 def approve(
+    options: SharedOptions,
     credentials: Annotated[Path, typer.Argument(metavar="CREDENTIALS", help="The credentials of a site.")],
     digest: Annotated[str | None, typer.Argument(help="The digest of the terms to approve; shown without it.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Show the experiment that waits for approval at a site, or approve it."""
     from piebald.federation.credentials.provisioning import read
@@ -53,9 +55,9 @@ def approve(
     read(credentials)
     if digest is not None:
         consent.approve(credentials, digest)
-        return print_json({"approved": digest}) if as_json else print(f"approved {digest}")
+        return print_json({"approved": digest}) if options.as_json else print(f"approved {digest}")
     waiting = consent.pending(credentials)
-    if as_json:
+    if options.as_json:
         return print_json({"pending": waiting})
     if waiting is None:
         return print(f"nothing waits for approval in {credentials}")
@@ -63,8 +65,9 @@ def approve(
     print(f"\napprove it with: piebald approve {credentials} {waiting['terms']}")
 
 
-@app.command()
+@command("as_json")
 def audit(
+    options: SharedOptions,
     folder: Annotated[
         Path, typer.Argument(metavar="RUN|CREDENTIALS", help="A run folder, or a folder of credentials.")
     ],
@@ -75,17 +78,16 @@ def audit(
     archive: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where rotated files of the log were moved to.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Check the chain of a party's audit log: no line was changed, removed, added or moved."""
     from piebald.federation.operate.audit_check import check_log
 
-    path, found, agrees = check_log(folder, head, against, archive)
-    facts = {"log": str(path), "lines": found.lines, "first": found.first, "last": found.last, "head": found.head}
-    if as_json:
+    path, log, agrees = check_log(folder, head, against, archive)
+    facts = {"log": str(path), "lines": log.lines, "first": log.first, "last": log.last, "head": log.head}
+    if options.as_json:
         return print_json({**facts, "agrees": agrees})
     print_table(("", ""), list(facts.items()))
-    if not found.lines:
+    if not log.lines:
         return print(f"\nNothing has been written yet: {path.parent} has not taken part in anything.")
     print(f"\nThe chain holds{', and agrees with ' if agrees else ''}{'; '.join(agrees)}.")
     if head is None and against is None:

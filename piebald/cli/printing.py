@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from piebald.core.plain_text import printable
 
 if TYPE_CHECKING:
+    from piebald.cli.app import SharedOptions
     from piebald.report.tables import History
-    from piebald.vertical import TransferResult
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -51,52 +51,38 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def facts(history: History) -> dict[str, Any]:
-    """The figures of a run; the metric has its own name, e.g. "accuracy"."""
+    """Return the figures of a run; the metric has its own name, e.g. "accuracy"."""
     final = history.final
     facts = {name: final[name] for name in ("recipe", "label", "rounds", "seed", "status")}
     facts[history.metric] = final["mean"]
     spread = ("sd", "worst_decile", "q10", "median", "q90")
-    kept = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
+    names = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
     if final["untrained"]:  # both numbers: `accuracy` counts every client
         facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
     if history.unscored:
         facts["unscored"] = history.unscored
     if lineage := history.meta.get("lineage"):
         facts["from"] = lineage["folder"]
-    return facts | {name: final[name] for name in kept} | {"run": str(history.path)}
+    return facts | {name: final[name] for name in names} | {"run": str(history.path)}
 
 
-def print_run(history: History, as_json: bool, quiet: bool) -> None:
+def print_run(history: History, options: SharedOptions) -> None:
     """Print the results of a run."""
     from piebald.report.page.wording import names
 
-    if as_json:
+    if options.as_json:
         print_json(facts(history))
-    elif not quiet:
-        shown = facts(history)
-        found = {name: value for name, value in shown.items() if value is not None or name == history.metric}
-        if isinstance(taken := found.get("chosen"), dict):
-            found["chosen"] = ", ".join(f"{count} {name}" for name, count in taken.items())
-        if "unscored" in found:
-            found["unscored"] = names(found["unscored"])
-        print_table(("", ""), list(found.items()))
-
-
-def line_printer(as_json: bool, quiet: bool) -> Callable[[str], None]:
-    """What prints a line before a run starts; nothing with --json or --quiet."""
-    return (lambda line: None) if as_json or quiet else print
-
-
-def print_transfer(made: TransferResult, rows: Sequence[tuple[str, str]], as_json: bool, quiet: bool) -> None:
-    """Print the results of vertical training between two parties."""
-    if as_json:
-        print_json(made.table())
-    elif not quiet:
-        print_table(("", ""), rows)
+    elif not options.quiet:
+        cells = {name: cell for name, cell in facts(history).items() if cell is not None or name == history.metric}
+        if isinstance(counts := cells.get("chosen"), dict):
+            cells["chosen"] = ", ".join(f"{count} {name}" for name, count in counts.items())
+        if "unscored" in cells:
+            cells["unscored"] = names(cells["unscored"])
+        print_table(("", ""), list(cells.items()))
 
 
 def recipe_toml(entry: Mapping[str, Any]) -> str:
-    """A recipe as a [recipe] section with its defaults, and a comment on each setting."""
+    """Return a recipe as a [recipe] section with its defaults, and a comment on each setting."""
     from piebald.settings.toml_document import pair
 
     lines = [f"# {entry['summary']}", f"# {entry['paper']}", "[recipe]", pair("name", entry["name"])]

@@ -8,85 +8,86 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from piebald.cli.app import Interrupted, Json, Out, Sets, StartFrom, app, check_run
-from piebald.cli.printing import print_json, print_table
+from piebald.cli.app import Interrupted, SharedOptions, app, check_run, command
+from piebald.cli.experiment_files import free_folder, label_of
+from piebald.cli.printing import print_json, print_run, print_table
 from piebald.cli.serving import federation_flags, locked, name_run, sites_flags, with_sites
 from piebald.core.errors import DeviceLost, PiebaldError, SettingError
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
     from piebald.federation.credentials.provisioning import Credentials
-    from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued
+    from piebald.federation.operate.experiment_queue import ExperimentQueue, Queued, State
     from piebald.federation.operate.page_server import PageAddress
 
 _LOOK = 0.5  # seconds between two looks at the queue
 
 log = logging.getLogger("piebald.federation")
-queue = typer.Typer(help="Experiments that a federation's server takes one after another.", no_args_is_help=True)
-app.add_typer(queue, name="queue")
+group = typer.Typer(help="Experiments that a federation's server takes one after another.", no_args_is_help=True)
+app.add_typer(group, name="queue")
 
 _SERVER = typer.Argument(metavar="CREDENTIALS", help="The server's credentials.")
 _NUMBER = typer.Argument(metavar="NUMBER", help="Its number in the queue.")
 
 
-@queue.command()
+@command("sets", "out", "start_from", "as_json", group=group)
 def add(
+    options: SharedOptions,
     credentials: Annotated[Path, _SERVER],
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A TOML file.")],
-    sets: Sets = None,
-    out: Out = None,
-    start_from: StartFrom = None,
-    as_json: Json = False,
 ) -> None:
     """Put an experiment at the end of the queue of a server."""
     from piebald.experiments.file import ExperimentSettings
     from piebald.federation.operate.machine_checks import refuse_crosses, server_run
 
-    own, waiting = _opened(credentials)
-    flags = federation_flags(file, with_sites(file, sets, own.sites()), credentials=str(own.folder))
-    found = ExperimentSettings.load(file, federation_flags(file, sets, credentials=str(own.folder)))
-    if found.compares:
+    server, queue = _opened(credentials)
+    flags = federation_flags(file, with_sites(file, options.sets, server.sites()), credentials=str(server.folder))
+    settings = ExperimentSettings.load(file, federation_flags(file, options.sets, credentials=str(server.folder)))
+    if settings.compares:
         raise SettingError(f"{file} describes several runs: add one file for each")
-    folder = Path(out or found.out or _free_folder(own.folder, found, waiting)).resolve()
-    refuse_crosses(server_run(own, file, flags, str(folder)), f"piebald server {credentials} {file} --check")
-    start = None if start_from is None else start_from.resolve()
-    if start is not None and str(start) not in {one.out for one in waiting.entries()}:
+    label, folders = label_of(settings, "experiment"), {entry.out for entry in queue.entries()}
+    # by default beside the queue, where a service can write wherever it keeps its state
+    folder = Path(options.out or settings.out or free_folder(server.folder / "runs", label, folders)).resolve()
+    refuse_crosses(server_run(server, file, flags, str(folder)), f"piebald server {credentials} {file} --check")
+    start = None if options.start_from is None else options.start_from.resolve()
+    # a run that is still in the queue is not finished yet, and will be when this one's turn comes
+    if start is not None and str(start) not in folders:
         _check_finished(start)
-    text = found.model_copy(update={"out": None}).text()
-    entry = waiting.add(_label(found), text, folder, start)
-    if as_json:
+    entry = queue.add(label, settings.model_copy(update={"out": None}).text(), folder, start)
+    if options.as_json:
         return print_json({"number": entry.number, "run": entry.out})
     print(f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}")
 
 
-@queue.command("list")
-def list_(credentials: Annotated[Path, _SERVER], as_json: Json = False) -> None:
+@command("as_json", name="list", group=group)
+def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None:
     """List the experiments of a server's queue, those that have ended as well."""
     from piebald.federation.operate.status import running_process
 
-    _, waiting = _opened(credentials)
+    _, queue = _opened(credentials)
     serves = running_process(credentials) is not None
     rows = [
         {
-            "number": one.number,
-            "experiment": one.label,
-            "state": "interrupted" if one.state == "running" and not serves else one.state,
-            "added": one.added,
-            "ended": one.ended or None,
-            "run": one.out,
-            "why": one.why or None,
+            "number": entry.number,
+            "experiment": entry.label,
+            "state": "interrupted" if entry.state == "running" and not serves else entry.state,
+            "added": entry.added,
+            "ended": entry.ended or None,
+            "run": entry.out,
+            "why": entry.why or None,
         }
-        for one in waiting.entries()
+        for entry in queue.entries()
     ]
-    if as_json:
+    if options.as_json:
         return print_json({"server": serves, "experiments": rows})
     if rows:
         print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
@@ -96,48 +97,35 @@ def list_(credentials: Annotated[Path, _SERVER], as_json: Json = False) -> None:
         print(f"\nNo server runs: start it with piebald server {credentials}")
 
 
-@queue.command()
-def stop(credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
+@command(group=group)
+def stop(_: SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
     """Stop an experiment of the queue, or take it off before it begins; the server goes on with the next."""
-    _, waiting = _opened(credentials)
-    entry = waiting.ask_to_stop(number)
+    entry = _opened(credentials)[1].ask_to_stop(number)
     print(f"experiment {number} {'will not begin' if entry.state == 'waiting' else 'is being stopped'}")
 
 
-@queue.command()
-def resume(credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER], as_json: Json = False) -> None:
+@command("as_json", group=group)
+def resume(options: SharedOptions, credentials: Annotated[Path, _SERVER], number: Annotated[int, _NUMBER]) -> None:
     """Put an experiment that was stopped or has failed at the end again; it goes on where it was."""
-    _, waiting = _opened(credentials)
-    entry = waiting.take_up(number)
-    print_json({"number": entry.number, "run": entry.out}) if as_json else print(
-        f"experiment {number} goes on as experiment {entry.number} of the queue"
-    )
+    _, queue = _opened(credentials)
+    entry = queue.take_up(number)
+    if options.as_json:
+        return print_json({"number": entry.number, "run": entry.out})
+    print(f"experiment {number} goes on as experiment {entry.number} of the queue")
 
 
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
-    """A server's credentials, and its queue."""
+    """Return a server's credentials, and its queue."""
     from piebald.federation.credentials.provisioning import read
     from piebald.federation.link.flare_link import SERVER
     from piebald.federation.operate.experiment_queue import ExperimentQueue
 
-    own = read(credentials)
-    if own.party != SERVER:
-        raise SettingError(f"{credentials} holds the credentials of {own.party}: the queue is in those of the server")
-    return own, ExperimentQueue(own.folder)
-
-
-def _label(settings: ExperimentSettings) -> str:
-    return settings.label or (settings.recipe.name if settings.recipe else "experiment")
-
-
-def _free_folder(credentials: Path, settings: ExperimentSettings, waiting: ExperimentQueue) -> Path:
-    """A run folder beside the queue, which a service can write to wherever it keeps its state."""
-    stem = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in _label(settings))
-    taken, folder, number = {one.out for one in waiting.entries()}, credentials / "runs" / stem, 1
-    while folder.exists() or str(folder) in taken:
-        number += 1
-        folder = credentials / "runs" / f"{stem}-{number}"
-    return folder
+    server = read(credentials)
+    if server.party != SERVER:
+        raise SettingError(
+            f"{credentials} holds the credentials of {server.party}: the queue is in those of the server"
+        )
+    return server, ExperimentQueue(server.folder)
 
 
 def _check_finished(run: Path) -> None:
@@ -147,201 +135,141 @@ def _check_finished(run: Path) -> None:
     FinishedRun.at(run)
 
 
-def serve_queue(
-    credentials: Path,
-    page: PageAddress | None,
-    as_json: bool,
-    quiet: bool,
-    turns: float | None = None,
-    plugins: Sequence[str] = (),
-) -> None:
+def serve_queue(credentials: Path, page: PageAddress | None, options: SharedOptions) -> None:
     """Take the experiments of the queue, and wait for others, until this process is stopped.
 
     Args:
         credentials: the server's.
-        page: where its status page is.
-        as_json, quiet: how the results are printed.
-        turns: seconds after which an experiment makes room for others that wait, at its next server step; None has it
-            end first.
-        plugins: modules that experiments of the queue may name; they are found on Python's path and in this folder.
+        page: the address of its status page.
+        options: of its process; experiments may name the plugins among them, which are found on Python's path and in
+            this folder.
     """
     from piebald.core.references import search
     from piebald.federation.operate.machine_checks import check_space, refuse_crosses, server_machine
     from piebald.federation.operate.page_server import serving_page
 
     search(Path.cwd())
-
-    own, waiting = _opened(credentials)
-    with locked(credentials), nullcontext() if page is None else serving_page(page, own.folder):
-        refuse_crosses([*server_machine(own), check_space(own.folder)], f"piebald server {credentials} --check")
+    server, queue = _opened(credentials)
+    with locked(credentials), nullcontext() if page is None else serving_page(page, server.folder):
+        refuse_crosses([*server_machine(server), check_space(server.folder)], f"piebald server {credentials} --check")
         try:
             while True:
-                entry = waiting.next()
+                entry = queue.next()
                 if entry is not None:
-                    _serve(own, waiting, entry, Serving(as_json, quiet, plugins), turns)
+                    _serve(server, queue, entry, options)
                 else:
-                    _wait(own, waiting)
+                    _wait(server, queue)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; the queue goes on with: piebald server {credentials}") from None
 
 
-def _wait(own: Credentials, waiting: ExperimentQueue) -> None:
+def _wait(server: Credentials, queue: ExperimentQueue) -> None:
     """Wait until there is an experiment."""
     from piebald.federation.operate.status import give_sign
 
-    log.info("the queue is empty: waiting for piebald queue add %s", own.folder)
-    while waiting.next() is None:
-        give_sign(own.folder)
+    log.info("the queue is empty: waiting for piebald queue add %s", server.folder)
+    while queue.next() is None:
+        give_sign(server.folder)
         time.sleep(_LOOK)
 
 
-class Serving(NamedTuple):
-    """How results are printed, and which plugins experiments may name."""
-
-    as_json: bool
-    quiet: bool
-    plugins: Sequence[str]
-
-
-def _serve(own: Credentials, waiting: ExperimentQueue, entry: Queued, serving: Serving, turns: float | None) -> None:
-    """Carry out one experiment, or the rest of it, or its turn, and write down how it ended."""
-    if waiting.stop_wanted(entry):  # while no server was there
-        waiting.change(entry, state="stopped")
+def _serve(server: Credentials, queue: ExperimentQueue, entry: Queued, options: SharedOptions) -> None:
+    """Carry out one experiment, or the rest of it, and write down how it ended."""
+    if queue.stop_wanted(entry):  # while no server was there
+        queue.change(entry, state="stopped")
         return
-    about = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
-    log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", about)
-    ended: dict[str, Any] = {}
+    fields = {"event": "experiment", "number": entry.number, "experiment": entry.label, "run": entry.out}
+    log.info("experiment %(number)d of the queue: %(experiment)s, to %(run)s", fields)
+    reason = ""
     try:
-        while not ended:
-            entry, ended = _part(own, waiting, entry, serving, turns)
+        state = _carry_out(server, queue, entry, options)
     except DeviceLost:
         raise  # the next experiment would fail as well, and this one goes on in a new process
     except PiebaldError as error:
-        if lacking := _without_room(own, entry):
-            raise SettingError(f"{error} ({lacking}); then go on with: piebald server {own.folder}") from None
-        ended = {"state": "failed", "why": str(error)}
+        if full_disk := _full_disk(server, entry):
+            raise SettingError(f"{error} ({full_disk}); then go on with: piebald server {server.folder}") from None
+        state, reason = "failed", str(error)
     except Exception as error:  # the next experiment has nothing to do with it
         log.exception("experiment %d of the queue has failed", entry.number)
-        ended = {"state": "failed", "why": f"{type(error).__name__}; the server's log says more"}
-    waiting.change(waiting.entry(entry.number), **ended)
-    about |= {"state": ended["state"], "why": ended.get("why", "")}
-    told = "experiment %(number)d of the queue is %(state)s" if not about["why"] else "experiment %(number)d: %(why)s"
-    log.log(logging.WARNING if about["why"] else logging.INFO, told, about)
+        state, reason = "failed", f"{type(error).__name__}; the server's log says more"
+    queue.change(queue.entry(entry.number), state=state, why=reason)
+    fields |= {"state": state, "why": reason}
+    sentence = "experiment %(number)d: %(why)s" if reason else "experiment %(number)d of the queue is %(state)s"
+    log.log(logging.WARNING if reason else logging.INFO, sentence, fields)
 
 
-def _without_room(own: Credentials, entry: Queued) -> str:
-    """Where the disk is so full that the next experiment would fail as well, "" where it is not."""
+def _full_disk(server: Credentials, entry: Queued) -> str:
+    """Return what is wrong with the disk where the next experiment would fail as well, "" where nothing is."""
     from piebald.federation.operate.machine_checks import check_space
 
-    checks = [check_space(Path(entry.out)), check_space(own.folder)]
-    return next((one.told for one in checks if one.fine is False), "")
+    checks = [check_space(Path(entry.out)), check_space(server.folder)]
+    return next((check.told for check in checks if check.fine is False), "")
 
 
-def _part(
-    own: Credentials, waiting: ExperimentQueue, entry: Queued, serving: Serving, turns: float | None
-) -> tuple[Queued, dict[str, Any]]:
-    """Carry out an experiment until it ends, its turn is over, or there are other sites; returns how it goes on, and
-    how it ended.
+def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, options: SharedOptions) -> State:
+    """Carry out an experiment, or go on with it where its run folder holds what was done before.
 
-    Where it takes any sites and others are provisioned meanwhile, the run ends after the server step that it is at, and
-    the rest of its steps are a run that goes on from it with all sites.
+    Returns:
+        The state in which it has ended: finished, or stopped.
     """
+    from piebald.cli.train import carry_out
     from piebald.federation.link.heartbeat import at_work
-    from piebald.federation.operate.turns import Turn
+    from piebald.federation.operate.logs import StepLog
+    from piebald.runs import run as experiment
     from piebald.storage.run_folder import refuse_occupied
 
-    document = _document(entry, serving)
-    takes_any = bool(sites_flags(document, own.sites()))
-    grows = takes_any and document.stop is None  # else nobody can say how many steps are left
-    if entry.state != "running":
-        if not entry.begun:
-            refuse_occupied(Path(entry.out))
-        entry = waiting.change(entry, state="running", sites=entry.sites or (own.sites() if takes_any else ()))
-    turn = Turn(own.folder, waiting, entry, turns)
-    watch = Watch(lambda: waiting.stop_wanted(entry) or (grows and len(own.sites()) > len(entry.sites)) or turn.over())
-    try:
-        with watch, at_work(f"preparing experiment {entry.number}"):
-            _carry_out(own, entry, serving)
-    except (KeyboardInterrupt, Interrupted):
-        if not watch.came:
-            raise KeyboardInterrupt from None
-        if waiting.stop_wanted(entry):
-            return entry, {"state": "stopped"}
-        if turn.ended:
-            return entry, {"state": "paused"}
-        return waiting.change(entry, **_cut(entry), sites=own.sites()), {}
-    if not entry.until:
-        return entry, {"state": "finished"}
-    parts = (*entry.parts, entry.out)
-    more: dict[str, Any] = {"out": f"{parts[0]}-part-{len(parts) + 1}", "start_from": entry.out, "parts": parts}
-    refuse_occupied(Path(more["out"]))
-    log.info("there are other sites: the rest of experiment %d goes on in %s", entry.number, more["out"])
-    return waiting.change(entry, **more, rounds=entry.rounds - entry.until, until=0), {}
-
-
-def _cut(entry: Queued) -> dict[str, int]:
-    """At which step a run that was interrupted ends, so that others can go on from it; nothing at its last step."""
-    from piebald.storage.store import RunStore
-
-    if not (Path(entry.out) / "run.db").exists():
-        return {}  # it begins with all sites
-    with RunStore.open_read_only(Path(entry.out)) as store:
-        done, rounds = max(store.version, 1), entry.rounds or int(store.meta["rounds"])
-    return {"rounds": rounds, "until": done} if done < rounds else {}
-
-
-def _carry_out(own: Credentials, entry: Queued, serving: Serving) -> None:
-    """Start a run, or go on with it where the run folder holds what was done before."""
-    from piebald.cli.app import progress
-    from piebald.cli.printing import print_run
-    from piebald.cli.train import carry_out
-    from piebald.federation.site.step_log import StepLog
-    from piebald.runs import run as experiment
-    from piebald.storage.store import RunStore
-
     folder = Path(entry.out)
-    name_run(own.folder, folder)
-    if (folder / "run.db").exists():  # of this entry, which was refused otherwise
-        if entry.until:
-            with RunStore.open(folder) as store:
-                store.set_meta(rounds=entry.until)
-        bar = progress(serving.as_json, serving.quiet)
-        history = experiment.resume(folder, progress=bar, callbacks=[StepLog()], plugins=serving.plugins)
-        return print_run(history, serving.as_json, serving.quiet)
-    start = Path(entry.start_from) if entry.start_from else None
-    given, how = _document(entry, serving, own), {"as_json": serving.as_json, "quiet": serving.quiet}
-    carry_out(given, None, **how, callbacks=[StepLog()], folder=folder, start_from=start)
+    if not entry.begun:
+        refuse_occupied(folder)
+    queue.change(entry, state="running")
+    watch = Watch(lambda: queue.stop_wanted(entry))
+    try:
+        # a stop is asked for by another process, which leaves a file: it ends this block as Ctrl-C would
+        with watch, at_work(f"preparing experiment {entry.number}"):
+            name_run(server.folder, folder)
+            if (folder / "run.db").exists():
+                history = experiment.resume(
+                    folder, progress=options.progress, callbacks=[StepLog()], plugins=options.plugins or ()
+                )
+                print_run(history, options)
+            else:
+                start = replace(options, start_from=Path(entry.start_from) if entry.start_from else None)
+                carry_out(_settings(entry, options, server), None, start, [StepLog()], folder)
+    except (KeyboardInterrupt, Interrupted):
+        if not watch.interrupted:
+            raise KeyboardInterrupt from None
+        return "stopped"
+    return "finished"
 
 
-def _document(entry: Queued, serving: Serving, own: Credentials | None = None) -> ExperimentSettings:
-    """The settings of an experiment, with credentials as this server's now, with its sites where it takes any."""
+def _settings(entry: Queued, options: SharedOptions, server: Credentials | None = None) -> ExperimentSettings:
+    """Return the settings of an experiment, with the credentials and, where it takes any, the sites of a server."""
     from piebald.core.references import Outside
     from piebald.experiments.file import ExperimentSettings
     from piebald.settings.toml_document import Document
 
-    author = Outside(serving.plugins, "allow it with --plugin")
+    author = Outside(options.plugins or (), "allow it with --plugin")
     document = Document(entry.experiment, f"experiment {entry.number} of the queue")
-    if own is not None:
-        moved = f"runtime.credentials={json.dumps(str(own.folder))}"
-        steps = [f"rounds={entry.rounds}"] if entry.rounds else []
-        for flag in [moved, *steps, *sites_flags(ExperimentSettings.of(document, author), entry.sites)]:
+    if server is not None:
+        document.set(f"runtime.credentials={json.dumps(str(server.folder))}")
+        for flag in sites_flags(ExperimentSettings.of(document, author), server.sites()):
             document.set(flag)
     return ExperimentSettings.of(document, author)
 
 
 class Watch:
-    """Interrupts the main thread, as Ctrl-C does, once something has come true while the block runs.
+    """Interrupts the main thread, as Ctrl-C does, once a condition holds while the block runs.
 
     Args:
-        wanted: whether it has come true; asked again and again by a thread.
+        condition: asked again and again by a thread.
 
     Attributes:
-        came: whether the block was interrupted by this.
+        interrupted: whether the block was interrupted by this.
     """
 
-    def __init__(self, wanted: Callable[[], bool]) -> None:
-        self.came = False
-        self._wanted, self._over = wanted, threading.Event()
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.interrupted = False
+        self._condition, self._over = condition, threading.Event()
         self._armed = self._raised = False
         self._thread = threading.Thread(target=self._look, name="queue", daemon=True)
         self._before: Any = None
@@ -362,7 +290,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(_LOOK):
-            if self._wanted():
+            if self._condition():
                 self._raised = True
                 if sys.platform == "win32":
                     return signal.raise_signal(signal.SIGINT)
@@ -376,5 +304,5 @@ class Watch:
             raise KeyboardInterrupt
         self._raised = False
         if self._armed:
-            self.came, self._armed = True, False
+            self.interrupted, self._armed = True, False
             raise KeyboardInterrupt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, Plugins, Quiet, Sets, app, check_run, is_transfer, pair, search_plugins
+from piebald.cli.app import SharedOptions, check_run, command, is_transfer, pair, search_plugins
 from piebald.cli.printing import print_json, print_table, recipe_toml
 from piebald.core.errors import SettingError, unknown
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]  # without importing torch
 
 
-@app.command()
+@command("as_json", "quiet")
 def report(
+    options: SharedOptions,
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain them.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for the report.")] = Path("report"),
     target: Annotated[float | None, typer.Option(help="A value of the metric whose cost is shown.")] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write an HTML page and figures about one or more runs."""
     for folder in runs:
@@ -39,17 +38,17 @@ def report(
         from piebald.report import write_report
 
         files = [str(file) for file in write_report(runs, out, target)]
-    if as_json:
+    if options.as_json:
         print_json({"page": files[0], "files": files})
-    elif not quiet:
+    elif not options.quiet:
         print(files[0])
 
 
-@app.command()
+@command("as_json")
 def errors(
+    options: SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     client: Annotated[str | None, typer.Option(help="The name of one client; all clients together by default.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Print the right and wrong answers of a run's models by class, and the number of rows."""
     check_run(folder)
@@ -62,7 +61,7 @@ def errors(
                 f"the run in {folder} has no answers by class: they are counted when a run ends that has classes and "
                 "evaluations, in a federation only with evaluate.per_class = true and where sites allow it"
             )
-        if as_json:
+        if options.as_json:
             return print_json(rows)
         right, count = sum(row["right"] for row in rows), sum(row["rows"] for row in rows)
         print(f"{right:,} of {count:,} {history.split} rows right")
@@ -77,8 +76,9 @@ def errors(
     return None
 
 
-@app.command()
+@command("plugins", "as_json", "quiet")
 def export(
+    options: SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     out: Annotated[Path, typer.Option("--out", help="A new file, or a new folder for Hugging Face.")],
     client: Annotated[
@@ -87,27 +87,24 @@ def export(
     file_format: Annotated[
         ExportFormat | None, typer.Option("--format", help="The format, where the suffix should not choose it.")
     ] = None,
-    plugins: Plugins = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
     check_run(folder)
     search_plugins(folder)
     from piebald.runs import run as experiment
 
-    opened = experiment.opened(folder, plugins=plugins or ())
+    opened = experiment.opened(folder, plugins=options.plugins or ())
     path = opened.save(out, client, file_format=file_format)
-    if as_json:
+    if options.as_json:
         print_json({"file": str(path)})
-    elif not quiet:
+    elif not options.quiet:
         print(path)
 
 
-@app.command()
+@command("as_json")
 def recipes(
+    options: SharedOptions,
     name: Annotated[str | None, typer.Argument(help="Print this recipe's settings as TOML.")] = None,
-    as_json: Json = False,
 ) -> None:
     """List the recipes, with their papers and settings."""
     from piebald.methods import recipes as registry
@@ -117,7 +114,7 @@ def recipes(
         listing = [entry for entry in listing if entry["name"] == name]
         if not listing:
             raise unknown("recipe", name, registry.names())
-    if as_json:
+    if options.as_json:
         print_json(listing)
     elif name is None:
         print_table(("recipe", "what it does", "paper"), [[e["name"], e["summary"], e["paper"]] for e in listing])
@@ -125,8 +122,9 @@ def recipes(
         print(recipe_toml(listing[0]), end="")
 
 
-@app.command()
+@command("sets", "as_json")
 def data(
+    options: SharedOptions,
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -142,69 +140,65 @@ def data(
     model: Annotated[
         str | None, typer.Option(help="A model to train for one epoch on each client, to measure weight divergence.")
     ] = None,
-    sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for pictures of the partition.")] = None,
-    as_json: Json = False,
 ) -> None:
     """List the data sets, or show one and how a partition divides it (--set clients=10, --set fleet.fast=2)."""
     from piebald import data as data_sets
 
     words = list(words or ())
-    shown = words[1:] if words[:1] in (["show"], ["list"]) else words
-    if len(shown) > 1 or (words[:1] == ["list"] and shown) or (words == ["show"]):
+    names = words[1:] if words[:1] in (["show"], ["list"]) else words
+    if len(names) > 1 or (words[:1] == ["list"] and names) or (words == ["show"]):
         raise SettingError(f"piebald data takes list, show NAME or NAME, got {' '.join(words)!r}")
-    name = shown[0] if shown else None
+    name = names[0] if names else None
     if name is None and (partition or client or target):
-        given = f"--partition {partition}" if partition else "--client" if client else "--target"
-        raise SettingError(f"{given} needs a data set: piebald data show NAME {given}")
+        flag = f"--partition {partition}" if partition else "--client" if client else "--target"
+        raise SettingError(f"{flag} needs a data set: piebald data show NAME {flag}")
     if name is not None and (partition is not None or name not in data_sets.names()):
         source = _source(name, client, target)
-        return _show(source, partition, sets or [], as_json, fleet=fleet, model=model, out=out)
-    if sets or out or fleet or model or client or target:
+        return _show(source, partition, options, fleet=fleet, model=model, out=out)
+    if options.sets or out or fleet or model or client or target:
         raise SettingError("--set, --fleet, --model and --out need a partition: add --partition KIND")
-    listing = [_about(known, name is None) for known in data_sets.names() if name in (None, known)]
-    if as_json:
+    listing = [_about(data_set, name is None) for data_set in data_sets.names() if name in (None, data_set)]
+    if options.as_json:
         print_json(listing)
     elif name is None:
-        rows = [[about["name"], about.get("rows", "-"), about.get("licence", ""), _origin(about)] for about in listing]
+        rows = [[entry["name"], entry.get("rows", "-"), entry.get("licence", ""), _origin(entry)] for entry in listing]
         print_table(("data set", "rows", "licence", "source"), rows)
     else:
         print_table(("", ""), list(listing[0].items()))
 
 
-def _show(source: DataSource, partition: str | None, sets: Sequence[str], as_json: bool, **more: Any) -> None:
+def _show(source: DataSource, partition: str | None, options: SharedOptions, **measures: Any) -> None:
     """Print measures of a partitioned data set, and draw pictures."""
     from piebald.experiments.preview import columns, show
 
-    shown = show(source, partition, dict(pair(text) for text in sets), **more)
-    if as_json:
-        return print_json(asdict(shown))
-    print_table(
-        ("federation", "", "unit"),
-        [(measured, number, shown.units[measured]) for measured, number in shown.federation.items()],
-    )
+    preview = show(source, partition, dict(pair(text) for text in options.sets or ()), **measures)
+    if options.as_json:
+        return print_json(asdict(preview))
+    rows = [(measure, number, preview.units[measure]) for measure, number in preview.federation.items()]
+    print_table(("federation", "", "unit"), rows)
     print()
-    known = columns(shown.clients)
-    print_table(known, [[row[column] for column in known] for row in shown.clients[:20]])
-    if len(shown.clients) > 20:
-        print(f"and {len(shown.clients) - 20} more clients (--json has all)")
-    for path in shown.files:
+    heading = columns(preview.clients)
+    print_table(heading, [[row[column] for column in heading] for row in preview.clients[:20]])
+    if len(preview.clients) > 20:
+        print(f"and {len(preview.clients) - 20} more clients (--json has all)")
+    for path in preview.files:
         print(path)
 
 
-@app.command()
-def version(as_json: Json = False) -> None:
+@command("as_json")
+def version(options: SharedOptions) -> None:
     """Print the version."""
     from piebald.version import __version__
 
-    if as_json:
+    if options.as_json:
         print_json({"version": __version__})
     else:
         print(__version__)
 
 
 def _about(name: str, only_local: bool) -> dict[str, Any]:
-    """The properties of a data set, or the reason why it cannot be loaded."""
+    """Return the properties of a data set, or the reason why it cannot be loaded."""
     from piebald import data as data_sets
     from piebald.data.sets.download import forbidden
 
@@ -226,7 +220,7 @@ def _about(name: str, only_local: bool) -> dict[str, Any]:
 
 
 def _source(name: str, client: str | None, target: str | None) -> DataSource:
-    """The data set of a name, or the source at a path or reference."""
+    """Return the data set of a name, or the source at a path or reference."""
     from piebald import data as data_sets
     from piebald.core.references import USERS, is_reference, search
     from piebald.data.clients.data_source import DataSource
@@ -239,5 +233,5 @@ def _source(name: str, client: str | None, target: str | None) -> DataSource:
     return DataSource(source=USERS.mark(name), client=client, target=target)
 
 
-def _origin(about: Mapping[str, Any]) -> str:
-    return str(about.get("source") or f"not here: {about['missing']}")
+def _origin(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("source") or f"not here: {entry['missing']}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, RuntimeSettings, Sets, app
+from piebald.cli.app import SharedOptions, command
 from piebald.cli.printing import print_json, print_table
 from piebald.core.errors import SettingError, shown
 from piebald.core.plain_text import printable
@@ -29,8 +29,9 @@ SplitName = Annotated[
 ]
 
 
-@app.command()
+@command("sets", "runtime", "as_json")
 def statistics(
+    options: SharedOptions,
     file: Source,
     client: ClientColumn = None,
     column: ColumnNames = None,
@@ -58,41 +59,45 @@ def statistics(
     credentials: Annotated[
         Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
     ] = None,
-    runtime: RuntimeSettings = None,
     standardise: Annotated[
         bool, typer.Option("--standardise", help="Print the constants of [data] standardise, and nothing else.")
     ] = False,
-    sets: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Count, and compute means, deviations, quantiles and tables over the rows of all clients."""
     from piebald.statistics import statistics
 
-    kept = _ledger(ledger, budget, delta)
+    counted = _ledger(ledger, budget, delta)
     if noise_at is not None and epsilon is None:
         raise SettingError("--noise-at belongs to noise: give --epsilon and --delta, too, or leave it out")
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
-    limits, known = dict(map(_bounds, bounds or ())), dict(map(_categories, categories or ()))
+    limits, values = dict(map(_bounds, bounds or ())), dict(map(_categories, categories or ()))
     pairs = [[name.strip() for name in pair.split(",")] for pair in table or ()]
     question: dict[str, Any] = {
-        "quantiles": shares, "bins": bins, "bounds": limits, "categories": known, "tables": pairs,
+        "quantiles": shares, "bins": bins, "bounds": limits, "categories": values, "tables": pairs,
         "by_client": by_client, "split": split or "train", "secure": secure, "epsilon": epsilon, "delta": delta,
     }  # fmt: skip
-    if asks_sites(credentials, runtime):
+    if asks_sites(credentials, options.runtime):
         from piebald.statistics import at_sites as statistics_at_sites
 
         _refuse_local_flags(client, ledger, noise_at)
-        found = statistics_at_sites.ask(file, site_flags(file, sets, credentials), credentials, **question)
-        found = found if column is None else found.only(column)
+        flags = site_flags(file, options.sets, credentials)
+        answer = statistics_at_sites.ask(file, flags, credentials, **question)
+        answer = answer if column is None else answer.only(column)
     else:
-        rows = asked_rows(file, client, sets, split, divided=standardise)
-        own: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
-        found = statistics(rows.source, **own, **question, noise_at=noise_at or "server", ledger=kept)
-    _print_found(found, column, standardise, as_json)
+        rows = asked_rows(file, client, options.sets, split, divided=standardise)
+        names: dict[str, Any] = {"client": rows.client, "columns": column or rows.columns, "features": rows.inputs}
+        answer = statistics(rows.source, **names, **question, noise_at=noise_at or "server", ledger=counted)
+    if standardise:
+        _print_constants(answer, column, options.as_json)
+    elif options.as_json:
+        print_json(answer.plain())
+    else:
+        _print(answer)
 
 
-@app.command()
+@command("sets", "as_json")
 def glm(
+    options: SharedOptions,
     file: Source,
     target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
     family: Annotated[
@@ -101,34 +106,32 @@ def glm(
     client: ClientColumn = None,
     column: ColumnNames = None,
     split: SplitName = None,
-    sets: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
     from piebald.statistics import glm as fit_glm
 
-    asked = asked_rows(file, client, sets, split)
-    found = fit_glm(
-        asked.source,
-        target=target or asked.target,
-        columns=column or (asked.features if asked.columns else None),
+    source = asked_rows(file, client, options.sets, split)
+    model = fit_glm(
+        source.source,
+        target=target or source.target,
+        columns=column or (source.features if source.columns else None),
         family=family,
-        client=asked.client,
+        client=source.client,
         split=split or "train",
-        features=asked.inputs,
+        features=source.inputs,
     )
-    if as_json:
-        return print_json(found.plain())
-    heading, *rows = found.table()
+    if options.as_json:
+        return print_json(model.plain())
+    heading, *rows = model.table()
     print_narrow(heading, rows)
     print(
-        f"\n{found.target}, {found.family}: {found.rows:,} rows ({found.dropped:,} with gaps left out), deviance "
-        f"{found.deviance:.6g}\nof {found.null_deviance:.6g} without columns, in {found.iterations} questions."
+        f"\n{model.target}, {model.family}: {model.rows:,} rows ({model.dropped:,} with gaps left out), deviance "
+        f"{model.deviance:.6g}\nof {model.null_deviance:.6g} without columns, in {model.iterations} questions."
     )
 
 
 def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
-    """Whether sites are asked, and not rows on this machine read.
+    """Return whether sites are asked, instead of reading rows on this machine.
 
     Raises:
         SettingError: another runtime is named, which these commands have no use for.
@@ -144,7 +147,7 @@ def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
 
 
 def site_flags(file: Path, sets: list[str] | None, credentials: Path | None) -> list[str]:
-    """The settings of the user, with the sites that credentials list where the experiment takes any."""
+    """Return the settings of the user, with the sites that credentials list where the experiment takes any."""
     if credentials is None:
         return list(sets or ())
     from piebald.cli.serving import with_sites
@@ -186,7 +189,7 @@ class AskedRows:
 def asked_rows(
     file: Path, client: str | None, sets: list[str] | None, split: str | None, divided: bool = False
 ) -> AskedRows:
-    """The rows of a table, or of an experiment.
+    """Return the rows of a table, or of an experiment.
 
     Args:
         file, client, sets, split: what the user gave.
@@ -208,14 +211,14 @@ def asked_rows(
         needs_recipe = False
 
     settings = Settings.load(file, sets or ())
-    given = settings.data
-    table = given.source if given.source is not None and is_table(given.source) else None
-    names = given.features
+    section = settings.data
+    table = section.source if section.source is not None and is_table(section.source) else None
+    names = section.features
     if divided and table is not None and names is None:
-        names = [name for name in read_table(Path(table)).columns if name not in (given.client, given.target)]
-    if table is not None and given.client is not None and not divided:
+        names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.target)]
+    if table is not None and section.client is not None and not divided:
         _refuse_split(split, table)
-        return AskedRows(table, client or given.client, given.features, given.target)
+        return AskedRows(table, client or section.client, section.features, section.target)
     if client is not None:
         raise SettingError(
             "--client names a column of a table, and this command takes the experiment's clients: leave it out"
@@ -242,7 +245,7 @@ def _refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str |
 
 
 def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Ledger | None:
-    """The file that counts the budget of all calls, None where none is wanted."""
+    """Return the file that counts the budget of all calls, None where none is wanted."""
     from piebald.statistics import Ledger
 
     if file is None and budget is None:
@@ -252,14 +255,6 @@ def _ledger(file: Path | None, budget: float | None, delta: float | None) -> Led
     if delta is None:
         raise SettingError("--ledger counts noise: give --epsilon and --delta, too")
     return Ledger(budget, delta, file)
-
-
-def _print_found(found: FederatedStatistics, columns: list[str] | None, constants: bool, as_json: bool) -> None:
-    if constants:
-        return _print_constants(found, columns, as_json)
-    if as_json:
-        return print_json(found.plain())
-    _print(found)
 
 
 def _bounds(text: str) -> tuple[str, tuple[float, float]]:
@@ -280,54 +275,57 @@ def _categories(text: str) -> tuple[str, list[str]]:
     return name, [value.strip() for value in values.split(",")]
 
 
-def _print(found: FederatedStatistics) -> None:
-    heading, *rows = found.table()
+def _print(answer: FederatedStatistics) -> None:
+    heading, *rows = answer.table()
     if rows:
         print_narrow(heading, rows)
-    for name, one in found.numbers.items():
-        if one.counts:
+    for name, column in answer.numbers.items():
+        if column.counts:
             print(f"\n{printable(name)}")
-            bins = zip(one.edges, one.edges[1:], map(round, one.counts), strict=False)
+            bins = zip(column.edges, column.edges[1:], map(round, column.counts), strict=False)
             _print_long(("from", "to", "count"), list(bins))
-    for name, text in found.texts.items():
+    for name, text in answer.texts.items():
         print(f"\n{printable(name)}")
         counts = sorted(text.counts.items(), key=lambda item: -item[1])
         counts += [*([("(other)", text.other)] if text.other else []), ("(missing)", text.missing)]
         _print_long(("value", "count"), [(value, round(count)) for value, count in counts])
-    for (first, second), table in found.tables.items():
+    for (first, second), table in answer.tables.items():
         print(f"\n{printable(first)} by {printable(second)}")
         columns = list(next(iter(table.values()), {}))
         lines = [(value, *(round(line[name]) for name in columns)) for value, line in table.items()]
         _print_long(("", *columns), lines)
-    for client, own in found.by_client.items():
+    for client, columns_of_client in answer.by_client.items():
         print(f"\n{printable(client)}")
-        known = [(name, round(one.present), round(one.missing), *_spread(one)) for name, one in own.items()]
-        print_narrow(["column", "count", "missing", "mean", "sd"], known)
-    print("\n" + _said(found))
+        lines_of_client = [
+            (name, round(column.present), round(column.missing), *_spread(column))
+            for name, column in columns_of_client.items()
+        ]
+        print_narrow(["column", "count", "missing", "mean", "sd"], lines_of_client)
+    print("\n" + _said(answer))
 
 
-def _spread(one: Any) -> tuple[float | None, float | None]:
-    plain = one.plain()
+def _spread(column: Any) -> tuple[float | None, float | None]:
+    plain = column.plain()
     return plain["mean"], plain["deviation"]
 
 
-def _said(found: FederatedStatistics) -> str:
-    """How exact the numbers are, and what was spent for them."""
-    rows = "" if found.rows is None else f"{sum(found.rows):,} rows of "
-    lines = [f"{rows}{len(found.clients)} clients, {found.mode}."]
-    if found.mode != "exact" and any(one.counts for one in found.numbers.values()):
+def _said(answer: FederatedStatistics) -> str:
+    """Return sentences about how exact the numbers are, and what was spent for them."""
+    rows = "" if answer.rows is None else f"{sum(answer.rows):,} rows of "
+    lines = [f"{rows}{len(answer.clients)} clients, {answer.mode}."]
+    if answer.mode != "exact" and any(column.counts for column in answer.numbers.values()):
         lines.append("Quantiles are from the histogram, at most a bin's width off.")
-    if found.privacy is not None:
-        spent = found.privacy
+    if answer.privacy is not None:
+        spent = answer.privacy
         lines.append(
             f"Spent: epsilon {spent.epsilon_pld:.4g}, delta {spent.delta:g} ({spent.unit}-level).  "
-            f"Noise on a count: sd {found.noise:.3g}."
+            f"Noise on a count: sd {answer.noise:.3g}."
         )
     return "\n".join(lines)
 
 
 def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table within 80 columns: names are cut, and what does not fit comes in further tables."""
+    """Print a table within 80 columns: names are cut, and columns that do not fit come in further tables."""
     from piebald.report.notebook import written
 
     cells = [[printable(written(cell)) for cell in row] for row in rows]
@@ -335,7 +333,7 @@ def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     first = min(widths[0], 26)
     parts: list[list[int]] = [[]]
     for place in range(1, len(heading)):
-        if first + sum(widths[other] for other in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
+        if first + sum(widths[column] for column in parts[-1]) + widths[place] > _WIDTH and parts[-1]:
             parts.append([])
         parts[-1].append(place)
     for number, part in enumerate(parts):
@@ -349,19 +347,19 @@ def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _print_long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table of which only the first rows are shown."""
+    """Print the first rows of a table."""
     print_narrow(heading, rows[:_LISTED])
     if len(rows) > _LISTED:
         print(f"and {len(rows) - _LISTED} more (--json has all)")
 
 
-def _print_constants(found: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:
+def _print_constants(answer: FederatedStatistics, columns: list[str] | None, as_json: bool) -> None:
     from piebald.settings.toml_document import pair
 
-    names = [name for name in columns or found.numbers if name != "target"]
-    made = found.standardisation(names).model_dump()
+    names = [name for name in columns or answer.numbers if name != "target"]
+    constants = answer.standardisation(names).model_dump()
     if as_json:
-        return print_json({"columns": names, **made})
+        return print_json({"columns": names, **constants})
     print("[data.standardise]" + "  # of the inputs in the order " + ", ".join(map(printable, names)))
-    for name, values in made.items():
+    for name, values in constants.items():
         print(pair(name, values))

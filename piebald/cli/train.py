@@ -4,82 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from piebald.cli.app import (
-    Deterministic,
-    Json,
-    Out,
-    Plugins,
-    Quiet,
-    RuntimeSettings,
-    Sets,
-    StartFrom,
-    Verbose,
-    app,
+    LOG,
+    PAGE,
+    SharedOptions,
     check_run,
+    command,
     end_on_term,
     is_search,
     is_transfer,
-    progress,
     search_plugins,
-    show_log,
 )
 from piebald.cli.choose import resumed_search, tuned_first
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
-from piebald.cli.operating import LogFile, LogJson, LogLevel, StatusHost, StatusPort
-from piebald.cli.printing import facts, line_printer, print_json, print_run, print_table, print_transfer
-from piebald.cli.serving import LOOPBACK, resumed
+from piebald.cli.printing import facts, print_json, print_run, print_table
+from piebald.cli.serving import resumed
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
     from piebald.report.callbacks import Callback
+    from piebald.vertical import TransferResult
 
 
-@app.command()
+@command("sets", "out", "runtime", "deterministic", "start_from", "as_json", "quiet", "verbose")
 def run(
+    options: SharedOptions,
     file: Annotated[
         Path | None, typer.Argument(help="An experiment file in TOML; the built-in experiment by default.")
     ] = None,
-    sets: Sets = None,
-    out: Out = None,
-    runtime: RuntimeSettings = None,
-    deterministic: Deterministic = False,
-    start_from: StartFrom = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Train with one recipe and keep the run in a folder."""
-    show_log(verbose)
-    settings = load_settings(file, sets, out, runtime, deterministic)
-    carry_out(settings, file, as_json=as_json, quiet=quiet, start_from=start_from)
+    carry_out(load_settings(file, options), file, options)
 
 
 def carry_out(
     settings: ExperimentSettings,
     file: Path | None,
-    *,
-    as_json: bool,
-    quiet: bool,
+    options: SharedOptions,
     callbacks: Sequence[Callback] = (),
     folder: Path | None = None,
-    start_from: Path | None = None,
 ) -> None:
     """Train as the settings say, in a run folder, and print the results."""
     end_on_term()
-    if start_from is not None:
-        check_run(start_from)
+    if options.start_from is not None:
+        check_run(options.start_from)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
+    # after the settings, so that a mistake in them is told before the slow import
     from piebald.runs import run as experiment
 
     folder = folder or out_folder(settings)
-    (label, recipe) = next(iter(plan.recipes.items()))
+    label, recipe = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):
         history = experiment.run(
             recipe,
@@ -88,39 +69,32 @@ def carry_out(
             seed=settings.first_seed,
             label=settings.label or label,
             out=folder,
-            progress=progress(as_json, quiet),
+            progress=options.progress,
             callbacks=callbacks,
-            start_from=start_from,
+            start_from=options.start_from,
             **common_options(settings, plan) | {"runtime": plan.runtime.with_folder(folder)},
         )
-    print_run(history, as_json, quiet)
+    print_run(history, options)
 
 
-@app.command()
+@command("sets", "out", "runtime", "deterministic", "as_json", "quiet", "verbose")
 def compare(
+    options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],
-    sets: Sets = None,
-    out: Out = None,
-    runtime: RuntimeSettings = None,
-    deterministic: Deterministic = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="First choose each recipe's settings by validation rows, see [tune].")
     ] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Train with several recipes on the same clients and compare the results."""
-    show_log(verbose)
     end_on_term()
-    settings = load_settings(file, sets, out, runtime, deterministic)
+    settings = load_settings(file, options)
     plan = settings.plan()
     from piebald.runs import compare as comparisons
 
     folder = out_folder(settings)
     again = f"piebald compare {file}{' --tune' if tune else ''} --out {folder}"
-    tuned = tuned_first(settings, plan, folder, again, as_json, quiet) if tune else None
+    tuned = tuned_first(settings, plan, folder, again, options) if tune else None
     with guarded(folder, again, settings):
         comparison = comparisons.compare(
             plan.recipes if tuned is None else tuned.recipes,
@@ -128,82 +102,85 @@ def compare(
             {label: plan.model_of(label) for label in plan.recipes},
             seeds=tuple(settings.seeds or (settings.first_seed,)),
             out=folder,
-            progress=progress(as_json, quiet),
+            progress=options.progress,
             **common_options(settings, plan),
         )
     from piebald.cli.comparing import base_of, print_comparison
     from piebald.report.work import behind
 
-    if as_json:
-        told = {"cannot_be_told_apart": comparison.tied, "work": behind(comparison), "privacy": comparison.privacy}
-        runs, pairs = [facts(history) for history in comparison.runs], comparison.paired(base_of(comparison))
-        chosen = {} if tuned is None else {"tuning": tuned.plain()}
-        print_json(
-            {"runs": runs, "summary": comparison.summary(), "paired": pairs} | told | {"out": str(folder)} | chosen
-        )
-    elif not quiet:
+    if options.as_json:
+        values = {
+            "runs": [facts(history) for history in comparison.runs],
+            "summary": comparison.summary(),
+            "paired": comparison.paired(base_of(comparison)),
+            "cannot_be_told_apart": comparison.tied,
+            "work": behind(comparison),
+            "privacy": comparison.privacy,
+            "out": str(folder),
+        }
+        print_json(values | ({} if tuned is None else {"tuning": tuned.plain()}))
+    elif not options.quiet:
         print_comparison(comparison, wide)
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 
-@app.command()
+@command("sets", "out", "as_json", "quiet")
 def transfer(
+    options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="A TOML file that describes vertical training between two parties.")],
     party: Annotated[str | None, typer.Option(help="Run only this party: source or target.")] = None,
-    sets: Sets = None,
-    out: Out = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Train two parties that have different features of partly the same people, under encryption."""
-    from piebald.vertical import command
+    from piebald.vertical import command as vertical
 
     end_on_term()
-    made = command.start(file, sets or (), out, party, progress(as_json, quiet), line_printer(as_json, quiet))
-    print_transfer(*made, as_json, quiet)
+    _print_transfer(
+        *vertical.start(file, options.sets or (), options.out, party, options.progress, options.say), options
+    )
 
 
-@app.command()
+def _print_transfer(result: TransferResult, rows: Sequence[tuple[str, str]], options: SharedOptions) -> None:
+    """Print the results of vertical training between two parties."""
+    if options.as_json:
+        print_json(result.table())
+    elif not options.quiet:
+        print_table(("", ""), rows)
+
+
+@command("plugins", *LOG, *PAGE, "as_json", "quiet")
 def resume(
+    options: SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
     rounds: Annotated[
         int | None, typer.Option(help="Go on to this many server steps, also if the run was finished.")
     ] = None,
-    plugins: Plugins = None,
-    log_level: LogLevel = "info",
-    log_json: LogJson = False,
-    log_file: LogFile = None,
-    status_port: StatusPort = None,
-    status_host: StatusHost = LOOPBACK,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Continue a run that was interrupted."""
     check_run(folder)
     if is_transfer(folder):
-        from piebald.vertical import command
+        from piebald.vertical import command as vertical
 
         if rounds is not None:
             raise SettingError(f"{folder} holds a transfer, whose length is in its file: leave out --rounds")
-        made = command.resume(folder, progress(as_json, quiet), line_printer(as_json, quiet))
-        return print_transfer(*made, as_json, quiet)
+        return _print_transfer(*vertical.resume(folder, options.progress, options.say), options)
     search_plugins(folder)
     end_on_term()
     if is_search(folder):
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
-        return resumed_search(folder, as_json, quiet, plugins or ())
+        return resumed_search(folder, options)
     from piebald.runs import run as experiment
 
-    serves = resumed(folder, log_level, log_json, log_file, status_host, status_port)
-    with serves as callbacks, guarded(folder, f"piebald resume {folder}"):
-        more: dict[str, Any] = {"callbacks": callbacks, "plugins": plugins or ()}
-        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), **more)
-    print_run(history, as_json, quiet)
+    with resumed(folder, options) as callbacks, guarded(folder, f"piebald resume {folder}"):
+        history = experiment.resume(
+            folder, rounds=rounds, progress=options.progress, callbacks=callbacks, plugins=options.plugins or ()
+        )
+    print_run(history, options)
 
 
-@app.command()
+@command("plugins", "as_json", "quiet")
 def adapt(
+    options: SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     data: Annotated[
         str, typer.Option("--data", help="The new client's rows: .npz, .csv, .parquet, a folder, or my_data.py:load.")
@@ -214,9 +191,6 @@ def adapt(
     test: Annotated[float, typer.Option(help="Share of test rows, used only for reporting.")] = 0.2,
     validation: Annotated[float, typer.Option(help="Share of validation rows, used to choose the method.")] = 0.2,
     out: Annotated[Path | None, typer.Option("--out", help="A file for the adapted model, .safetensors.")] = None,
-    plugins: Plugins = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
@@ -224,16 +198,16 @@ def adapt(
     from piebald.runs import run as experiment
     from piebald.runs.adaptation import from_file
 
-    allowed = plugins or ()
+    allowed = options.plugins or ()
     opened = experiment.opened(folder, plugins=allowed)
     rows = from_file(str(data), target, opened.meta, validation=validation, test=test, plugins=allowed)
-    made = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
+    adapted = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
     if out is not None:
-        opened.work.layout.save(made.vector, out)
-    if as_json:
-        print_json(made.table() | {"out": None if out is None else str(out)})
-    elif not quiet:
-        columns = ("method", "parameters fitted", "epochs", "validation loss", f"validation {made.metric}")
-        tried = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in made.methods]
-        print_table((*columns, f"test {made.metric}", "gain"), tried)
-        print(f"\nbest on the validation rows: {made.best}, since {made.why}")
+        opened.work.layout.save(adapted.vector, out)
+    if options.as_json:
+        print_json(adapted.table() | {"out": None if out is None else str(out)})
+    elif not options.quiet:
+        columns = ("method", "parameters fitted", "epochs", "validation loss", f"validation {adapted.metric}")
+        cells = [[m.name, m.fitted, m.epochs, m.loss, m.validation, m.test, m.gain] for m in adapted.methods]
+        print_table((*columns, f"test {adapted.metric}", "gain"), cells)
+        print(f"\nbest on the validation rows: {adapted.best}, since {adapted.why}")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from piebald.cli.app import Json, Quiet, RuntimeSettings, Sets, app, end_on_term
-from piebald.cli.app import progress as wants_progress
+from piebald.cli.app import SharedOptions, command, end_on_term
 from piebald.cli.printing import print_json
 from piebald.cli.statistics import ClientColumn, ColumnNames, Source, asks_sites, print_narrow, site_flags
 from piebald.core.errors import SettingError
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
 _LISTED = 8  # columns by their importance
 
 
-@app.command()
+@command("sets", "runtime", "as_json", "quiet")
 def trees(
+    options: SharedOptions,
     file: Source,
     target: Annotated[str | None, typer.Option(help="The column to predict; the target by default.")] = None,
     client: ClientColumn = None,
@@ -41,41 +41,42 @@ def trees(
     credentials: Annotated[
         Path | None, typer.Option(help="Ask the sites of a federation: the server's credentials.")
     ] = None,
-    runtime: RuntimeSettings = None,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for the model, from which to go on.")] = None,
-    sets: Sets = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Grow gradient-boosted trees on the rows of all clients, with xgboost at each of them."""
     end_on_term()
     from piebald.data.clients.client_tables import is_table
     from piebald.runs.progress import Bar
-    from piebald.statistics.trees import of_experiment as trees_of_experiment
+    from piebald.statistics.trees import of_experiment
 
-    at_sites = asks_sites(credentials, runtime)
-    own: dict[str, Any] = {
+    at_sites = asks_sites(credentials, options.runtime)
+    columns: dict[str, Any] = {
         "target": target,
         "client": client,
         "objective": objective,
         "validation": validation,
         "test": test,
     }
-    with Bar("trees", 0, None, "loss", wants_progress(as_json, quiet)) as bar:
-        more: dict[str, Any] = {"split": split, "compare": not no_compare, "out": out, "done": _shown_on(bar)}
+    with Bar("trees", 0, None, "loss", options.progress) as bar:
+        options_of_trees: dict[str, Any] = {
+            "split": split,
+            "compare": not no_compare,
+            "out": out,
+            "done": _shown_on(bar),
+        }
         if at_sites:
-            for name, given in {**own, "column": column}.items():
-                if given is not None:
+            for name, value in {**columns, "column": column}.items():
+                if value is not None:
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
-            found = trees_of_experiment.trees_of_sites(file, site_flags(file, sets, credentials), credentials, **more)
-        elif is_table(file):
-            found = trees_of_experiment.trees_of_table(file, sets or (), columns=column, **own, **more)
+            flags = site_flags(file, options.sets, credentials)
+            boosted = of_experiment.trees_of_sites(file, flags, credentials, **options_of_trees)
         else:
-            found = trees_of_experiment.trees_of_experiment(file, sets or (), columns=column, **own, **more)
-    if as_json:
-        return print_json(found.plain())
-    if not quiet:
-        _print(found, out)
+            grow = of_experiment.trees_of_table if is_table(file) else of_experiment.trees_of_experiment
+            boosted = grow(file, options.sets or (), columns=column, **columns, **options_of_trees)
+    if options.as_json:
+        return print_json(boosted.plain())
+    if not options.quiet:
+        _print(boosted, out)
 
 
 def _shown_on(bar: Bar) -> Any:
@@ -88,15 +89,15 @@ def _shown_on(bar: Bar) -> Any:
     return show
 
 
-def _print(found: BoostedTrees, out: Path | None) -> None:
-    heading, *rows = found.table()
+def _print(boosted: BoostedTrees, out: Path | None) -> None:
+    heading, *rows = boosted.table()
     print_narrow(heading, rows)
     print()
-    print_narrow(["column", "share of gain"], [[*one] for one in list(found.importances.items())[:_LISTED]])
-    dropped = f" ({found.dropped:,} without a target left out)" if found.dropped else ""
+    print_narrow(["column", "share of gain"], [[*item] for item in list(boosted.importances.items())[:_LISTED]])
+    dropped = f" ({boosted.dropped:,} without a target left out)" if boosted.dropped else ""
     print(
-        f"\n{found.name}, {found.target.objective}: {len(found.boosted.forest):,} trees in {found.rounds} rounds on "
-        f"{found.training_rows:,} rows{dropped}."
+        f"\n{boosted.name}, {boosted.target.objective}: {len(boosted.boosted.forest):,} trees in {boosted.rounds} "
+        f"rounds on {boosted.training_rows:,} rows{dropped}."
     )
     if out is not None:
         print(f"The model: {out}/trees.json")

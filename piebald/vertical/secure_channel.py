@@ -20,7 +20,7 @@ from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.flare_link import SERVER
 from piebald.federation.link.shared_socket import SharedSocket
 from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
-from piebald.federation.link.tls_errors import refusal as handshake_refusal
+from piebald.federation.link.tls import refusal as handshake_refusal
 from piebald.vertical.channel import SocketChannel
 from piebald.vertical.party_messages import MessageFault, PartyEnded
 

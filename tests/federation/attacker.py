@@ -22,7 +22,8 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.federation.link.tls import SCHEME, context, make_driver
+from piebald.federation.link.flare_driver import SCHEME, make_driver
+from piebald.federation.link.tls import context
 from piebald.federation.link.wire_format import digest, pack_update, unpack_task
 from piebald.federation.link.wire_messages import (
     LONGEST,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
-from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from piebald.federation.credentials import provisioning
+from piebald.federation.link.flare_driver import make_driver
 from piebald.federation.link.flare_link import SERVER, Link
-from piebald.federation.link.tls import make_driver
 from piebald.federation.link.wire_messages import Reply, TermsRequest, decode
 from tests import processes
 

@@ -19,10 +19,8 @@ from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.hub.member_list import OpenTask
-from piebald.federation.hub.server_state import FederationState
+from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.heartbeat import EVERY, Heartbeat, at_work
-from piebald.federation.link.timeouts import Timeouts
-from piebald.federation.link.waiting import server_waits_for, site_waits_for
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.federation.operate import logs
 from piebald.federation.operate.logs import JsonLines, OneLine, start_log
@@ -87,40 +85,33 @@ def test_long_work_before_a_connection_is_told_until_others_speak(caplog: pytest
 
 def test_the_server_names_whom_it_waits_for() -> None:
     state = FederationState(["north", "east", *(f"more-{n}" for n in range(9))], "ab", Timeouts(None, 600, 5, 600))
-    said = server_waits_for(state, gathered=False)
+    said = state.waits_for(gathered=False)
     assert said.startswith("waiting for north (not heard yet), east (not heard yet)")
     assert said.endswith("and 6 more")
     state.members[0].hear(Hello(protocol=1, version="0", incarnation="ab", pending=True), "")
-    assert "north (waits until somebody there approves the experiment, last word 0 s ago)" in server_waits_for(
-        state, False
-    )
+    assert "north (waits until somebody there approves the experiment, last word 0 s ago)" in state.waits_for(False)
     task = Task(17, 1, 11, {})
     state.members[1].open[17] = OpenTask(task, state.clock())
-    assert server_waits_for(state, gathered=True).startswith("waiting for east (task 17 of step 12 for 0 s, not heard")
+    assert state.waits_for(gathered=True).startswith("waiting for east (task 17 of step 12 for 0 s, not heard")
     state.members[1].open.clear()
     state.closing = True
-    assert server_waits_for(state, gathered=True) == ""
+    assert state.waits_for(gathered=True) == ""
 
 
 def test_a_site_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1000.0)
     session = ClientSession(tmp_path)
-    away = site_waits_for(session, "hub:8400", "connection refused", 960.0, {"task 17: training 9 rows": 955.0})
+    away = session.waits_for("hub:8400", "connection refused", 960.0, {"task 17: training 9 rows": 955.0})
     assert away == (
         "task 17: training 9 rows for 45 s; waiting for the server at hub:8400 (connection refused; last word 40 s ago)"
     )
-    assert (
-        site_waits_for(session, "hub:8400", "", 0.0, {})
-        == "waiting for the server at hub:8400 (no answer; no word yet)"
-    )
+    assert session.waits_for("hub:8400", "", 0.0, {}) == "waiting for the server at hub:8400 (no answer; no word yet)"
     session.welcome = Welcome(version="0", run="ab", epoch="cd", terms="ef")
-    assert (
-        site_waits_for(session, "hub:8400", "", 998.0, {}) == "waiting for the server's next task (last word 2 s ago)"
-    )
+    assert session.waits_for("hub:8400", "", 998.0, {}) == "waiting for the server's next task (last word 2 s ago)"
     session.terms = "ef"
-    assert "an experiment waits for approval" in site_waits_for(session, "hub:8400", "", 998.0, {})
+    assert "an experiment waits for approval" in session.waits_for("hub:8400", "", 998.0, {})
     session.refused = "classifier.bias must stay"
-    assert "classifier.bias must stay" in site_waits_for(session, "hub:8400", "", 998.0, {})
+    assert "classifier.bias must stay" in session.waits_for("hub:8400", "", 998.0, {})
 
 
 def record(message: str, *args: object, error: bool = False) -> logging.LogRecord:

@@ -21,9 +21,9 @@ from piebald.core.errors import SettingError
 from piebald.core.stored_vectors import LARGE, NamelessFile, StoredVectors
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.link.pieces import Assembly, Packer, piece_at
-from piebald.federation.link.stored_body import StoredBody
 from piebald.federation.link.transfer import SMALL, send_body
 from piebald.federation.link.wire_format import (
+    StoredBody,
     contents,
     digest,
     pack,

@@ -22,14 +22,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from piebald.cli import main, queueing
+from piebald.cli.app import SharedOptions
 from piebald.contracts import Task
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.federation.credentials import provisioning
+from piebald.federation.credentials import party_files, provisioning
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.hub.run_terms import terms
-from piebald.federation.link import disk_writes, tls_errors
-from piebald.federation.link.disk_writes import DiskWrites, Ended
+from piebald.federation.link import tls
 from piebald.federation.link.flare_link import Link, serve
 from piebald.federation.link.tls import context
 from piebald.federation.link.wire_messages import CheckRequest, encode
@@ -38,11 +39,10 @@ from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.machine_checks import Check, check_certificate
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
-from piebald.federation.site.client_store import ClientStore
+from piebald.federation.site.client_store import ClientStore, UpdateCount
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
-from piebald.federation.site.update_count import UpdateCount
 from piebald.runs.prepare import Options, prepare
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
@@ -75,7 +75,7 @@ class Full:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Full:
     """The disk of a site."""
     made = Full()
-    monkeypatch.setattr(disk_writes, "PAUSE", 0.01)
+    monkeypatch.setattr(party_files, "PAUSE", 0.01)
     for kind, names in ((ClientStore, ("finish", "confirm")), (UpdateCount, ("add",)), (AuditLog, ("write",))):
         for name in names:
             monkeypatch.setattr(kind, name, made.of(getattr(kind, name)))
@@ -131,7 +131,7 @@ def test_a_result_that_the_server_has_is_noted_when_there_is_room(
         disk.full = True
         return "done"
 
-    monkeypatch.setattr("piebald.federation.link.deliveries.send_body", sent)
+    monkeypatch.setattr("piebald.federation.site.deliveries.send_body", sent)
     done = threading.Thread(target=lambda: made.deliveries.deliver(delivery), daemon=True)
     assert made.session.runner is not None
     bring(made, Task(1, 0, 0, {"model": made.session.runner.work.initial[: made.session.runner.work.layout.shared]}))
@@ -171,7 +171,7 @@ def test_a_welcome_that_cannot_be_written_down_is_taken_with_the_next_one(
 def test_writes_are_tried_again_and_told_once_by_what_they_are_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disk_writes, "PAUSE", 0.01)
+    monkeypatch.setattr(party_files, "PAUSE", 0.01)
     over, reasons = threading.Event(), [FULL, FULL, OSError(errno.EROFS, os.strerror(errno.EROFS))]
     writes = DiskWrites(tmp_path, over)
 
@@ -222,15 +222,15 @@ def test_a_queue_ends_at_a_full_disk_and_keeps_the_experiment(tmp_path: Path, mo
         waiting.change(first, state="running")
         raise RunFolderError("server step 3 could not be recorded in a: the disk is full: make room and try again")
 
-    monkeypatch.setattr(queueing, "_part", part)
+    monkeypatch.setattr(queueing, "_carry_out", part)
     lacks = Check("disk", False, "1 MB are free in /srv, 105 MB may be needed")
     monkeypatch.setattr("piebald.federation.operate.machine_checks.check_space", lambda _: lacks)
     with pytest.raises(SettingError, match=r"step 3 could not be .*1 MB are free in /srv.* piebald server"):
-        queueing._serve(own, waiting, first, queueing.Serving(False, True, ()), None)
+        queueing._serve(own, waiting, first, SharedOptions(quiet=True))
     assert waiting.entry(1).state == "running"  # which the next start goes on with
     monkeypatch.undo()
-    monkeypatch.setattr(queueing, "_part", part)
-    queueing._serve(own, waiting, first, queueing.Serving(False, True, ()), None)
+    monkeypatch.setattr(queueing, "_carry_out", part)
+    queueing._serve(own, waiting, first, SharedOptions(quiet=True))
     assert waiting.entry(1).state == "failed"  # where there is room, it was something else
 
 
@@ -317,7 +317,7 @@ def test_a_handshake_says_what_is_wrong_with_the_other_end_s_certificate(
     credentials, now = provisioned(tmp_path / "credentials"), datetime.now(UTC).replace(microsecond=0)
     first, last, _ = TIMES[case]
     remade(credentials / party, credentials / "authority", now + timedelta(days=first), now + timedelta(days=last))
-    told = [tls_errors.reason(error) for error in handshake(credentials)]
+    told = [tls.reason(error) for error in handshake(credentials)]
     assert any(one.startswith(says) for one in told), told
 
 
@@ -348,15 +348,15 @@ def handshake(credentials: Path) -> list[ssl.SSLError]:
 def test_what_alerts_say_is_told_in_words() -> None:
     error = ssl.SSLError(1, "[SSL: SSLV3_ALERT_CERTIFICATE_EXPIRED] sslv3 alert certificate expired")
     error.reason = "SSLV3_ALERT_CERTIFICATE_EXPIRED"
-    assert tls_errors.reason(error).startswith("this end's certificate has expired")
-    assert tls_errors.refusal("hub", error).startswith("hub does not accept this end: this end's certificate has")
+    assert tls.reason(error).startswith("this end's certificate has expired")
+    assert tls.refusal("hub", error).startswith("hub does not accept this end: this end's certificate has")
     error.reason = "TLSV1_ALERT_UNKNOWN_CA"
-    assert "another federation" in tls_errors.reason(error)
+    assert "another federation" in tls.reason(error)
     error.reason = ""
-    assert tls_errors.reason(error) == "the connection broke off"
+    assert tls.reason(error) == "the connection broke off"
     error = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
     error.reason = "UNEXPECTED_EOF_WHILE_READING"
-    assert tls_errors.reason(error) == "the connection broke off"
+    assert tls.reason(error) == "the connection broke off"
 
 
 def test_a_proxy_whose_server_is_away_is_no_other_federation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

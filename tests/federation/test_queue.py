@@ -9,19 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from piebald.cli import main
 from piebald.cli.queueing import Watch
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
-from piebald.federation.hub.local_federation import free_port
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import give_sign, status_values
-from piebald.federation.operate.turns import Turn
 from piebald.runs import run as experiment
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.storage.lock import RunLock
@@ -102,30 +100,6 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
     assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
 
 
-@pytest.mark.long
-def test_experiments_in_turns_end_with_the_bits_of_undisturbed_ones(sites: Sites, tmp_path: Path) -> None:
-    """Clients keep layers of both, and momentum of one: what a turn interrupts must not be trained twice."""
-    credentials = sites.folder / "server"
-    recipes = {"a": {"name": "hdafl", "momentum": 0.5, "keep_momentum": True}, "b": {"name": "hdafl", "lr": 0.1}}
-    made = {name: settings(recipe, rounds=25, runtime={"kind": "federation"}) for name, recipe in recipes.items()}
-    queue = ExperimentQueue(credentials)
-    for name, one in made.items():
-        queue.add(name, one.text(), tmp_path / name)
-    server = Process(credentials, tmp_path / "log", "--turns", "1")
-    try:
-        until(lambda: [one.state for one in queue.entries()] == ["finished"] * 2)
-    finally:
-        server.end(signal.SIGTERM)
-        for path in queue.folder.iterdir():
-            path.unlink()
-        queue.folder.rmdir()
-    log = server.log.read_text()
-    assert log.count("experiment 1 of the queue is paused") > 1
-    assert log.count("experiment 2 of the queue is paused") > 1
-    for name, one in made.items():
-        assert experiment.opened(tmp_path / name).final["mean"] == carry_out(one).final["mean"]
-
-
 def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,82 +120,6 @@ def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
     assert closed == [True]
     monkeypatch.undo()
     assert experiment.resume(tmp_path / "run").final["status"] == "finished"  # by this process: it is not locked
-
-
-def test_a_turn_ends_after_a_step_and_only_for_others(
-    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue, now, steps = ExperimentQueue(server), [0.0], [0]
-    monkeypatch.setattr("piebald.federation.operate.turns.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("piebald.federation.operate.turns._steps", lambda run: steps[0])
-
-    def at_work(*tasks: int) -> None:
-        (server / "status.json").write_text(json.dumps({"sites": [{"working": tasks}, {"working": []}]}))
-
-    first = queue.change(queue.add("a", "", tmp_path / "a"), state="running")
-    assert not Turn(server, queue, first, None).over()
-    turn, alone = Turn(server, queue, first, 60.0), Turn(server, queue, first, 60.0)
-    at_work()
-    now[0] = 61.0
-    assert not alone.over()  # nobody else is there
-    second = queue.add("b", "", tmp_path / "b")
-    assert alone.over()  # and nobody trains
-    at_work(7)
-    assert [turn.over(), turn.over()] == [False, False]
-    steps[0] = 1
-    assert turn.over()
-    assert turn.ended
-    queue.change(first, state="paused")
-    assert queue.summary() == "1 paused (1 a), 1 waiting (2 b)"
-    assert [queue.next(), queue.next()] == [second, second]  # it had no turn yet
-    time.sleep(0.002)  # the times of two turns are told apart
-    queue.change(second, state="paused")
-    found = queue.next()
-    assert found is not None
-    assert (found.number, found.begun) == (1, True)
-    assert main(["queue", "stop", str(server), "1"]) == 0
-    assert [one.state for one in queue.entries()] == ["stopped", "paused"]
-
-
-@pytest.mark.long
-@pytest.mark.full
-def test_a_site_that_is_provisioned_while_a_run_goes_on_takes_part_in_the_rest_of_it(tmp_path: Path) -> None:
-    port = free_port()
-    sites = Sites(provisioned(tmp_path / "credentials", ["a"], port=port))
-    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
-    np.savez(tmp_path / "rows.npz", x=rows, y=(rows[:, 0] > 0).astype(np.int64))
-    partition = {"kind": "sites", "clients": "any", "inputs": [4], "classes": ["no", "yes"]}
-    made = settings({"name": "hdafl"}, rounds=30, runtime={"kind": "federation", "wait_for": 1})
-    table = {name: value for name, value in made.table().items() if name != "data"} | {"partition": partition}
-    (tmp_path / "e.toml").write_text(ExperimentSettings.of_table(table, "the test's settings").text())
-    credentials, run = sites.folder / "server", tmp_path / "run"
-    queue = ExperimentQueue(credentials)
-    assert main(["queue", "add", str(credentials), str(tmp_path / "e.toml"), "--out", str(run)]) == 0
-
-    def provision_another() -> None:
-        try:
-            until(lambda: version(run) > 1)
-            provisioned(sites.folder, ["a", "b"], port=port)  # b never comes, and one site is enough
-            until(lambda: queue.entry(1).over)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=provision_another)
-    try:
-        sites.start("a", "--data", str(tmp_path / "rows.npz"))
-        thread.start()
-        assert main(["server", str(credentials), "--quiet"]) == 130
-        thread.join()
-        entry = queue.entry(1)
-        assert (entry.state, entry.parts, entry.sites) == ("finished", (str(run),), ("a", "b"))
-        first, second = experiment.opened(run), experiment.opened(Path(entry.out))
-        assert first.final["status"] == second.final["status"] == "finished"
-        assert first.final["rounds"] + second.final["rounds"] == 30
-        assert 1 < first.final["rounds"] < 30
-        assert [row["name"] for row in second._store.rows("client")] == ["a", "b"]
-        assert second.meta["lineage"]["federation"] in sites.log("a")  # its private layers went on
-    finally:
-        sites.close()
 
 
 @pytest.fixture
@@ -258,8 +156,8 @@ def test_an_experiment_is_checked_before_it_waits(
     assert runs == [tmp_path / "run", server / "runs" / "fedavg", server / "runs" / "fedavg-2"]
     assert main(["server", str(server), "--out", "run"]) == 2
     assert "give them to piebald queue add" in capsys.readouterr().err
-    assert main(["server", str(server), file, "--turns", "5"]) == 2
-    assert "--turns is about the queue" in capsys.readouterr().err
+    assert main(["server", str(server), file, "--plugin", "mylab"]) == 2
+    assert "--plugin is for experiments of the queue" in capsys.readouterr().err
 
 
 def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(
@@ -284,17 +182,16 @@ def test_what_waits_is_taken_off_and_what_was_stopped_is_put_back(
         assert main(["queue", arguments[0], str(server), arguments[1]]) == 2
         assert says in capsys.readouterr().err
     (queue.folder / "0002.json").write_text('{"format": 9}')
-    with pytest.raises(SettingError, match="has format 9, this Piebald reads up to 1"):
+    with pytest.raises(SettingError, match="has format 9, this Piebald reads up to 2"):
         queue.entries()
 
 
-def test_an_experiment_for_any_sites_gets_those_of_its_turn(
+def test_an_experiment_for_any_sites_gets_those_that_are_there_when_its_turn_comes(
     server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it ends by a limit other than rounds, after which nobody could say how many steps are left."""
     partition = {"kind": "sites", "clients": "any", "inputs": [4], "classes": ["no", "yes"]}
     table = {name: value for name, value in settings({"name": "fedavg"}).table().items() if name != "data"}
-    made = ExperimentSettings.of_table(table | {"partition": partition, "stop": {"updates": 9}}, "the test's settings")
+    made = ExperimentSettings.of_table(table | {"partition": partition}, "the test's settings")
     (tmp_path / "any.toml").write_text(made.text())
     assert main(["queue", "add", str(server), str(tmp_path / "any.toml"), "--out", str(tmp_path / "run")]) == 0
     about = json.loads((server.parent / "federation.json").read_text())
@@ -305,6 +202,21 @@ def test_an_experiment_for_any_sites_gets_those_of_its_turn(
     assert main(["server", str(server), "--quiet"]) == 130
     assert ExperimentQueue(server).entry(1).state == "finished"
     assert list(given[0].clients().names) == [*about["sites"], "site-4"]
+
+
+def test_entries_of_a_version_that_served_turns_are_read(server: Path, tmp_path: Path) -> None:
+    queue = ExperimentQueue(server)
+    entry = queue.add("a", "", tmp_path / "a")
+    queue.add("b", "", tmp_path / "b")
+    path = queue.folder / "0001.json"
+    turns = {"sites": ["site-1"], "parts": [], "rounds": 3, "until": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | turns | {"format": 1, "search": ""}))
+    state = {"format": 1, "state": "paused", "why": "", "ended": "", "paused": "2026-01-01", "out": entry.out}
+    (queue.folder / "0001.state.json").write_text(json.dumps(state | turns))
+    found = queue.next()
+    assert found == replace(entry, state="running")  # it has begun, so it goes first
+    assert queue.change(found, state="finished").over
+    assert [entry.state for entry in queue.entries()] == ["finished", "waiting"]
 
 
 def test_two_who_add_at_the_same_time_get_two_numbers(server: Path, tmp_path: Path) -> None:
@@ -328,16 +240,16 @@ def test_a_watch_interrupts_its_block_and_nothing_after_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         block()
-    assert watch.came
+    assert watch.interrupted
     late = Watch(lambda: True)
     with late:
         late._armed = False  # the block is over, and the signal on its way
         until(lambda: not late._thread.is_alive())
-    assert not late.came
+    assert not late.interrupted
     other = Watch(lambda: False)
     with pytest.raises(KeyboardInterrupt), other:
         signal.raise_signal(signal.SIGINT)  # Ctrl-C is none of its
-    assert not other.came
+    assert not other.interrupted
 
 
 def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pytest.CaptureFixture[str]) -> None:

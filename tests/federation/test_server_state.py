@@ -6,8 +6,7 @@ import pytest
 
 from piebald.contracts import Task
 from piebald.federation.hub import server_state
-from piebald.federation.hub.server_state import FederationState
-from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.wire_messages import Hello
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")

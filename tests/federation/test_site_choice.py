@@ -120,7 +120,10 @@ CANDIDATES = {
 
 
 @pytest.mark.parametrize("case", ["plain", "noise", "policy", "neighbours"])
-def test_the_choice_leaves_nothing_and_says_nothing(case: str, tmp_path: Path) -> None:
+def test_the_choice_leaves_nothing_and_says_nothing(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "piebald.federation.site.client_runtime.BEAT", 600.0
+    )  # no hello that it is at work, on any machine
     folder = provisioned(tmp_path / "credentials")
     keep = "knn_per" if case == "neighbours" else "best_for_each"
     plan = planned({"name": "fedavg"} | ({"transforms": [NOISY]} if case == "noise" else {}), keep)
@@ -192,7 +195,7 @@ def test_a_server_cannot_let_a_site_choose_by_another_query() -> None:
     made = json.loads(terms(plan.work, {}, ["a"], ["a"]))
     assert RunTerms.read(made).choice_query() == plan.work.choice == BestForEach()
     assert RunTerms.read(made | {"choice": None}).choice_query() is None
-    with pytest.raises(SettingError, match="choose its model by 'evaluate', which is no such query"):
+    with pytest.raises(SettingError, match="choose its model by 'evaluate', which chooses no model"):
         RunTerms.read(made | {"choice": {"kind": "evaluate"}}).choice_query()
 
 

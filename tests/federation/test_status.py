@@ -298,8 +298,8 @@ def test_a_page_that_fails_is_one_warning(
     ("arguments", "says"),
     [
         (["server", "credentials/server", "--status-host", "0.0.0.0"], "add --status-port"),
-        (["resume", "run", "--status-port", "1234"], "no federation's run"),
-        (["resume", "run", "--log-json"], "no federation's run"),
+        (["resume", "run", "--status-port", "1234"], "is not a run of a federation"),
+        (["resume", "run", "--log-json"], "is not a run of a federation"),
         (["server", "credentials/server", "--status-port", "0"], "at least 1"),
     ],
 )

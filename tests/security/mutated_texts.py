@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from piebald.cli.queueing import Serving, _document
+from piebald.cli.app import SharedOptions
+from piebald.cli.queueing import _settings
 from piebald.contracts import Task
 from piebald.contracts.component import build
 from piebald.core.errors import PiebaldError
@@ -212,7 +213,7 @@ def with_values(task: bytes, values: Any) -> bytes:
 def queued(table: Mapping[str, Any]) -> Any:
     """What the server of a queue makes of an experiment."""
     entry = Queued(1, "fedavg", dumps(dict(table)), "run", "", "")
-    return _document(entry, Serving(True, True, ())).plan()
+    return _settings(entry, SharedOptions(as_json=True, quiet=True)).plan()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link import frame_queue, tls
+from piebald.federation.link import flare_driver, frame_queue, tls
 from piebald.federation.link.flare_link import Link
 from piebald.federation.link.frame_queue import FrameQueue, FrameRoom
 from piebald.federation.link.wire_messages import Reply, encode
@@ -115,7 +115,7 @@ def test_memory_is_taken_as_bytes_arrive() -> None:
         return b"" if len(asked) == 4 else bytes(10)
 
     frame = bytearray(16)
-    assert not tls.receive(recv, frame, tls.FRAME)
+    assert not tls.receive(recv, frame, flare_driver.FRAME)
     assert len(frame) == 16 + 30
     assert max(asked) <= 1 << 16
     assert tls.receive(recv, bytearray(16), 36)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.core.errors import SettingError
-from piebald.federation.link.timeouts import Timeouts
+from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Hello, encode
 from piebald.methods.queries import Evaluate, Validate

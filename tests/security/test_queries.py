@@ -244,5 +244,5 @@ def test_a_trainer_that_tells_more_is_refused_by_a_policy_that_protects(policy: 
     choosing = dataclasses.replace(work, trainer=LowestLoss(lr=0.1))
     reason = DEMANDING[policy].reject_reason(choosing)
     assert reason is not None
-    assert reason.startswith("the trainer would tell which model has the lowest loss on their training rows")
+    assert reason.startswith("the trainer would disclose which model has the lowest loss on their training rows")
     assert Policy().reject_reason(choosing) is None

@@ -16,9 +16,9 @@ from piebald.federation.link.wire_format import digest, task_body, unpack_update
 from piebald.federation.link.wire_messages import Piece, Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.client_session import ClientSession
+from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
-from piebald.federation.site.update_count import UpdateCount
 
 from ..federation.conftest import provisioned
 from ..federation.test_policy import noisy, prepared

@@ -124,7 +124,8 @@ def test_credentials_and_queues_of_the_version_before_are_read(tmp_path: Path) -
     number = provisioning.FORMAT.number
     with pytest.raises(SettingError, match=f"have format {number + 1}, this Piebald reads up to {number}"):
         provisioning.read(tmp_path / "moved" / "north")
-    with pytest.raises(SettingError, match="has format 2, this Piebald reads up to 1"):
+    number = experiment_queue.FORMAT.number
+    with pytest.raises(SettingError, match=f"has format {number + 1}, this Piebald reads up to {number}"):
         queue.entry(entry.number)
 
 

@@ -1,4 +1,4 @@
-"""Who is who: credentials, certificates and their expiry and revocation, signatures, and the audit log.
+"""Identities: credentials, certificates, their expiry and revocation, signatures, and the audit log.
 
-Nothing here sends a message.
+The files of a party's folder belong here.  Nothing here sends a message or knows of runs.
 """

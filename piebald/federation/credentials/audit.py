@@ -57,6 +57,14 @@ class AuditLog:
 
     Args:
         folder: the party's credentials.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     AuditLog(Path(folder)).write("joined", site="north", rows=120)
+        ...     verified = verify(Path(folder) / FILE)
+        >>> verified.lines, verified.noted
+        (1, True)
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,8 +94,8 @@ class AuditLog:
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
                 if self._headless:
                     about, self._headless = {**about, "headless": True}, False
-                told = {name: _bounded(value) for name, value in about.items()}
-                entry = {"line": self._line + 1, "at": at, "event": event, **told, "previous": self._head}
+                values = {name: _bounded(value) for name, value in about.items()}
+                entry = {"line": self._line + 1, "at": at, "event": event, **values, "previous": self._head}
                 text = json.dumps(entry, separators=(",", ":")).encode()
                 digest = hashlib.sha256(text).hexdigest()
                 try:
@@ -103,8 +111,8 @@ class AuditLog:
     def log_head(self) -> None:
         """Log the head, for somebody to keep elsewhere; nothing where this process wrote no line."""
         if self._read:
-            about = {"event": "audit", "lines": self._line, "head": self._head, "log": str(self.path)}
-            log.info("the audit log %(log)s has %(lines)d lines, and its head is %(head)s: keep it elsewhere", about)
+            fields = {"event": "audit", "lines": self._line, "head": self._head, "log": str(self.path)}
+            log.info("the audit log %(log)s has %(lines)d lines, and its head is %(head)s: keep it elsewhere", fields)
 
     def _rotate(self) -> None:
         """Rename a file that is long, so that the next line begins another one."""
@@ -115,7 +123,7 @@ class AuditLog:
         self.path.rename(self.path.with_name(f"audit-{first:09d}.jsonl"))
 
     def _end(self, file: Any) -> int:
-        """Where the next line goes.  What a killed process has written of a line is no line, and is cut off."""
+        """Return the place of the next line; the beginning of a line that a killed process has left is cut off."""
         size = file.seek(0, os.SEEK_END)
         if self._read:
             return int(size)
@@ -134,7 +142,7 @@ class AuditLog:
         return int(size - len(tail) + len(whole))
 
     def _follow_head(self) -> None:
-        """Where the log has lost its end, have the next line follow from the head, so that the gap is seen."""
+        """Have the next line follow from the head where the log has lost its end, so that the gap is seen."""
         noted = noted_head(self.path)
         self._headless = noted is None and self._line > 0
         if noted is None or noted.line < self._line or noted == Head(self._line, self._head):
@@ -158,7 +166,7 @@ class Head(NamedTuple):
 
 
 def noted_head(path: Path) -> Head | None:
-    """The end of a log, as it is noted beside it; None where nothing is.
+    """Return the end of a log as it is noted beside it; None where there is no note.
 
     Raises:
         SettingError: what is there is no head.
@@ -170,13 +178,13 @@ def noted_head(path: Path) -> Head | None:
         return None
     except (OSError, ValueError) as error:
         raise SettingError(f"{beside} cannot be read ({type(error).__name__}): restore it, or remove it") from None
-    if (found := _NOTED.fullmatch(text)) is None:
+    if (match := _NOTED.fullmatch(text)) is None:
         raise SettingError(f"{beside} holds no number and digest of a line: restore it, or remove it")
-    return Head(int(found[1]), found[2])
+    return Head(int(match[1]), match[2])
 
 
 def _unlike(path: Path, lines: int, noted: Head) -> str:
-    """What is wrong with a log of so many lines that does not have its head."""
+    """Return what is wrong with a log of `lines` lines that does not have its head."""
     if noted.line <= lines:
         return f"{path} was written anew: its line {noted.line} is not the one that {HEAD} beside it tells of"
     return (
@@ -186,7 +194,7 @@ def _unlike(path: Path, lines: int, noted: Head) -> str:
 
 
 def _bounded(value: Any) -> Any:
-    """A value, or its digest and length in its place where it is too long for a line."""
+    """Return a value, or its digest and length where it is too long for a line."""
     text = json.dumps(value).encode()
     return value if len(text) <= _VALUE else {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
 
@@ -223,45 +231,47 @@ def verify(path: Path, archive: Path | None = None) -> Verified:
             the head beside it tells of a line that it has not.
     """
     noted = noted_head(path)  # before the lines, of which there are more by then where a process writes
-    found, has_head = Verified(0, _FIRST, None, None, noted is not None), noted is None
+    verified, has_head = Verified(0, _FIRST, None, None, noted is not None), noted is None
     for number, entry, head in _entries(path, archive):
-        at, headless = str(entry.get("at")), number if entry.get("headless") else found.headless
-        found = Verified(number, head, found.first or at, at, noted is not None, headless)
+        at, headless = str(entry.get("at")), number if entry.get("headless") else verified.headless
+        verified = Verified(number, head, verified.first or at, at, noted is not None, headless)
         has_head = has_head or (number, head) == noted
     if noted is not None and not has_head:
-        raise SettingError(_unlike(path, found.lines, noted))
-    return found
+        raise SettingError(_unlike(path, verified.lines, noted))
+    return verified
 
 
 def knows(path: Path, head: str, archive: Path | None = None) -> bool:
-    """Whether a log whose chain holds still has the line with this digest, which was its head when it was noted."""
+    """Return whether a log whose chain holds has the line with this digest, an earlier head."""
     return any(digest == head for _, _, digest in _entries(path, archive))
 
 
 def received(path: Path, archive: Path | None = None) -> set[tuple[str, int]]:
-    """The results that a server's log tells of: the run and the number of the task of each."""
-    told = [entry for _, entry, _ in _entries(path, archive) if entry["event"] == "received"]
-    return {(str(entry.get("run")), int(entry.get("task", -1))) for entry in told}
+    """Return the results in a server's log: run and number of the task of each."""
+    entries = [entry for _, entry, _ in _entries(path, archive) if entry["event"] == "received"]
+    return {(str(entry.get("run")), int(entry.get("task", -1))) for entry in entries}
 
 
 def missing(path: Path, other: Path, archive: Path | None = None) -> list[str]:
-    """What the log of the other side tells of, and this one does not: a sentence about each line.
+    """Return a sentence about each line of the other side's log whose event is not in this one.
 
     One of the two is the server's, and the other one that of a site.  What a site has delivered is in the server's log,
     and what the server has received of it in the site's.
     """
-    mine, theirs = [entry for _, entry, _ in _entries(path, archive)], [entry for _, entry, _ in _entries(other)]
-    parties = [next((entry["party"] for entry in log if entry["event"] == "started"), None) for log in (mine, theirs)]
+    entries, theirs = [entry for _, entry, _ in _entries(path, archive)], [entry for _, entry, _ in _entries(other)]
+    parties = [
+        next((entry["party"] for entry in log if entry["event"] == "started"), None) for log in (entries, theirs)
+    ]
     if None in parties or len({*parties}) < 2 or "server" not in parties:
         raise SettingError(f"{path} and {other} must be the logs of a server and of one of its sites, got {parties}")
     site = parties[0] if parties[1] == "server" else parties[1]
-    told = {"server": "received", site: "delivered"}[parties[1]]
+    event = {"server": "received", site: "delivered"}[parties[1]]
     has = {"server": "received", site: "sent"}[parties[0]]
-    known = {_result(entry) for entry in mine if entry["event"] == has and entry.get("site", site) == site}
+    results = {_result(entry) for entry in entries if entry["event"] == has and entry.get("site", site) == site}
     return [
         f"line {entry['line']} of {other} has a result of {site} with digest {entry['body']}, which {path} has not"
         for entry in theirs
-        if entry["event"] == told and entry.get("site", site) == site and _result(entry) not in known
+        if entry["event"] == event and entry.get("site", site) == site and _result(entry) not in results
     ]
 
 
@@ -270,10 +280,10 @@ def _result(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _entries(path: Path, archive: Path | None = None) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """The lines of a log whose chain holds so far: number, content and digest; first those of rotated files."""
+    """Yield the lines of a log whose chain holds so far: number, content and digest; first those of rotated files."""
     number, head = 0, _FIRST
     folders = (path.parent,) if archive is None else (archive, path.parent)
-    rotated = {place: one for folder in folders for place, one in _rotated(folder).items()}
+    rotated = {place: file for folder in folders for place, file in _rotated(folder).items()}
     files = [rotated[place] for place in sorted(rotated)]
     for file in [*files, path] if path.exists() else files:
         for line in _lines(file, number, head):
@@ -282,13 +292,13 @@ def _entries(path: Path, archive: Path | None = None) -> Iterator[tuple[int, dic
 
 
 def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[int, dict[str, Any], str]]:
-    """The lines of one file, which follow from the line before (None: from any)."""
+    """Yield the lines of one file, which follow from the line before (None: from any)."""
     try:
         with opened(path) as file:
             while line := file.readline(_LONGEST + 1):
                 if not line.endswith(b"\n"):
-                    where = "the first line" if number is None else f"line {number + 1}"
-                    raise SettingError(f"{where} of {path} has no end: it was cut off, or is being written")
+                    place = "the first line" if number is None else f"line {number + 1}"
+                    raise SettingError(f"{place} of {path} has no end: it was cut off, or is being written")
                 number, head = _checked(path, line[:-1], number, head)
                 yield number, json.loads(line), head
     except OSError as error:
@@ -296,34 +306,34 @@ def _lines(path: Path, number: int | None, head: str | None) -> Iterator[tuple[i
 
 
 def _rotated(folder: Path) -> dict[int, Path]:
-    """The rotated files, by the number of their first line."""
+    """Return the rotated files, by the number of their first line."""
     if not folder.is_dir():
         return {}
     return {int(match[1]): path for path in folder.iterdir() if (match := _ROTATED.fullmatch(path.name))}
 
 
 def _checked(path: Path, line: bytes, number: int | None, head: str | None) -> tuple[int, str]:
-    """The number and the digest of a line that follows from the one before (None: from any).
+    """Return the number and the digest of a line that follows from the one before (None: from any).
 
     Raises:
         SettingError: it does not.
     """
-    where = "the last line" if number is None else f"line {number + 1}"
-    found = _END.fullmatch(line[-_END_BYTES:])
-    if found is None or hashlib.sha256(line[:-_END_BYTES] + b"}").hexdigest() != found[1].decode():
-        raise SettingError(f"{where} of {path} is not as it was written: its digest is another one")
+    place = "the last line" if number is None else f"line {number + 1}"
+    match = _END.fullmatch(line[-_END_BYTES:])
+    if match is None or hashlib.sha256(line[:-_END_BYTES] + b"}").hexdigest() != match[1].decode():
+        raise SettingError(f"{place} of {path} is not as it was written: its digest is another one")
     try:
         entry = json.loads(line)
-        own, previous = int(entry["line"]), str(entry["previous"])
+        line_number, previous = int(entry["line"]), str(entry["previous"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SettingError(f"{where} of {path} is no line of an audit log: {shown(line[:60])}") from None
-    if number == 0 and own > 1:
+        raise SettingError(f"{place} of {path} is not a line of an audit log: {shown(line[:60])}") from None
+    if number == 0 and line_number > 1:
         raise SettingError(
-            f"{where} of {path} does not follow from the one before: it is line {own} of the log, so name the folder "
-            "with those before it (--archive), or the log was cut at its beginning"
+            f"{place} of {path} does not follow from the one before: it is line {line_number} of the log, so name the "
+            "folder with those before it (--archive), or the log was cut at its beginning"
         )
-    if number is not None and (own, previous) != (number + 1, head):
+    if number is not None and (line_number, previous) != (number + 1, head):
         raise SettingError(
-            f"{where} of {path} does not follow from the one before: lines were removed, added or moved there"
+            f"{place} of {path} does not follow from the one before: lines were removed, added or moved there"
         )
-    return own, found[1].decode()
+    return line_number, match[1].decode()

@@ -37,7 +37,7 @@ class Authority:
         folder.mkdir(mode=0o700, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(f"{name} authority")
-        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        constraints = x509.BasicConstraints(ca=True, path_length=0)  # a party cannot issue certificates of its own
         certificate = (
             _builder(subject, subject, key.public_key(), _expiry(days))
             .add_extension(constraints, critical=True)
@@ -58,10 +58,11 @@ class Authority:
         """
         if _expiry(days) <= self._certificate.not_valid_after_utc:
             return
-        made = _builder(self._certificate.subject, self._certificate.subject, self._key.public_key(), _expiry(days))
+        # the same key and extensions, so that certificates which it has issued stay valid beside the new one
+        builder = _builder(self._certificate.subject, self._certificate.subject, self._key.public_key(), _expiry(days))
         for extension in self._certificate.extensions:
-            made = made.add_extension(extension.value, critical=extension.critical)
-        self._certificate = made.sign(self._key, hashes.SHA256())
+            builder = builder.add_extension(extension.value, critical=extension.critical)
+        self._certificate = builder.sign(self._key, hashes.SHA256())
         write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
 
     def issue(self, folder: Path, party: str, host: str, days: int, revoked: datetime | None = None) -> datetime:
@@ -82,6 +83,7 @@ class Authority:
         names: x509.GeneralName = x509.DNSName(party)
         if party == SERVER:
             names = _host(host)
+        # the certificate of a site cannot serve, so that no site can pretend to be the server
         use = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         issued = max(datetime.now(UTC), (revoked or datetime.min.replace(tzinfo=UTC)) + timedelta(seconds=1))
@@ -95,6 +97,7 @@ class Authority:
             .add_extension(issuer_key, critical=False)
             .sign(self._key, hashes.SHA256())
         )
+        # a reader between these writes finds a pair that does not fit, and keeps the one before
         write_private(folder / "key.pem", _key_bytes(key))
         write_private(folder / "certificate.pem", certificate.public_bytes(_PEM))
         write_private(folder / "authority.pem", self._certificate.public_bytes(_PEM))
@@ -106,7 +109,7 @@ def _expiry(days: int) -> datetime:
 
 
 def _name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # X.520 allows no more
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -120,9 +123,9 @@ def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime,
     issued: datetime | None = None,
 ) -> x509.CertificateBuilder:  # fmt: skip
-    made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     begins = (issued or datetime.now(UTC)) - EARLY
-    return made.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
+    return builder.serial_number(x509.random_serial_number()).not_valid_before(begins).not_valid_after(expires)
 
 
 def _usage(signs: bool) -> x509.KeyUsage:

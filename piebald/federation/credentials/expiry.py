@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from cryptography import x509
 
 from piebald.core.reading.files import read_bytes
+from piebald.federation.credentials.party_files import stamp_of
 
 _SOON = timedelta(days=30)
 _SHARE = 5  # of short lives, the last fifth is soon
@@ -36,20 +36,18 @@ class ExpiryWatch:
 
     def look(self) -> None:
         """Look at the certificate, if a minute has passed since the last time, or it is another one or has expired."""
-        try:
-            about = os.stat(self._path)
-        except OSError:  # it is being replaced
+        if (stamp := stamp_of(self._path)) is None:  # it is being replaced
             return
-        stamp, now = (about.st_mtime_ns, about.st_ino), datetime.now(UTC)
+        now = datetime.now(UTC)
         due = time.monotonic() >= self._looked + _PAUSE
         if not due and stamp == self._stamp and (self._known is None or self._told or now < self._known):
             return
         self._looked, self._stamp = time.monotonic(), stamp
         try:
-            found = x509.load_pem_x509_certificate(read_bytes(self._path))
+            certificate = x509.load_pem_x509_certificate(read_bytes(self._path))
         except (OSError, ValueError):  # it is being replaced
             return
-        self.judge(found, now)
+        self.judge(certificate, now)
 
     def judge(self, certificate: x509.Certificate, now: datetime) -> None:
         """Say what is to be said of a certificate at a time."""
@@ -58,7 +56,9 @@ class ExpiryWatch:
             log.info("the certificate in %s was renewed: it is valid until %s", self._path, f"{ends:%Y-%m-%d}")
             self._warned = None
         self._known, self._told = ends, ends <= now
+        # a certificate of a few days, as in a trial, is not about to expire all its life
         soon = ends - now <= min(_SOON, (ends - begins) / _SHARE)
+        # it has expired since the last warning, which a day's pause must not hide
         expired = self._warned is not None and self._warned < ends <= now
         if soon and (self._warned is None or expired or now - self._warned >= _DAY):
             self._warned = now

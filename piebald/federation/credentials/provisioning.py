@@ -31,7 +31,7 @@ from piebald.settings.toml_document import Document
 if TYPE_CHECKING:
     from piebald.federation.credentials.certificates import Authority
 
-FORMAT = KeptForm[dict[str, Any]](first=0, steps=(lambda about: None,))  # the first one lacked the number only
+FORMAT = KeptForm[dict[str, Any]](first=0, steps=(lambda values: None,))  # the first one lacked the number only
 _CREDENTIALS = "credentials.json"
 _SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -45,6 +45,11 @@ class Description(BaseModel):
         host, port: address of the server, as sites see it.
         days: how long certificates are valid.
         sites: names of the sites, in the order of their client numbers.
+
+    Examples:
+        >>> plan = Description(host="hub.example.org", sites=["north", "south"])
+        >>> plan.port, plan.days, plan.sites.index("south")
+        (8400, 365, 1)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -90,16 +95,16 @@ def describe(path: Path) -> Description:
         SettingError: it cannot be read, or a value in it is not allowed.
     """
     try:
-        made = Description.model_validate(Document(settings_text(path), str(path)).values)
+        description = Description.model_validate(Document(settings_text(path), str(path)).values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(name) for name in first["loc"])
+        place = ".".join(str(name) for name in first["loc"])
         raise SettingError(
-            f"{path}: {where}: {first['msg'].lower()}, got {shown(first['input'])}; "
+            f"{path}: {place}: {first['msg'].lower()}, got {shown(first['input'])}; "
             "it takes name, host, port, days and sites"
         ) from None
-    _check_names(path, made.sites)
-    return made
+    _check_names(path, description.sites)
+    return description
 
 
 def _check_names(path: Path, sites: Sequence[str]) -> None:
@@ -109,6 +114,7 @@ def _check_names(path: Path, sites: Sequence[str]) -> None:
                 f"{path}: sites are named by letters, digits, - and _, at most 63, and not server or authority, "
                 f"got {name!r}"
             )
+    # names are folders, and some file systems do not tell cases apart
     if len({name.lower() for name in sites}) < len(sites):
         raise SettingError(f"{path}: two sites have the same name: give each its own")
 
@@ -123,13 +129,13 @@ def provision(description: Description, out: Path) -> list[Credentials]:
         SettingError: the folder holds credentials of another federation.
     """
     authority = _authority(description, out)
-    parties = [one for one in (SERVER, *description.sites) if not (out / one / _CREDENTIALS).exists()]
-    made = [_issue(authority, description, out, party) for party in parties]
-    for one in made:
-        if one.party != SERVER:
-            write_private(one.folder / "site.toml", SITE_TOML)
+    parties = [party for party in (SERVER, *description.sites) if not (out / party / _CREDENTIALS).exists()]
+    credentials = [_issue(authority, description, out, party) for party in parties]
+    for issued in credentials:
+        if issued.party != SERVER:
+            write_private(issued.folder / "site.toml", SITE_TOML)
     _record(description, out)
-    return made
+    return credentials
 
 
 def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> list[Credentials]:
@@ -149,16 +155,16 @@ def renew(description: Description, out: Path, parties: Sequence[str] = ()) -> l
     Raises:
         SettingError: the folder holds credentials of another federation, or a party is unknown.
     """
-    known = (SERVER, *description.sites)
+    parties_of_file = (SERVER, *description.sites)
     for party in parties:
-        if party not in known:
-            raise unknown("party", party, known)
+        if party not in parties_of_file:
+            raise unknown("party", party, parties_of_file)
     _check_authority(out)
     authority = _authority(description, out)
     authority.renew(out / "authority", description.days)
-    made = [_issue(authority, description, out, party) for party in parties or known]
+    credentials = [_issue(authority, description, out, party) for party in parties or parties_of_file]
     _record(description, out)
-    return made
+    return credentials
 
 
 def revoke(description: Description, out: Path, sites: Sequence[str]) -> dict[str, datetime]:
@@ -198,10 +204,10 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
     folder.mkdir(mode=0o700, exist_ok=True)
     revoked = read_revoked(out / SERVER).get(party)
     expires = authority.issue(folder, party, description.host, description.days, revoked)
-    about = {"format": FORMAT.number, "federation": description.name, "party": party, "host": description.host}
-    about |= {"port": description.port, "expires": expires.isoformat()}
+    values = {"format": FORMAT.number, "federation": description.name, "party": party, "host": description.host}
+    values |= {"port": description.port, "expires": expires.isoformat()}
     # written last: where this file exists, the credentials are complete
-    write_private(folder / _CREDENTIALS, json.dumps(about) + "\n")
+    write_private(folder / _CREDENTIALS, json.dumps(values) + "\n")
     return read(folder)
 
 
@@ -243,14 +249,14 @@ def read(folder: Path) -> Credentials:
     """
     none = SettingError(f"{str(folder)!r} holds no credentials: give a folder that piebald provision made")
     try:
-        about: dict[str, Any] = dict(read_json(folder / _CREDENTIALS))
+        values: dict[str, Any] = dict(read_json(folder / _CREDENTIALS))
     except (OSError, ValueError, TypeError):
         raise none from None
-    _bring_up(folder, about)
+    _bring_up(folder, values)
     try:
         credentials = Credentials(
-            folder.resolve(), about["federation"], about["party"], about["host"], int(about["port"]),
-            datetime.fromisoformat(about["expires"]),
+            folder.resolve(), values["federation"], values["party"], values["host"], int(values["port"]),
+            datetime.fromisoformat(values["expires"]),
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):
         raise none from None
@@ -260,21 +266,21 @@ def read(folder: Path) -> Credentials:
             "one with piebald provision --renew, and copy it here"
         )
     key = folder / "key.pem"
-    if key.stat().st_mode & 0o077:
+    if key.stat().st_mode & 0o077:  # a copied folder often lost its modes
         raise SettingError(f"{key} can be read by others: chmod 600 {key}")
     _check_pair(folder)
     return credentials
 
 
-def _bring_up(folder: Path, about: dict[str, Any]) -> None:
+def _bring_up(folder: Path, values: dict[str, Any]) -> None:
     """Bring what credentials hold to the present format, in memory; those of a later version are refused."""
-    found = about.get("format", 0)
-    if not FORMAT.reads(found):
+    number = values.get("format", 0)
+    if not FORMAT.reads(number):
         raise SettingError(
-            f"the credentials in {folder} have format {shown(found)}, this Piebald reads up to {FORMAT.number}: "
+            f"the credentials in {folder} have format {shown(number)}, this Piebald reads up to {FORMAT.number}: "
             "install the Piebald that made them"
         )
-    FORMAT.upgrade(about, found)
+    FORMAT.upgrade(values, number)
 
 
 def _check_pair(folder: Path) -> None:

@@ -9,7 +9,6 @@ revoked while the server runs.
 from __future__ import annotations
 
 import json
-import os
 import ssl
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,39 +18,41 @@ from typing import Any
 from piebald.core.errors import SettingError
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_json
+from piebald.federation.credentials.party_files import stamp_of
 
 EARLY = timedelta(minutes=5)  # certificates are valid from a little before they are issued, since clocks differ
 _FILE = "revoked.json"
 
 
 def read_revoked(folder: Path) -> dict[str, datetime]:
-    """When each site was revoked, from the server's credentials.
+    """Return the time at which each site was revoked, from the server's credentials.
 
     Raises:
         SettingError: the list cannot be read, so nobody can tell who is revoked.
     """
     path = folder / _FILE
     try:
-        found = {str(site): datetime.fromisoformat(at) for site, at in read_json(path).items()}
+        revoked = {str(site): datetime.fromisoformat(at) for site, at in read_json(path).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-    if any(at.tzinfo is None for at in found.values()):
+    if any(at.tzinfo is None for at in revoked.values()):
+        # it could not be compared with the times in certificates
         raise SettingError(f"{path} has a time without a zone: restore it from a backup")
-    return found
+    return revoked
 
 
 def write_revoked(folder: Path, sites: list[str]) -> dict[str, datetime]:
-    """Add sites to the list, with the time of now; returns the whole list."""
+    """Add sites to the list, with the present time, and return the whole list."""
     now = datetime.now(UTC).replace(microsecond=0)
-    found = read_revoked(folder) | dict.fromkeys(sites, now)
-    write_private(folder / _FILE, json.dumps({site: at.isoformat() for site, at in sorted(found.items())}) + "\n")
-    return found
+    revoked = read_revoked(folder) | dict.fromkeys(sites, now)
+    write_private(folder / _FILE, json.dumps({site: at.isoformat() for site, at in sorted(revoked.items())}) + "\n")
+    return revoked
 
 
 class Admission:
-    """Whom a running server admits.
+    """Decisions of a running server on who may connect.
 
     Args:
         folder: the server's credentials.
@@ -62,22 +63,23 @@ class Admission:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._stamp = self._look()
+        self._stamp = stamp_of(folder / _FILE)  # before it is read: a change in between is seen at the next look
         self._revoked = read_revoked(folder)
 
     def reject_reason(self, certificate: Any) -> str | None:
-        """Why a party with this certificate (`ssl.SSLSocket.getpeercert`) is not admitted any more, or None."""
+        """Return why a party with this certificate (`ssl.SSLSocket.getpeercert`) is not admitted, or None."""
         revoked = self._current().get(name_in(certificate))
         if (ends := ssl.cert_time_to_seconds(certificate["notAfter"])) < time.time():
             return f"its certificate expired on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d at %H:%M} UTC"
+        # a certificate that was made after the revocation, for a site that is trusted again, is admitted
         issued = ssl.cert_time_to_seconds(certificate["notBefore"]) + EARLY.total_seconds()
         if revoked is not None and issued <= revoked.timestamp():
             return f"its certificate was revoked on {revoked:%Y-%m-%d at %H:%M} UTC"
         return None
 
     def _current(self) -> dict[str, datetime]:
-        """The list as it is now; one that cannot be read takes nobody off the last one that could."""
-        if (stamp := self._look()) != self._stamp:
+        """Return the list as it is now; while it cannot be read, the last one that could."""
+        if (stamp := stamp_of(self._folder / _FILE)) != self._stamp:
             try:
                 self._revoked = read_revoked(self._folder)
             except SettingError:
@@ -85,15 +87,8 @@ class Admission:
             self._stamp = stamp
         return self._revoked
 
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            about = os.stat(self._folder / _FILE)
-        except OSError:
-            return None
-        return about.st_mtime_ns, about.st_ino
-
 
 def name_in(certificate: Any) -> str:
-    """The common name in a certificate (`ssl.SSLSocket.getpeercert`)."""
+    """Return the common name in a certificate (`ssl.SSLSocket.getpeercert`)."""
     names = [value for part in certificate["subject"] for kind, value in part if kind == "commonName"]
     return str(names[0]) if names else ""

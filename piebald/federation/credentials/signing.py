@@ -45,7 +45,7 @@ class SignatureCheck:
         self._authority = x509.load_pem_x509_certificate(read_bytes(folder / "authority.pem"))
 
     def check(self, client: int, text: bytes, signature: bytes) -> bool:
-        """Whether the site of a client has signed a text."""
+        """Return whether the site of a client has signed a text."""
         try:
             (length,) = struct.unpack_from("<H", signature)
             certificate = x509.load_der_x509_certificate(signature[2 : 2 + length])
@@ -59,21 +59,23 @@ class SignatureCheck:
         return True
 
     def name(self, client: int) -> str:
-        """A client in words: its number, and its site."""
+        """Return a client in words: its number, and its site."""
         return f"client {client} ({self._sites[client]})" if client < len(self._sites) else f"client {client}"
 
     def _is_of(self, certificate: x509.Certificate, client: int) -> bool:
-        """Whether a certificate is that of a client's site, was issued by this authority and is valid today."""
+        """Return whether a certificate is that of a client's site, issued by this authority and valid today."""
         certificate.verify_directly_issued_by(self._authority)
         use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         today = certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc
-        known = 0 <= client < len(self._sites) and names == [self._sites[client]]
-        return today and known and ExtendedKeyUsageOID.CLIENT_AUTH in use
+        names_match = 0 <= client < len(self._sites) and names == [self._sites[client]]
+        return today and names_match and ExtendedKeyUsageOID.CLIENT_AUTH in use
 
     def _message(self, text: bytes) -> bytes:
-        about = b"".join(struct.pack("<I", len(part)) + part for part in self._about)
-        return b"piebald: keys of a secure aggregation\0" + about + text
+        # with lengths, so that no other run and terms give the same bytes
+        context = b"".join(struct.pack("<I", len(part)) + part for part in self._about)
+        # the prefix keeps a signature from being taken for one of another protocol with the same key
+        return b"piebald: keys of a secure aggregation\0" + context + text
 
 
 class CertificateSigner(SignatureCheck):
@@ -88,24 +90,24 @@ class CertificateSigner(SignatureCheck):
         self._key, self._certificate = _identity(folder)
 
     def sign(self, text: bytes) -> bytes:
-        """A signature of `SIGNATURE` bytes, with the key and the certificate as they are now: they may be renewed."""
+        """Return a signature of `SIGNATURE` bytes, with the present key and certificate: they may be renewed."""
         with suppress(OSError, ValueError):  # they are being replaced: those before are still valid
             self._key, self._certificate = _identity(self._folder)
         parts = (self._certificate, self._key.sign(self._message(text), _SIGN))
-        made = b"".join(struct.pack("<H", len(part)) + part for part in parts)
-        if len(made) > SIGNATURE:
-            raise SettingError(f"the site's certificate is too long: {len(made)} bytes with a signature")
-        return made.ljust(SIGNATURE, b"\0")
+        signature = b"".join(struct.pack("<H", len(part)) + part for part in parts)
+        if len(signature) > SIGNATURE:
+            raise SettingError(f"the site's certificate is too long: {len(signature)} bytes with a signature")
+        return signature.ljust(SIGNATURE, b"\0")
 
 
 def _identity(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """The key of a party, and its certificate in DER.
+    """Return the key of a party, and its certificate in DER.
 
     Raises:
         ValueError: they do not belong together, or are no key and no certificate.
     """
     key = serialization.load_pem_private_key(read_bytes(folder / "key.pem"), None)
-    own = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or own.public_key() != key.public_key():
+    certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
         raise ValueError("the key is not that of the certificate")
-    return key, own.public_bytes(serialization.Encoding.DER)
+    return key, certificate.public_bytes(serialization.Encoding.DER)

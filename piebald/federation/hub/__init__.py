@@ -1,4 +1,5 @@
 """The server of a federation: its settings, its runtime, its members and messages, and the terms of a run.
 
-Rows and policies of sites are not known here.
+Results of sites are checked here against the form that their tasks allow.  Rows and policies of sites are not known
+here.
 """

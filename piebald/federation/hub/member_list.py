@@ -57,7 +57,7 @@ class OpenTask:
         self.received = max(self.received, there)
 
     def _spend(self, more: int) -> None:
-        """So many bytes more have arrived."""
+        """Count bytes that have arrived."""
         if more > 0:
             now = time.monotonic()
             self.transfer_time += min(now - self.moved, more / SLOWEST)
@@ -119,7 +119,7 @@ class Member:
 
     @property
     def doubled(self) -> bool:
-        """Whether two processes have its credentials.
+        """True if two processes use its credentials.
 
         A process sends a hello when the one before was answered or is given up, so few of one that ended are late.
         """
@@ -131,7 +131,7 @@ class Member:
             self.heard, self.seen = time.monotonic(), time.time()
 
     def unready_for(self, terms: str, silence: float) -> float:
-        """Seconds since it was ready for tasks, as far as this was looked at."""
+        """Return the seconds since it was last seen ready for tasks."""
         if self.ready(terms, silence):
             self.unready = None
             return 0.0
@@ -139,16 +139,16 @@ class Member:
         return time.monotonic() - self.unready
 
     def silent(self) -> float:
-        """Seconds since its last hello."""
+        """Return the seconds since its last hello."""
         return float("inf") if self.heard is None else time.monotonic() - self.heard
 
     def ready(self, terms: str, silence: float) -> bool:
-        """Whether tasks can be sent to it under these terms."""
+        """Return whether tasks can be sent to it under these terms."""
         here = self.hello is not None and self.silent() < silence and self.hello.ready == terms
         return here and not self.refused and not self.owed
 
     def presence(self, terms: str, silence: float) -> str:
-        """What the server makes of it: "not heard", "silent", "refuses", "joining", "owes" a result, or "ready"."""
+        """Return its state: "not heard", "silent", "refuses", "joining", "owes" (a result) or "ready"."""
         if self.heard is None or self.hello is None:
             return "not heard"
         if self.silent() >= silence:
@@ -160,7 +160,7 @@ class Member:
         return "owes" if self.owed else "ready"
 
     def doing(self) -> str:
-        """What keeps it from tasks, and for how long, "" where it says nothing of the kind."""
+        """Return the work that keeps it from tasks, and its duration, "" where it names none."""
         if self.hello is None or self.busy is None:
             return ""
         return f"{self.hello.doing} for {time.monotonic() - self.busy:.0f} s"
@@ -176,7 +176,7 @@ class Member:
             self.owed.discard(id)
 
     def hear(self, hello: Hello, refused: str) -> bool:
-        """Record a hello; returns whether anything other than the time has changed."""
+        """Record a hello, and return whether anything other than the time has changed."""
         before = (self.hello.incarnation, self.hello.ready, self.refused) if self.hello else None
         if hello.incarnation not in self.processes:
             self.processes = (*self.processes, hello.incarnation)[-_PROCESSES:]
@@ -187,19 +187,19 @@ class Member:
         return before != (hello.incarnation, hello.ready, refused)
 
     def next_delivery(self) -> OpenTask | None:
-        """The next task to deliver: one that the site does not have, or None."""
+        """Return the next task to deliver, one that the site does not have, or None."""
         if self.hello is None:
             return None
-        for one in self.open.values():
-            if one.delivered_to != self.hello.incarnation:
-                return one
-            lost = one.trains and one.task.id not in self.hello.held
-            if lost and self.heard is not None and self.heard > one.delivered_at + 5:  # the site lost it
-                return one
+        for open_task in self.open.values():
+            if open_task.delivered_to != self.hello.incarnation:
+                return open_task
+            lost = open_task.trains and open_task.task.id not in self.hello.held
+            if lost and self.heard is not None and self.heard > open_task.delivered_at + 5:  # the site lost it
+                return open_task
         return None
 
     def table(self, version: int) -> dict[str, Any]:
-        """Its status as plain values; `version` is the newest version of the global model."""
+        """Return its status as plain values; `version` is the newest version of the global model."""
         return {
             "site": self.name,
             "heard": self.seen,
@@ -216,7 +216,7 @@ class Member:
 
 
 def stated_rows(hello: Hello) -> dict[Split, int]:
-    """How many rows of each split a site states; 0 where it states none, since what it claims later needs a basis."""
+    """Return the rows of each split that a site states; 0 where it states none, as later claims need a basis."""
     counts = (hello.rows, hello.validation_rows, hello.test_rows)
     train, validation, test = (max(count, 0) for count in counts)
     return {"train": train, "validation": validation, "test": test}

@@ -28,10 +28,14 @@ _LEVELS = 64  # of tables and lists inside one another in a run's terms, at most
 
 
 def read_values(body: bytes | bytearray) -> dict[str, Any]:
-    """The values in a run's terms, before anything is known of them.
+    """Return the values in a run's terms, before anything is known of them.
 
     Raises:
         SettingError: they are no JSON, or so deep that what is done with them later might end the process.
+
+    Examples:
+        >>> read_values(b'{"seed": 3, "clients": ["north", "south"]}')
+        {'seed': 3, 'clients': ['north', 'south']}
     """
     try:
         values = json.loads(bytes(body))
@@ -39,7 +43,9 @@ def read_values(body: bytes | bytearray) -> dict[str, Any]:
         raise SettingError(f"the run's terms cannot be read: {type(error).__name__}") from None
     level = [values]
     for _ in range(_LEVELS):
-        tables = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        tables = [
+            inner.values() if isinstance(inner, dict) else inner for inner in level if isinstance(inner, dict | list)
+        ]
         level = list(itertools.chain(*tables))
     if level or not isinstance(values, dict):
         raise SettingError(f"the run's terms must be a table of at most {_LEVELS} levels")
@@ -47,7 +53,7 @@ def read_values(body: bytes | bytearray) -> dict[str, Any]:
 
 
 class OwnTerms(BaseModel):
-    """What the terms of a run say of a model that some clients have in place of the run's.
+    """Terms about a model that some clients have in place of the run's.
 
     Attributes:
         private, begins, layout, frozen, weights: as in `RunTerms`.
@@ -63,7 +69,7 @@ class OwnTerms(BaseModel):
 
     @classmethod
     def of(cls, model: nn.Module, layout: Layout, initial: Tensor) -> OwnTerms:
-        """Those of a model that starts from `initial` [p]."""
+        """Return the terms of a model that starts from `initial` [p]."""
         return cls(
             private=sorted(layout.private),
             begins=private_digest(initial[layout.shared :]) if layout.private else "",
@@ -150,7 +156,7 @@ class RunTerms(BaseModel):
             raise SettingError(f"the run's terms cannot be read: {first['loc']}: {first['type']}") from None
 
     def of(self, client: int) -> RunTerms:
-        """The terms for one client, whose own model takes the place of the run's.
+        """Return the terms for one client, whose own model takes the place of the run's.
 
         Raises:
             SettingError: the experiment has none for it.
@@ -164,9 +170,9 @@ class RunTerms(BaseModel):
         nested = isinstance(chosen, Mapping) and "clients" in chosen
         if nested or (number is not None and not 0 <= number < len(self.own_models)):
             raise SettingError(f"the run's terms cannot be read: they describe no model for {name!r}")
-        own = {} if number is None else dict(self.own_models[number])
+        own_terms = {} if number is None else dict(self.own_models[number])
         experiment = {**self.experiment, "model": {"name": chosen} if isinstance(chosen, str) else dict(chosen)}
-        return self.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own})
+        return self.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own_terms})
 
     def use_plugins(self, author: Resolver) -> None:
         """Import the plugins that the work of a site needs, which its policy must allow.
@@ -217,22 +223,22 @@ class RunTerms(BaseModel):
         """Build the trainer, the transforms and the query about a client's own model from what is installed here."""
         trainer = build("training", self.training)
         transforms = tuple(build("transforms", table) for table in self.transforms)
-        own = None if self.own_query is None else build("query", self.own_query)
+        own_query = None if self.own_query is None else build("query", self.own_query)
         assert isinstance(trainer, Trainer)
-        return trainer, transforms, own  # type: ignore[return-value]
+        return trainer, transforms, own_query  # type: ignore[return-value]
 
     def choice_query(self) -> OwnChoice | None:
         """Build the query by which a site chooses its model."""
         if self.choice is None:
             return None
-        made = build("query", self.choice)
-        if not isinstance(made, OwnChoice):
-            raise SettingError(f"the run's terms let a site choose its model by {made.kind!r}, which is no such query")
-        return made
+        query = build("query", self.choice)
+        if not isinstance(query, OwnChoice):
+            raise SettingError(f"the run's terms let a site choose its model by {query.kind!r}, which chooses no model")
+        return query
 
 
 def private_digest(numbers: Tensor) -> str:
-    """The digest of the private numbers [p - s] that clients begin with."""
+    """Return the digest of the private numbers [p - s] that clients begin with."""
     return shown_digest("private", {"numbers": numbers}).hex()
 
 
@@ -243,19 +249,19 @@ def terms(
     """Serialize the terms of a run."""
     functions, owns = [work.objective.loss, *work.objective.metrics.values()], work.own_models
     # those with a part of the run's model are made from it by the trainer
-    others = [] if owns is None else [one for one in owns.models if one.held is None]
-    parts = [work.trainer, work.transforms, work.model, *(one.model for one in others)]
-    made = RunTerms(
+    other_models = [] if owns is None else [own_model for own_model in owns.models if own_model.held is None]
+    parts = [work.trainer, work.transforms, work.model, *(own_model.model for own_model in other_models)]
+    run_terms = RunTerms(
         piebald=__version__,
-        plugins=[tuple(one) for one in plugins.needed_by([*parts, functions])],
+        plugins=[tuple(module) for module in plugins.needed_by([*parts, functions])],
         experiment=dict(experiment),
         training=work.trainer.table(),
         transforms=[transform.table() for transform in work.transforms],
         own_query=None if work.own_query is None else work.own_query.table(),
         choice=None if work.choice is None else work.choice.table(),
         **dict(OwnTerms.of(work.model, work.layout, work.initial)),
-        own_models=[OwnTerms.of(one.model, one.layout, one.initial) for one in others],
-        numbers=list(owns.numbers) if owns is not None and others else [],
+        own_models=[OwnTerms.of(own_model.model, own_model.layout, own_model.initial) for own_model in other_models],
+        numbers=list(owns.numbers) if owns is not None and other_models else [],
         public_rows=work.public_digest,
         objective=work.objective.name,
         metrics=list(work.objective.metrics),
@@ -265,8 +271,8 @@ def terms(
         classes=None if classes is None else list(classes),
         clients=list(clients),
         sites=list(sites[: len(clients)]),
-        questions=[dict(one) for one in work.questions],
+        questions=[dict(question) for question in work.questions],
         trains=work.trains,
         lineage=lineage,
     )
-    return json.dumps(made.model_dump(), sort_keys=True).encode()
+    return json.dumps(run_terms.model_dump(), sort_keys=True).encode()

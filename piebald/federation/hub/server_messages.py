@@ -20,9 +20,8 @@ from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
 from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.pieces import Packer, piece_at
-from piebald.federation.link.stored_body import StoredBody
 from piebald.federation.link.transfer import WAIT, send_body
-from piebald.federation.link.wire_format import contents, task_body, unpack_update
+from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update
 from piebald.federation.link.wire_messages import (
     PROTOCOL,
     CheckReply,
@@ -94,13 +93,13 @@ class ServerMessages:
             self.link.shut.pop(origin, None)  # it is here, with a certificate that is admitted
             refused = _refusal(hello, member.rows if hello.ready == self._state.terms else None)
             if refused and refused != member.refused:
-                about = {"event": "refused", "site": origin, "why": refused}
-                log.warning("%(site)s does not take part: %(why)s", about)
+                fields = {"event": "refused", "site": origin, "why": refused}
+                log.warning("%(site)s does not take part: %(why)s", fields)
                 self.audit.write("does not take part", site=origin, reason=refused)
             if hello.pending and not (member.hello and member.hello.pending):
                 log.warning("%s waits until somebody there approves the experiment", origin)
             before, here, doubled = member.hello, member.rows is not None, member.doubled
-            known = hello.incarnation in member.processes
+            is_known = hello.incarnation in member.processes
             welcome = self._state.take_hello(member, hello, refused)
             if member.rows is not None and not here:
                 try:
@@ -110,7 +109,7 @@ class ServerMessages:
                     raise
         if member.doubled and not doubled:
             self._report_doubled(origin)
-        if not known:
+        if not is_known:
             self._log_connected(origin)
         self.log_doing(member)
         if not refused and hello.ready == self._state.terms and (before is None or before.ready != hello.ready):
@@ -121,25 +120,25 @@ class ServerMessages:
         return encode(welcome)
 
     def _report_doubled(self, origin: str) -> None:
-        """Two processes of a site are heard, of which each may get a part of its tasks."""
-        about = {"event": "doubled", "site": origin}
-        log.warning("two processes use the credentials of %(site)s at the same time: end one of them", about)
+        """Report that two processes of a site are heard, each of which may get a part of its tasks."""
+        fields = {"event": "doubled", "site": origin}
+        log.warning("two processes use the credentials of %(site)s at the same time: end one of them", fields)
         self.audit.write("doubled", site=origin)
 
     @staticmethod
     def log_doing(member: Member, every: float = math.inf) -> None:
-        """Say what keeps a site from tasks, if that was not said yet, or not for so many seconds."""
+        """Log the work that keeps a site from tasks, if it was not logged in the last `every` seconds."""
         if (doing := member.doing()) and (not member.told or time.monotonic() - member.told > every):
             member.told = time.monotonic()
             log.info("%(site)s: %(doing)s", {"event": "busy", "site": member.name, "doing": doing})
 
     def _log_connected(self, origin: str) -> None:
-        """A process of a site is heard for the first time."""
+        """Log that a process of a site is heard for the first time."""
         peer = self.link.peers.get(origin)
-        about = {"event": "connected", "site": origin, "address": "", "expires": ""}
+        fields = {"event": "connected", "site": origin, "address": "", "expires": ""}
         if peer is not None:
-            about |= {"address": peer.address, "expires": peer.expires}
-        log.info("%(site)s connected from %(address)s: its certificate is valid until %(expires)s", about)
+            fields |= {"address": peer.address, "expires": peer.expires}
+        log.info("%(site)s connected from %(address)s: its certificate is valid until %(expires)s", fields)
 
     def _on_check(self, origin: str, request: CheckRequest, body: memoryview) -> bytes:
         log.info("%(site)s looks whether it could take part", {"event": "check", "site": origin})
@@ -157,9 +156,9 @@ class ServerMessages:
         member, state = self._member(origin), self._state
         with state.lock:
             member.sign()
-            one = member.open.get(piece.id)
+            open_task = member.open.get(piece.id)
             ours = (piece.run, piece.epoch) == (state.run, state.epoch)
-            if not ours or one is None or one.trains != piece.trains:
+            if not ours or open_task is None or open_task.trains != piece.trains:
                 member.late += piece.start == 0
                 member.settle(piece.id)
                 return encode(Reply(status="known", digest=piece.digest))
@@ -167,52 +166,59 @@ class ServerMessages:
                 return encode(Reply(status="again", digest=piece.digest))
             try:
                 reply, body = member.assembly.take(piece, data, self._longest_result)
-                one.receive(reply.received)
-                outcome = None if body is None else self._unpacked(member, one, body)
+                open_task.receive(reply.received)
+                outcome = None if body is None else self._unpacked(member, open_task, body)
                 if outcome is not None and body is not None:
-                    about = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
-                    self.audit.write("received", site=origin, run=state.run, task=piece.id, **about)
+                    fields = {"trains": piece.trains, "bytes": len(body), "body": piece.digest, **contents(body)}
+                    self.audit.write("received", site=origin, run=state.run, task=piece.id, **fields)
             except Refused as error:  # a second attempt would bring the same
                 self.link.report(f"{origin} sent {error}")
                 reason = printable(f"sent {error}", 300)
                 self.audit.write("refused", site=origin, run=state.run, task=piece.id, reason=reason)
-                state.end_task(member, one, None, reason, refused=True)
+                state.end_task(member, open_task, None, reason, refused=True)
                 return encode(Reply(status="refused", digest=piece.digest))
             except OSError as error:  # the site keeps it and sends it again
-                why = (error.strerror or str(error)).lower()
-                self.link.report(f"results cannot be taken, {self._folder} cannot be written ({why}): make room there")
+                disk_reason = (error.strerror or str(error)).lower()
+                self.link.report(
+                    f"results cannot be taken, {self._folder} cannot be written ({disk_reason}): make room there"
+                )
                 return encode(Reply(status="again", digest=piece.digest))
             if outcome is not None:
-                state.end_task(member, one, *outcome)
-                self._log_result(member, one, outcome[1], piece.size)
+                state.end_task(member, open_task, *outcome)
+                self._log_result(member, open_task, outcome[1], piece.size)
         return encode(reply)
 
-    def _log_result(self, member: Member, one: OpenTask, failure: str | None, size: int) -> None:
-        """A site has delivered a result, or said why there is none."""
-        about = {"event": "received", "site": member.name, "task": one.task.id, "step": one.task.version + 1}
-        about |= {"bytes": size, "megabytes": size / 1e6, "seconds": round(self._state.clock() - one.sent, 3)}
+    def _log_result(self, member: Member, open_task: OpenTask, failure: str | None, size: int) -> None:
+        """Log that a site has delivered a result, or the reason why there is none."""
+        fields = {
+            "event": "received",
+            "site": member.name,
+            "task": open_task.task.id,
+            "step": open_task.task.version + 1,
+        }
+        fields |= {"bytes": size, "megabytes": size / 1e6, "seconds": round(self._state.clock() - open_task.sent, 3)}
         if failure is not None:
-            about |= {"event": "failed", "why": printable(failure, 300)}
-            level = logging.WARNING if one.trains else logging.DEBUG
-            log.log(level, "task %(task)d of step %(step)d: nothing from %(site)s: %(why)s", about)
-        elif one.trains:
-            log.info("task %(task)d of step %(step)d: %(megabytes).2f MB from %(site)s after %(seconds).1f s", about)
+            fields |= {"event": "failed", "why": printable(failure, 300)}
+            level = logging.WARNING if open_task.trains else logging.DEBUG
+            log.log(level, "task %(task)d of step %(step)d: nothing from %(site)s: %(why)s", fields)
+        elif open_task.trains:
+            log.info("task %(task)d of step %(step)d: %(megabytes).2f MB from %(site)s after %(seconds).1f s", fields)
 
     def _unpacked(
-        self, member: Member, one: OpenTask, body: bytearray | StoredBody
+        self, member: Member, open_task: OpenTask, body: bytearray | StoredBody
     ) -> tuple[Update | None, str | None]:
-        """A result that has the form of its task's results; long vectors of it are in a file.
+        """Return a result that has the form of its task's results, with its long vectors in a file.
 
         Raises:
             Refused: it has not.
             OSError: the file cannot be written.
         """
         try:
-            packed = one.task.query is None and self._work.compressor is not None and self._work.masking is None
-            decompress = partial(self._work.decompress, task=one.task) if packed else None
-            update, failure = unpack_update(body, self._work.result_form(one.task, member.rows or {}), decompress)
-            if update is not None and one.task.query is None:
-                update = self._stored(self._work.expanded(update, one.task))
+            packed = open_task.task.query is None and self._work.compressor is not None and self._work.masking is None
+            decompress = partial(self._work.decompress, task=open_task.task) if packed else None
+            update, failure = unpack_update(body, self._work.result_form(open_task.task, member.rows or {}), decompress)
+            if update is not None and open_task.task.query is None:
+                update = self._stored(self._work.expanded(update, open_task.task))
             return update, failure
         except (Refused, OSError):
             raise
@@ -221,7 +227,7 @@ class ServerMessages:
             raise Refused(f"a result that raised {type(error).__name__}") from None
 
     def _stored(self, update: Update) -> Update:
-        """An update with its vectors in a file, where they are long and are not in one yet."""
+        """Return an update with its vectors in a file, where they are long and not in one yet."""
         if isinstance(update.vectors, StoredVectors) or nbytes(update.vectors) <= LARGE:
             return update
         return replace(update, vectors=StoredVectors.keep(self._folder, update.vectors))
@@ -243,7 +249,7 @@ class ServerMessages:
                 state.changed.wait(1.0)
 
     def _next(self, member: Member) -> OpenTask | None:
-        """The next task to send to a site, None where there is none or it is not ready."""
+        """Return the next task to send to a site, None where there is none or it is not ready."""
         return member.next_delivery() if member.ready(self._state.terms, self._state.timeouts.silence) else None
 
     def _send_tasks(self, member: Member) -> None:
@@ -251,42 +257,54 @@ class ServerMessages:
         state = self._state
         while True:
             with state.lock:
-                one = None if state.closing else self._next(member)
-                if one is None:
+                open_task = None if state.closing else self._next(member)
+                if open_task is None:
                     member.sending = False
                     return
                 incarnation = member.hello.incarnation if member.hello else ""
-            if self._send_task(member, one):
+            if self._send_task(member, open_task):
                 with state.lock:
-                    one.delivered_to, one.delivered_at = incarnation, time.monotonic()
+                    open_task.delivered_to, open_task.delivered_at = incarnation, time.monotonic()
             else:
                 time.sleep(0.2)
 
-    def _send_task(self, member: Member, one: OpenTask) -> bool:
-        """Send one task; returns whether it need not be sent again."""
-        state, id, body = self._state, one.task.id, task_body(self._work.cut(one.task))
+    def _send_task(self, member: Member, open_task: OpenTask) -> bool:
+        """Send one task, and return whether it need not be sent again."""
+        state, id, body = self._state, open_task.task.id, task_body(self._work.cut(open_task.task))
         head = Piece(
-            run=state.run, epoch=state.epoch, id=id, trains=one.trains, start=0, size=len(body), digest=body.digest()
+            run=state.run,
+            epoch=state.epoch,
+            id=id,
+            trains=open_task.trains,
+            start=0,
+            size=len(body),
+            digest=body.digest(),
         )
         began = time.monotonic()
         status = send_body(
             self.link, member.name, "task", head, body, timeout=WAIT,
-            wanted=lambda: id in member.open and not state.closing, confirmed=one.confirm,
+            wanted=lambda: id in member.open and not state.closing, confirmed=open_task.confirm,
         )  # fmt: skip
-        if status == "done" and one.trains:
-            about = {"event": "sent", "site": member.name, "task": id, "step": one.task.version + 1, "bytes": len(body)}
-            about |= {"megabytes": len(body) / 1e6, "seconds": round(time.monotonic() - began, 3)}
-            log.info("task %(task)d of step %(step)d: sent %(megabytes).2f MB to %(site)s in %(seconds).1f s", about)
+        if status == "done" and open_task.trains:
+            fields = {
+                "event": "sent",
+                "site": member.name,
+                "task": id,
+                "step": open_task.task.version + 1,
+                "bytes": len(body),
+            }
+            fields |= {"megabytes": len(body) / 1e6, "seconds": round(time.monotonic() - began, 3)}
+            log.info("task %(task)d of step %(step)d: sent %(megabytes).2f MB to %(site)s in %(seconds).1f s", fields)
         if status != "refused":
             return status in ("done", "known")
         with state.lock:
             if id in member.open:
-                state.end_task(member, one, None, "refused by the site, whose log says why")
+                state.end_task(member, open_task, None, "refused by the site, whose log says why")
         return True
 
 
 def _refusal(hello: Hello, joined_with: Mapping[Split, int] | None) -> str:
-    """Why a site does not take part, "" where it does.
+    """Return why a site does not take part, "" where it does.
 
     Args:
         hello: its hello.

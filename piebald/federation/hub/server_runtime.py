@@ -6,11 +6,15 @@ task stays at the site until a checkpoint holds it, so a server that is killed a
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,22 +30,22 @@ from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites
 from piebald.federation.credentials.signing import SignatureCheck
 from piebald.federation.hub.local_federation import LocalFederation
 from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client_names, sites_of
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.hub.server_messages import ServerMessages
-from piebald.federation.hub.server_state import FederationState
-from piebald.federation.link.disk_writes import DiskWrites
+from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.flare_link import SERVER, Link
-from piebald.federation.link.freed_memory import open_many_files, return_freed_memory
 from piebald.federation.link.heartbeat import EVERY, Heartbeat
-from piebald.federation.link.timeouts import Timeouts
-from piebald.federation.link.waiting import server_waits_for
 from piebald.federation.link.wire_format import digest
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__
 
+_TOP_PAD, _MMAP_THRESHOLD = -2, -3  # of mallopt(3)
+_LARGE = 1 << 15  # bytes, less than the shortest of the pieces of which many arrive at a time
+_SPARE = 1 << 14  # bytes that the heap grows by beyond what is asked for: what fits there is not returned
 _STATUS_SHARE = 20  # the status is written in one part of so many of the time, at most
 _TICK = 0.25  # seconds between checks for silent sites
 
@@ -95,8 +99,8 @@ class FederationServer:
         self._messages = ServerMessages(self.shared, self.credentials, body, work, make_link)
         self._heartbeat = Heartbeat(self.waits_for)
         self._heartbeat.start()
-        about = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
-        self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **about)
+        fields = {"piebald": __version__, "terms": self.shared.terms, "lineage": lineage, "sites": sites}
+        self._messages.audit.write("started", party=SERVER, recipe=dict(experiment).get("recipe"), **fields)
         self._messages.start()
         listens = {"event": "listening", "port": self.credentials.port, "sites": len(sites)}
         log.info("listening on port %(port)d for %(sites)d sites", listens)
@@ -105,8 +109,8 @@ class FederationServer:
             local.open()
 
     def waits_for(self) -> str:
-        """What it waits for, and what its disk does not take, "" where its run has ended."""
-        waits = server_waits_for(self.shared, self._gathered)
+        """Return what it waits for, and what its disk does not take, "" where its run has ended."""
+        waits = self.shared.waits_for(self._gathered)
         return "; ".join(filter(None, (self._disk.trouble, waits))) if waits else ""
 
     @property
@@ -186,8 +190,8 @@ class FederationServer:
 
     def _tell_the_end(self) -> None:
         with self._lock:
-            about = {"run": self.shared.run, "steps": self.shared.version}
-            self._disk.attempt("the end of the run", lambda: self._messages.audit.write("ended", **about))
+            fields = {"run": self.shared.run, "steps": self.shared.version}
+            self._disk.attempt("the end of the run", lambda: self._messages.audit.write("ended", **fields))
             self.shared.dismiss()
             dismissed = time.monotonic()
         silence = self.shared.timeouts.silence
@@ -240,13 +244,13 @@ class FederationServer:
             self._warn_of_outsized()
             if refusing := [member.name for member in members if member.refused]:
                 log.warning("the run begins without %s", ", ".join(refusing))
-            about = {"event": "begins", "present": len(present), "sites": len(members)}
-            log.info("the run begins with %(present)d of %(sites)d sites", about)
+            fields = {"event": "begins", "present": len(present), "sites": len(members)}
+            log.info("the run begins with %(present)d of %(sites)d sites", fields)
 
     def _warn_of_outsized(self) -> None:
-        """Say so where one site states more rows than all others together: nobody can check that it has them."""
+        """Warn of a site that states more rows than all others together: nobody can check that it has them."""
         stated = {member.name: member.rows["train"] for member in self.shared.members if member.rows is not None}
-        name = max(stated, key=lambda one: stated[one])
+        name = max(stated, key=lambda site: stated[site])
         if len(stated) > 2 and 2 * stated[name] > sum(stated.values()):
             log.warning(
                 "%s states %s of %s training rows, so where updates count by rows it outweighs all others: "
@@ -254,7 +258,7 @@ class FederationServer:
             )  # fmt: skip
 
     def _wanted(self) -> int:
-        """How many sites must be present before the first task.
+        """Return the number of sites that must be present before the first task.
 
         Raises:
             SettingError: so many sites refuse that there will never be enough.
@@ -262,11 +266,13 @@ class FederationServer:
         members, wait_for = self.shared.members, self.shared.timeouts.wait_for
         refusing = [member for member in members if member.refused]
         willing = len(members) - len(refusing)
-        wanted = len(members) if wait_for == "all" else min(wait_for or max(willing, 1), len(members))
-        if willing < wanted:
-            one = refusing[0]
-            raise SettingError(f"{len(refusing)} of {len(members)} sites do not take part, {one.name}: {one.refused}")
-        return wanted
+        count = len(members) if wait_for == "all" else min(wait_for or max(willing, 1), len(members))
+        if willing < count:
+            refuser = refusing[0]
+            raise SettingError(
+                f"{len(refusing)} of {len(members)} sites do not take part, {refuser.name}: {refuser.refused}"
+            )
+        return count
 
     def _watch(self) -> None:
         """Loop of the watching thread: gives up tasks at sites that are silent or too slow, and writes the status."""
@@ -276,12 +282,12 @@ class FederationServer:
             with self._changed:
                 for member in self.shared.members:
                     if (shut := self._messages.link.shut.get(member.name, "")) and shut != member.refused:
-                        about = {"site": member.name, "reason": shut}
-                        self._disk.attempt("the audit log", partial(self._messages.audit.write, "shut out", **about))
+                        fields = {"site": member.name, "reason": shut}
+                        self._disk.attempt("the audit log", partial(self._messages.audit.write, "shut out", **fields))
                         member.refused = shut
-                    for one in list(member.open.values()):
-                        if self._gathered and (reason := self._give_up_reason(member, one)):
-                            self.shared.end_task(member, one, None, reason)
+                    for open_task in list(member.open.values()):
+                        if self._gathered and (reason := self._give_up_reason(member, open_task)):
+                            self.shared.end_task(member, open_task, None, reason)
                     self._log_presence(member)
                     if self._gathered:  # before, the heartbeat names all sites that are missing
                         self._messages.log_doing(member, EVERY)
@@ -292,47 +298,47 @@ class FederationServer:
             time.sleep(1.0)
 
     def _log_presence(self, member: Member) -> None:
-        """Say so where a site has fallen silent, and where it is heard again."""
+        """Log that a site has fallen silent, or is heard again."""
         silent = member.heard is not None and member.silent() > self.shared.timeouts.silence
         if silent == member.missed or self.shared.dismissed:
             return
         member.missed = silent
-        about = {"event": "silent" if silent else "back", "site": member.name}
+        fields = {"event": "silent" if silent else "back", "site": member.name}
         if silent:
-            log.warning("no word from %(site)s: it gets no tasks until it is heard again", about)
+            log.warning("no word from %(site)s: it gets no tasks until it is heard again", fields)
         else:
-            log.info("%(site)s is heard again", about)
+            log.info("%(site)s is heard again", fields)
 
-    def _give_up_reason(self, member: Member, one: OpenTask) -> str | None:
-        """Why a task is not waited for any longer, or None.
+    def _give_up_reason(self, member: Member, open_task: OpenTask) -> str | None:
+        """Return the reason to stop waiting for a task, or None.
 
         Nothing that one site does, or does not do, keeps the others waiting for ever.
         """
-        timeouts, taken = self.shared.timeouts, self.shared.clock() - one.sent - one.transfer_time
+        timeouts, seconds = self.shared.timeouts, self.shared.clock() - open_task.sent - open_task.transfer_time
         unready = member.unready_for(self.shared.terms, timeouts.silence)
-        patience = timeouts.patience if one.trains else timeouts.silence
+        patience = timeouts.patience if open_task.trains else timeouts.silence
         if min(member.silent(), time.monotonic() - self.shared.began) > patience:
             return f"silent for more than {patience:g} seconds"
         if member.refused:
             return f"does not take part: {member.refused}"
         if member.owed:
             return "still owes the result of an earlier task"
-        if taken > timeouts.task_timeout:
-            return self._overdue(member, one, f"took more than {timeouts.task_timeout:g} seconds")
-        if min(taken, unready) > timeouts.patience:
-            return self._overdue(member, one, f"present but not ready for {timeouts.patience:g} seconds")
+        if seconds > timeouts.task_timeout:
+            return self._overdue(member, open_task, f"took more than {timeouts.task_timeout:g} seconds")
+        if min(seconds, unready) > timeouts.patience:
+            return self._overdue(member, open_task, f"present but not ready for {timeouts.patience:g} seconds")
         return None
 
     @staticmethod
-    def _overdue(member: Member, one: OpenTask, reason: str) -> str:
-        """Record that a present site has let a task pass, and say so."""
+    def _overdue(member: Member, open_task: OpenTask, reason: str) -> str:
+        """Record and log that a present site has let a task pass."""
         if (doing := member.doing()) and member.overdue + 1 < CHANCES:  # started again, it may not have the task
             member.overdue += 1
             return doing
-        member.owe(one.task.id)
+        member.owe(open_task.task.id)
         again = "until it delivers" if member.overdue < CHANCES else "in this run any more"
-        about = {"event": "overdue", "site": member.name, "why": reason, "again": again}
-        log.warning("%(site)s %(why)s: the run goes on without it, and it gets no tasks %(again)s", about)
+        fields = {"event": "overdue", "site": member.name, "why": reason, "again": again}
+        log.warning("%(site)s %(why)s: the run goes on without it, and it gets no tasks %(again)s", fields)
         return reason
 
     def _write_status(self, last: bool = False) -> None:
@@ -361,3 +367,25 @@ class FederationServer:
         model = task.vectors["model"]
         stack = ClientStack([SERVER_ID], [task.version], [task.rng_version], [0], [model], {}, {}, task.query)
         return serve(self._engine, stack).update(0)
+
+
+def return_freed_memory() -> None:
+    """Have vectors returned to the system as soon as they are freed.
+
+    GNU's C library keeps freed pieces of up to 32 MB once it has seen one, and gaps between them never close: a server
+    with a model of 25 MB kept a dozen of them.  Pieces of results leave such gaps, too: a hundred sites with a model of
+    1 MB left more than a hundred MB of them.  With other libraries nothing happens.
+    """
+    library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(library, "mallopt"):
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_TOP_PAD, _SPARE)
+        library.malloc_trim(0)  # what was freed while the run was prepared
+
+
+def open_many_files() -> None:
+    """Allow as many open files as the system lets this process have: each site has a connection, each result a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # some systems have a limit of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -6,17 +6,37 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from piebald.contracts import Checkpoint, Result, Task, Update
 from piebald.core.parameters import nbytes
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.link.pieces import Assembly
-from piebald.federation.link.timeouts import Timeouts
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
+
+_NAMED = 5  # sites that one line names, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits to the server's patience; see `Federation` for the fields.
+
+    Attributes:
+        wait_for: number of sites that must be present before the first task; "all" for every site; None waits for all
+            that do not refuse, or for one after `patience`.
+        patience: seconds of silence after which training at a site is given up.
+        silence: seconds of silence after which a site gets no tasks, and its answers to queries are given up.
+        task_timeout: seconds that a task may take at a site that is present.
+    """
+
+    wait_for: int | Literal["all"] | None
+    patience: float
+    silence: float
+    task_timeout: float
 
 
 class FederationState:
@@ -73,9 +93,30 @@ class FederationState:
         self.now = self.clock()
 
     def ready_clients(self) -> list[int]:
-        """Clients whose sites can be sent tasks."""
+        """Return the clients whose sites can be sent tasks."""
         silence = self.timeouts.silence
         return [number for number, member in enumerate(self.members) if member.ready(self.terms, silence)]
+
+    def waits_for(self, gathered: bool) -> str:
+        """Return what the server waits for, in words, "" where its run has ended.
+
+        Args:
+            gathered: true once the run has begun.
+        """
+        with self.lock:
+            if self.closing:
+                return ""
+            if self.dismissed:
+                return "the run is over: waiting until the sites know"
+            missing = [member for member in self.members if not member.ready(self.terms, self.timeouts.silence)]
+            working = [member for member in self.members if member.open]
+            if not gathered:
+                return f"waiting for {_listed(map(_presence, missing))}" if missing else "waiting for sites"
+            if working:
+                return f"waiting for {_listed(_work(member, self.clock()) for member in working)}"
+            if missing and len(missing) == len(self.members):
+                return f"no site is present: waiting for {_listed(map(_presence, missing))}"
+            return f"the server is at work on step {self.version + 1}"
 
     # -- tasks and results
 
@@ -107,7 +148,7 @@ class FederationState:
         self._arrived.append(Result(one.task, update, one.sent, self.clock(), down, up, failure, refused))
 
     def pop_result(self) -> Result | None:
-        """The next result, or None where none has arrived."""
+        """Return the next result, or None where none has arrived."""
         if not self._arrived:
             return None
         result = self._arrived.popleft()
@@ -137,22 +178,24 @@ class FederationState:
         )
 
     def _unsaved(self, member: Member) -> list[int]:
-        """Training tasks of a site that no checkpoint holds for certain."""
+        """Return the training tasks of a site that no checkpoint holds for certain."""
         number = self.number[member.name]
-        ids = {id for id, one in member.open.items() if one.trains}
+        ids = {id for id, open_task in member.open.items() if open_task.trains}
         ids |= {id for tasks in (self._returned, self._captured) for id, client in tasks.items() if client == number}
         return sorted(ids | {result.task.id for result in self._arrived if result.task.client == number})
 
     # -- checkpoints
 
     def checkpoint(self) -> Checkpoint:
-        """The clock and the tasks under way.
+        """Return the clock and the tasks under way.
 
         Results that have arrived meanwhile count as under way: they stay at their sites until a checkpoint holds them.
         """
         # a new checkpoint means that the one before has been written, so that what it held is saved
         self._captured, self._returned = dict(self._returned), {}
-        under_way = [[one.task.id, one.sent] for member in self.members for one in member.open.values()]
+        under_way = [
+            [open_task.task.id, open_task.sent] for member in self.members for open_task in member.open.values()
+        ]
         under_way += [[result.task.id, result.sent] for result in self._arrived if result.task.query is None]
         values = {"run": self.run, "now": self.clock(), "last_id": self._last_id, "open": sorted(under_way)}
         values["rows"] = [member.rows for member in self.members]
@@ -174,5 +217,37 @@ class FederationState:
         self._returned, self._captured, self.dismissed = {}, {}, True
 
     def status(self) -> dict[str, Any]:
-        """The federation's status as plain values, without its sites."""
+        """Return the federation's status as plain values, without its sites."""
         return {"version": __version__, "run": self.run, "steps": self.version, "over": self.dismissed}
+
+
+def _word(member: Member) -> str:
+    return "not heard yet" if member.heard is None else f"last word {member.silent():.0f} s ago"
+
+
+def _doing(member: Member) -> str:
+    """Return the work that keeps a site from its tasks, to be followed by other words."""
+    return f"{doing}, " if (doing := member.doing()) else ""
+
+
+def _presence(member: Member) -> str:
+    """Return a site that is missing, and the reason, in words."""
+    if member.hello is not None and member.hello.pending and not member.refused:
+        return f"{member.name} (waits until somebody there approves the experiment, {_word(member)})"
+    if member.refused:
+        return f"{member.name} (refuses: {member.refused})"
+    return f"{member.name} ({_doing(member)}{_word(member)})"
+
+
+def _work(member: Member, now: float) -> str:
+    """Return a site that has work, and the work, in words."""
+    open_task = next(iter(member.open.values()))
+    work = f"task {open_task.task.id} of" if open_task.trains else "an answer for"
+    work += f" step {open_task.task.version + 1} for {now - open_task.sent:.0f} s"
+    return f"{member.name} ({work}, {_doing(member)}{_word(member)})"
+
+
+def _listed(descriptions: Iterable[str]) -> str:
+    names = list(descriptions)
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from piebald.contracts import Clients, RowsAtSites, Runtime
 from piebald.core.errors import SettingError
-from piebald.federation.link.timeouts import Timeouts
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.base import RuntimeSettings
 
@@ -31,6 +30,13 @@ class Federation(RuntimeSettings):
         experiment: the experiment's settings, from which sites rebuild the model; filled in by the command line.
         lineage: number of the run that this one goes on from, by which sites find the state that they kept; filled in
             by `start_from`.
+
+    Examples:
+        Begin with two sites, and train on without one that is silent for a minute.
+
+        >>> runtime = Federation(wait_for=2, patience=60)
+        >>> runtime.patience, runtime.task_timeout, runtime.simulates
+        (60.0, 3600.0, False)
     """
 
     simulates = False
@@ -72,6 +78,7 @@ class Federation(RuntimeSettings):
             )
         from piebald.federation.hub.local_federation import LocalFederation
         from piebald.federation.hub.server_runtime import FederationServer
+        from piebald.federation.hub.server_state import Timeouts
 
         local = LocalFederation.start(len(clients), self.folder) if self.credentials is None else None
         folder = Path(str(self.credentials)) if local is None else local.server

@@ -1,4 +1,4 @@
-"""Messages between a server and its sites: connections, frames, pieces, and what messages are made of.
+"""Messages between a server and its sites: connections, frames, pieces, and the fields of messages.
 
-Nothing here knows what a task or a policy is.
+Credentials say who is at the other end of a connection.  Nothing here knows what a task or a policy is.
 """

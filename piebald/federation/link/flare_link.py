@@ -22,7 +22,7 @@ from typing import Any
 from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
-from piebald.federation.link.tls_errors import reason
+from piebald.federation.link.tls import reason
 from piebald.federation.link.wire_messages import LONGEST, Message, Refused, Reply, SomeMessage, decode, encode
 
 SERVER = "server"  # the server's name in its certificate, whatever its host is called
@@ -106,7 +106,7 @@ class Link:
         from nvflare.fuel.f3 import communicator
         from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 
-        from piebald.federation.link.tls import SCHEME, make_driver
+        from piebald.federation.link.flare_driver import SCHEME, make_driver
 
         if communicator.driver_mgr.find_driver_class(SCHEME) is None:
             communicator.driver_mgr.register(make_driver())
@@ -131,7 +131,7 @@ class Link:
         return cell
 
     def _reject(self, credentials: Path) -> Callable[[Any], bool]:
-        """Whether the party of a certificate is not admitted any more; the reason is reported, and kept in `shut`."""
+        """Return the test of whether a party is shut out; the reason is reported, and kept in `shut`."""
         admission = Admission(credentials)
 
         def reject(certificate: Any) -> bool:
@@ -186,7 +186,7 @@ class Link:
         return memoryview(answer)
 
     def tell(self, target: str, topic: str, head: Message, body: bytes | memoryview = b"") -> bool:
-        """Send a message without waiting for a reply; returns whether the connection took it.
+        """Send a message without waiting for a reply, and return whether the connection took it.
 
         What its handler returns comes back as a receipt, where it is a `Reply`.
         """
@@ -201,7 +201,7 @@ class Link:
 
     @contextmanager
     def receipts(self, target: str, digest: str, take: Callable[[Reply], None]) -> Iterator[None]:
-        """Meanwhile, call a function with the receipts of a party for the pieces of a body."""
+        """Call a function in the meantime with the receipts of a party for the pieces of a body."""
         self._receipts[target, digest] = take
         try:
             yield
@@ -209,7 +209,7 @@ class Link:
             self._receipts.pop((target, digest), None)
 
     def connection(self, target: str) -> int:
-        """A number that changes when a party has connected anew: what was under way to it then is lost."""
+        """Return a number that changes when a party has connected anew: messages on their way to it are lost then."""
         return self._connections[target]
 
     def report(self, sentence: str) -> None:
@@ -238,23 +238,23 @@ class Link:
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):  # which is reported
             self.trouble = f"the other end is not this federation's: {reason(error)}"
             return
-        why = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
+        trouble = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
         if isinstance(error, ssl.SSLEOFError):  # a proxy whose server is away, or a server that is being stopped
-            why = f"{reason(error)} before it was made"
-        if "handshake operation timed out" in why:  # OpenSSL's words, behind a line of its source
-            why = "it takes connections and does not answer as a federation's server does"
-        self._log_trouble(why or type(error).__name__)
+            trouble = f"{reason(error)} before it was made"
+        if "handshake operation timed out" in trouble:  # OpenSSL's words, behind a line of its source
+            trouble = "it takes connections and does not answer as a federation's server does"
+        self._log_trouble(trouble or type(error).__name__)
 
-    def _log_trouble(self, why: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if self._stopping:
             return
         with self._lock:
-            self.trouble, known = why, why in self._troubles
-            self._troubles.add(why)
-        if not known:
+            self.trouble, is_logged = trouble, trouble in self._troubles
+            self._troubles.add(trouble)
+        if not is_logged:
             log.warning(
                 "connecting to %(address)s: %(why)s; it is tried again every second",
-                {"event": "disconnected", "address": self._address, "why": why},
+                {"event": "disconnected", "address": self._address, "why": trouble},
             )
 
     def _on_lost(self) -> None:
@@ -302,7 +302,7 @@ class Link:
         return message
 
     def _reject_reason(self, message: Any, name: str | None) -> str | None:
-        """The reason to drop a message, or None."""
+        """Return the reason to drop a message, or None."""
         get = _reader(message)
         if name is None or not self.knows(name):
             return "is not one of this federation's parties"
@@ -321,7 +321,7 @@ class Link:
         return f"sent {size:,} bytes, where at most {LONGEST:,} are allowed" if size > LONGEST else None
 
     def _topics(self, kind: str) -> Any:
-        """Topics that are allowed: requests need a handler here, replies are paired with requests by the cell layer."""
+        """Return the allowed topics: requests need a handler here, and the cell layer pairs replies with requests."""
         return self._handlers if kind == "req" else ("hello", "check", "terms", "task", "result")
 
 
@@ -358,9 +358,9 @@ class _NameClaims(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = re.search(r"authenticated as '([^']*)' but claimed endpoint '([^']*)'", record.getMessage())
-        if found is not None:
-            self._report(f"{found[1]} claimed to be {found[2]}")
+        match = re.search(r"authenticated as '([^']*)' but claimed endpoint '([^']*)'", record.getMessage())
+        if match is not None:
+            self._report(f"{match[1]} claimed to be {match[2]}")
 
 
 def _silence_cell_log(report: Callable[[str], None]) -> None:

@@ -34,7 +34,7 @@ class FrameRoom:
         self._lock = threading.Lock()
 
     def take(self, who: FrameQueue, size: int, always: bool) -> bool:
-        """Take room; returns whether there was enough, else `who` is woken when there may be.
+        """Take room, and return whether there was enough; else `who` is woken when there may be.
 
         Args:
             who: the queue of a connection.

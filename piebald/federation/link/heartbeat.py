@@ -1,4 +1,4 @@
-"""A line of the log whenever nothing was logged for a while, so that what is waited for can always be read there."""
+"""Signs of life: a line of the log whenever nothing was logged for a while, and hellos of a site that is busy."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Heartbeat(logging.Filter):
         """Log what is waited for, if nothing was logged for long enough."""
         if self._clock() - self._last < self._every:
             return
-        if self._yields and any(isinstance(one, Heartbeat) and one is not self for one in log.filters):
+        if self._yields and any(isinstance(watcher, Heartbeat) and watcher is not self for watcher in log.filters):
             return self.stop()
-        if what := self._waits_for():
-            self._tell(what)
+        if activity := self._waits_for():
+            self._tell(activity)
         self._last = self._clock()
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Heartbeat(logging.Filter):
 
 @contextmanager
 def at_work(doing: str, tell: Callable[[str], None] | None = None, every: float = EVERY) -> Iterator[None]:
-    """Say what this process is doing while the block takes long, until what it does watches the log by itself.
+    """Log what this process is doing while the block takes long, until another heartbeat watches the log.
 
     Args:
         doing: what it does, in words.
@@ -93,5 +93,31 @@ def at_work(doing: str, tell: Callable[[str], None] | None = None, every: float 
         beats.stop()
 
 
-def _log_waiting(what: str) -> None:
-    log.info("%(waits)s", {"event": "waiting", "waits": what})
+@contextmanager
+def repeated(say: Callable[[], object], every: float) -> Iterator[None]:
+    """Call a function again and again in a thread of its own while the block runs.
+
+    The last call has returned when the block ends, unless it takes longer than the time between two calls.  So what the
+    caller says next comes after it.
+
+    Args:
+        say: the function; it raises nothing.
+        every: seconds before the first call, and between two.
+    """
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every):
+            say()
+
+    thread = threading.Thread(target=run, name="presence", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(every)
+
+
+def _log_waiting(activity: str) -> None:
+    log.info("%(waits)s", {"event": "waiting", "waits": activity})

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.stored_vectors import LARGE, NamelessFile
-from piebald.federation.link.stored_body import StoredBody
-from piebald.federation.link.wire_format import Body, new_digest
+from piebald.federation.link.wire_format import Body, StoredBody, new_digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply
 
 _WORTH = 0.9  # a piece is sent packed where that leaves at most this share of it
@@ -24,7 +23,7 @@ class Packer:
         self._skip = 0
 
     def pack(self, data: memoryview, rate: float) -> tuple[bytes | memoryview, bool]:
-        """What is sent for a piece, and whether it is packed.
+        """Return the bytes to send for a piece, and whether they are packed.
 
         Args:
             data: the piece.
@@ -41,29 +40,29 @@ class Packer:
 
 
 def _shrinks(data: memoryview) -> bool:
-    """Whether some bytes shrink; of a few, since packing a whole piece for nothing takes as long as sending it."""
+    """Return whether bytes shrink; it is tried on few, as packing a piece in vain takes as long as sending it."""
     return len(zlib.compress(data, 1)) <= _WORTH * len(data)
 
 
 def unpacked(piece: Piece, data: memoryview) -> bytes | memoryview:
-    """The bytes of a piece.
+    """Return the bytes of a piece.
 
     Raises:
         Refused: they cannot be unpacked, or are more than a piece has.  No more room than that is made for them.
     """
     if not piece.packed:
-        found: bytes | memoryview = data
+        content: bytes | memoryview = data
     else:
-        made = zlib.decompressobj()
+        decompressor = zlib.decompressobj()
         try:
-            found = made.decompress(data, PIECE + 1)
+            content = decompressor.decompress(data, PIECE + 1)
         except zlib.error:
             raise Refused("a piece that cannot be unpacked") from None
-        if len(found) <= PIECE and (not made.eof or made.unused_data):
+        if len(content) <= PIECE and (not decompressor.eof or decompressor.unused_data):
             raise Refused("a piece that cannot be unpacked")
-    if len(found) > PIECE:
+    if len(content) > PIECE:
         raise Refused(f"a piece of more than {PIECE:,} bytes")
-    return found
+    return content
 
 
 class Assembly:
@@ -117,20 +116,20 @@ class Assembly:
             self._begin(piece)
         if not len(data):
             return self._reply("again"), None
-        found = unpacked(piece, data)
-        if piece.start + len(found) > piece.size:
+        content = unpacked(piece, data)
+        if piece.start + len(content) > piece.size:
             self.drop()
             raise Refused("more bytes than declared")
         try:
-            self._add(piece.start, found)
+            self._add(piece.start, content)
         except OSError:
             self.drop()
             raise
         if self._there < piece.size:
             return self._reply("go on"), None
-        reply, body, made = self._reply("done"), self._body, self._hash.hexdigest()
+        reply, body, body_digest = self._reply("done"), self._body, self._hash.hexdigest()
         self.drop()
-        if made != piece.digest:
+        if body_digest != piece.digest:
             raise Refused("a body that does not match its digest")
         return reply, body
 
@@ -156,10 +155,10 @@ class Assembly:
 
 
 def _body_of(piece: Piece) -> tuple[str, int, int, str]:
-    """What a piece's body is known by."""
+    """Return the values by which a piece's body is known."""
     return piece.run, piece.id, piece.size, piece.digest
 
 
 def piece_at(body: bytes | Body, start: int, length: int = PIECE) -> memoryview:
-    """The piece of a body that begins at an offset."""
+    """Return the piece of a body that begins at an offset."""
     return (memoryview(body) if isinstance(body, bytes) else body)[start : start + length]

@@ -38,15 +38,15 @@ class Proxy:
 
 
 def proxy_for(host: str, port: int) -> Proxy | None:
-    """The proxy through which a server is reached, None where it is reached without one, as this machine always is.
+    """Return the proxy through which a server is reached, None where there is none, as for this machine.
 
     Raises:
         SettingError: `HTTPS_PROXY` is not the address of an HTTP proxy.
     """
-    given = getproxies().get("https")
-    if not given or _this_machine(host) or proxy_bypass(f"{host}:{port}"):
+    setting = getproxies().get("https")
+    if not setting or _this_machine(host) or proxy_bypass(f"{host}:{port}"):
         return None
-    parts = urlsplit(given if "://" in given else f"http://{given}")
+    parts = urlsplit(setting if "://" in setting else f"http://{setting}")
     try:
         number = parts.port or 80
     except ValueError:
@@ -74,31 +74,31 @@ def connect(address: tuple[str, int], timeout: float) -> socket.socket:
     if proxy is None:
         return socket.create_connection(address, timeout=timeout)
     try:
-        made = socket.create_connection((proxy.host, proxy.port), timeout=timeout)
+        connection = socket.create_connection((proxy.host, proxy.port), timeout=timeout)
     except OSError as error:
         raise ConnectionError(f"the proxy {proxy.address} cannot be reached: {error.strerror or error}") from None
     try:
         target = f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
         login = f"Proxy-Authorization: Basic {proxy.login}\r\n" if proxy.login else ""
-        made.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode())
-        answer = _answer(made)
+        connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode())
+        answer = _answer(connection)
         words = answer.split(" ", 2)
         if not answer.startswith("HTTP/1.") or len(words) < 2 or not words[1].startswith("2"):
             raise ConnectionError(f"the proxy {proxy.address} answers {answer[:80]!r} for {target}")
     except BaseException:
-        made.close()
+        connection.close()
         raise
-    return made
+    return connection
 
 
-def _answer(made: socket.socket) -> str:
-    """The first line of the proxy's answer.  It is read byte by byte: what comes after its end is the server's."""
+def _answer(connection: socket.socket) -> str:
+    """Return the first line of the proxy's answer, read byte by byte: the bytes after its end are the server's."""
     answer = bytearray()
     while not answer.endswith(b"\r\n\r\n"):
-        one = made.recv(1)
-        if not one or len(answer) > _LONGEST:
-            raise ConnectionError("the proxy ended the connection" if not one else "the proxy's answer is too long")
-        answer += one
+        byte = connection.recv(1)
+        if not byte or len(answer) > _LONGEST:
+            raise ConnectionError("the proxy ended the connection" if not byte else "the proxy's answer is too long")
+        answer += byte
     return answer.split(b"\r\n", 1)[0].decode("latin-1")
 
 

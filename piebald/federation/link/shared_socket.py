@@ -28,9 +28,9 @@ class SharedSocket(ssl.SSLSocket):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """A socket; `ssl` makes it without calling its own `__init__`."""
-        made = super().__new__(cls, *args, **kwargs)
-        made._turn, made._ended, made._patience, made._expires = threading.Lock(), False, math.inf, math.inf
-        return made
+        shared = super().__new__(cls, *args, **kwargs)
+        shared._turn, shared._ended, shared._patience, shared._expires = threading.Lock(), False, math.inf, math.inf
+        return shared
 
     _turn: threading.Lock
     _ended: bool
@@ -104,4 +104,4 @@ class SharedSocket(ssl.SSLSocket):
                 ready = select.poll()
                 ready.register(self.fileno(), event)
             if not ready.poll(None if seconds == math.inf else 1000 * seconds):
-                raise TimeoutError(f"not a byte for {seconds:g} seconds")
+                raise TimeoutError(f"no byte was transferred for {seconds:g} seconds")

@@ -1,13 +1,11 @@
 """Connections: TLS 1.3 over TCP, with certificates of the federation's own authority on both ends.
 
-This is a driver for NVIDIA FLARE's cells.  Unlike FLARE's own it trusts that authority alone (not the operating
-system's roots), a connection that sends nothing does not block others, and a frame that claims to be longer than any
-message ends the connection; memory for a frame is taken as its bytes arrive.
+That authority alone is trusted, not the operating system's roots, and a connection that sends nothing does not block
+others.  Memory for a frame is taken as its bytes arrive.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import ssl
@@ -15,22 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event
 from typing import Any
 
-from piebald.federation.link.frame_queue import FrameQueue, FrameRoom
+from piebald.federation.credentials.party_files import stamp_of
 from piebald.federation.link.proxy import connect
 from piebald.federation.link.shared_socket import SharedSocket
-from piebald.federation.link.tls_errors import refusal as handshake_refusal
-from piebald.federation.link.wire_messages import LONGEST
 
-SCHEME = "piebald"
 HANDSHAKE = 10.0  # seconds for a connection to complete the handshake
 IDLE = 120.0  # seconds without a byte after which the server ends a connection; sites say hello every second
 QUIET = 30.0  # seconds without a byte after which a site does, and in which a byte that is sent must be on its way
 CONNECTIONS = 4  # of one certificate at a time; the oldest ends where there are more
-FRAME = LONGEST + (1 << 16)  # a message with the cell's own headers
 BACKLOG = 128
 _RECORD = 1 << 14  # bytes that are handed to TLS at a time, or taken from it: no record is longer
 _UNSENT = 1 << 17  # bytes that may wait in the system's buffer: a hello waits behind them
@@ -39,6 +35,13 @@ _KEEP_ALIVE = {  # a connection whose other end has vanished without a word is n
     socket.TCP_NOTSENT_LOWAT: _UNSENT,
 }  # fmt: skip
 _RETRY = (0.2, 1.0)  # seconds between attempts to connect: the first and the longest wait
+_NOT_YET, _EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+_ALERTS = {
+    "CERTIFICATE_EXPIRED": "this end's certificate has expired: ask for new credentials, or set both clocks",
+    "UNKNOWN_CA": "this end's certificate is of another federation: compare the credentials of both",
+    "BAD_CERTIFICATE": "this end's certificate is not valid there: compare the credentials and the clocks of both",
+    "CERTIFICATE_UNKNOWN": "this end's certificate is not accepted there: compare the credentials of both",
+}
 
 Carry = Callable[[SharedSocket], None]
 Refusal = Callable[[str, Exception], None]
@@ -46,18 +49,18 @@ Reject = Callable[[Any], bool]
 
 
 def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
-    """The TLS context of one end; `params` names the files of the credentials."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    made.sslsocket_class = SharedSocket
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
-    made.verify_mode = ssl.CERT_REQUIRED
+    """Return the TLS context of one end; `params` names the files of the credentials."""
+    tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    tls_context.sslsocket_class = SharedSocket
+    tls_context.minimum_version = ssl.TLSVersion.TLSv1_3
+    tls_context.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
+    tls_context.verify_mode = ssl.CERT_REQUIRED
     if server:
-        made.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
+        tls_context.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
     role = "server" if server else "client"
-    made.load_verify_locations(params["ca_cert"])
-    made.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
-    return made
+    tls_context.load_verify_locations(params["ca_cert"])
+    tls_context.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
+    return tls_context
 
 
 class RenewedContext:
@@ -72,20 +75,18 @@ class RenewedContext:
     def __init__(self, params: dict[str, Any], server: bool) -> None:
         self._params, self._server = params, server
         role = "server" if server else "client"
-        self._files = [params[name] for name in ("ca_cert", f"{role}_cert", f"{role}_key")]
+        self._files = [Path(params[name]) for name in ("ca_cert", f"{role}_cert", f"{role}_key")]
         self._stamp, self._made = self._look(), context(params, server)
 
     def current(self) -> ssl.SSLContext:
-        """The context for the next connection; while files are being replaced, the one before."""
+        """Return the context for the next connection; while files are being replaced, the one before."""
         if (stamp := self._look()) != self._stamp:
             with suppress(OSError):  # an `ssl.SSLError` is one: a new certificate beside the old key
                 self._made, self._stamp = context(self._params, self._server), stamp
         return self._made
 
-    def _look(self) -> list[tuple[int, int]]:
-        with suppress(OSError):
-            return [(about.st_mtime_ns, about.st_ino) for about in map(os.stat, self._files)]
-        return []
+    def _look(self) -> list[tuple[int, int] | None]:
+        return [stamp_of(path) for path in self._files]
 
 
 class _Handler(BaseRequestHandler):
@@ -97,10 +98,10 @@ class _Handler(BaseRequestHandler):
         keep_alive(self.request)
         self.request.settimeout(HANDSHAKE)
         try:
-            made = self.server.contexts.current().wrap_socket(self.request, server_side=True)
+            wrapped = self.server.contexts.current().wrap_socket(self.request, server_side=True)
         except (OSError, ValueError) as error:
             return self.server.refusal(self.client_address[0], error)
-        secured = shared(made, IDLE)
+        secured = shared(wrapped, IDLE)
         if not self.server.rejects(secured):
             with self.server.admitted(secured):
                 self.server.carry(secured)
@@ -162,14 +163,14 @@ class Listener(ThreadingTCPServer):
             return
         self._looked = time.monotonic()
         with self._lock:
-            connections = [secured for own in self._open.values() for secured in own]
+            connections = [secured for sockets in self._open.values() for secured in sockets]
         for secured in connections:
             if self.rejects(secured):
                 with suppress(OSError):
                     secured.shutdown(socket.SHUT_RDWR)
 
     def rejects(self, secured: ssl.SSLSocket) -> bool:
-        """Whether the party at the other end is not admitted (any more)."""
+        """Return whether the party at the other end is not admitted (any more)."""
         try:
             certificate = secured.getpeercert()
         except (OSError, ValueError):  # it has ended meanwhile
@@ -191,8 +192,10 @@ def keep_connecting(
             plain = connect(address, HANDSHAKE)
             keep_alive(plain)
             # the name is for what passes TLS on by its name (SNI) before the server
-            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as made:
-                carry(shared(made, QUIET, ends=True))  # a server ends those of its sites, and says whose (`Listener`)
+            with contexts.current().wrap_socket(plain, server_hostname=address[0]) as wrapped:
+                carry(
+                    shared(wrapped, QUIET, ends=True)
+                )  # a server ends those of its sites, and says whose (`Listener`)
         except (OSError, ValueError) as error:
             refusal("the server", error)
         wait = _RETRY[0] if time.monotonic() - began > 5 else min(2 * wait, _RETRY[1])
@@ -200,7 +203,7 @@ def keep_connecting(
 
 
 def shared(secured: ssl.SSLSocket, patience: float, ends: bool = False) -> SharedSocket:
-    """A connection that `context` has made, to be read and written by several threads from now on.
+    """Return a connection that `context` has made, for several threads to read and write from now on.
 
     Args:
         secured: the connection.
@@ -234,7 +237,7 @@ def send(secured: ssl.SSLSocket, frame: bytes | bytearray) -> None:
 
 
 def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool:
-    """Append to a frame until it has its length; returns whether it got there before the connection ended.
+    """Append to a frame until it has its length, and return whether it got there before the connection ended.
 
     Memory is taken for what has arrived, never for what is announced.
     """
@@ -246,152 +249,31 @@ def receive(recv: Callable[[int], bytes], frame: bytearray, length: int) -> bool
     return True
 
 
-def _make_connection() -> Any:
-    """Make the class of connections, which needs the extra `federation`."""
-    from nvflare.fuel.f3.comm_error import CommError
-    from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
-    from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
+def refusal(who: str, error: ssl.SSLError) -> str:
+    """Return the sentence about a handshake that failed.
 
-    class Frames(SocketConnection):  # type: ignore[misc]
-        """A connection that refuses frames longer than any message, and takes the time that a slow link takes.
-
-        Its frames are handled by few threads at a time, and it reads no more while many wait (`frame_queue`).
-        """
-
-        queue: FrameQueue | None = None
-        room: FrameRoom
-
-        def register_frame_receiver(self, receiver: Any) -> None:
-            super().register_frame_receiver(receiver)
-            manager, connection = receiver.conn_manager, receiver.conn
-            self.queue = FrameQueue(
-                manager.frame_mgr_executor.submit,
-                lambda frame: manager.process_frame_task(connection, frame),
-                self.room,
-            )
-
-        def process_frame(self, frame: bytes | bytearray) -> None:
-            if self.queue is not None:
-                self.frame_receiver.conn.last_activity = time.time()
-                self.queue.put(frame)
-
-        def close(self) -> None:
-            if self.queue is not None:
-                self.queue.end()
-            super().close()
-
-        def send_frame(self, frame: bytes | bytearray) -> None:
-            try:
-                send(self.sock, frame)
-            except (OSError, ValueError) as error:  # a frame that was sent in part leaves the connection unusable
-                self.close()
-                raise CommError(CommError.CLOSED, f"the connection ended while a frame was sent: {error}") from None
-
-        def read_frame(self) -> bytearray:
-            head = bytearray()
-            if not receive(self.sock.recv, head, PREFIX_LEN):
-                raise CommError(CommError.CLOSED, "the connection was closed by the other end")
-            length = Prefix.from_bytes(head).length
-            if not PREFIX_LEN <= length <= FRAME:
-                raise CommError(CommError.BAD_DATA, f"a frame that claims {length} bytes")
-            if not receive(self.sock.recv, head, length):
-                raise CommError(CommError.CLOSED, "the connection was closed by the other end")
-            return head
-
-    return Frames
+    Args:
+        who: the other end.
+        error: how it failed.
+    """
+    if any((error.reason or "").endswith(f"ALERT_{alert}") for alert in _ALERTS):
+        return f"{who} does not accept this end: {reason(error)}"
+    return f"{who} did not prove that it belongs to this federation: {reason(error)}"
 
 
-def make_driver() -> Any:
-    """Make the driver class for cells whose address begins with ``piebald://``."""
-    from nvflare.fuel.f3.drivers.base_driver import BaseDriver
-    from nvflare.fuel.f3.drivers.driver import ConnectorInfo
-
-    connection_class = _make_connection()
-
-    class PiebaldDriver(_DriverBase, BaseDriver):  # type: ignore[misc]
-        """Listens and connects."""
-
-        def listen(self, connector: ConnectorInfo) -> None:
-            made, reject = RenewedContext(connector.params, server=True), connector.params["reject"]
-            with Listener(
-                _address(connector), made, self._carrier(connector), self._refusal(connector), reject
-            ) as listener:
-                with self.starting:
-                    if self.over.is_set():  # by a server that was closed before this thread came here
-                        return
-                    self.listener = listener
-                listener.serve_forever(poll_interval=0.1)
-
-        def connect(self, connector: ConnectorInfo) -> None:
-            made, over = RenewedContext(connector.params, server=False), self.over
-            keep_connecting(_address(connector), made, self._carrier(connector), self._refusal(connector), over)
-
-        def _carrier(self, connector: ConnectorInfo) -> Carry:
-            def carry(secured: SharedSocket) -> None:
-                if (connected := connector.params.get("connected")) is not None:
-                    connected(_peer(secured), secured.getpeercert() or {})
-                connection = connection_class(secured, connector, True)
-                connection.room = self.room
-                self.add_connection(connection)
-                connection.read_loop()
-                self.close_connection(connection)
-                if (lost := connector.params.get("lost")) is not None:
-                    lost()
-
-            return carry
-
-    return PiebaldDriver
-
-
-class _DriverBase:
-    """The methods of a driver that do not depend on frames."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.over, self.room, self.starting = Event(), FrameRoom(), threading.Lock()
-        self.listener: Listener | None = None
-
-    @staticmethod
-    def supported_transports() -> list[str]:
-        return [SCHEME]
-
-    @staticmethod
-    def capabilities() -> dict[str, Any]:
-        return {"send_heartbeat": True, "support_ssl": True}
-
-    @staticmethod
-    def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
-        raise NotImplementedError("only listeners with a fixed address are supported")
-
-    @staticmethod
-    def _refusal(connector: Any) -> Refusal:
-        def refusal(who: str, error: Exception) -> None:
-            reporter, failed = connector.params.get("reporter"), connector.params.get("failed")
-            if failed is not None:
-                failed(error)
-            told = failed is not None and isinstance(error, ssl.SSLEOFError)
-            if reporter is not None and isinstance(error, ssl.SSLError) and not told:
-                reporter(handshake_refusal(who, error))
-
-        return refusal
-
-    def shutdown(self) -> None:
-        """Stop listening and connecting, and end all connections."""
-        self.over.set()
-        self.close_all()  # type: ignore[attr-defined]
-        with self.starting:
-            listener = self.listener
-        if listener is not None:
-            listener.shutdown()
-
-
-def _peer(secured: ssl.SSLSocket) -> str:
-    """The address of the other end, "" where it has gone already."""
-    try:
-        return str(secured.getpeername()[0])
-    except OSError:
-        return ""
-
-
-def _address(connector: Any) -> tuple[str, int]:
-    return str(connector.params["host"]) or "0.0.0.0", int(connector.params["port"])
+def reason(error: ssl.SSLError) -> str:
+    """Return why the other end did not prove that it belongs to the federation, or does not admit this one."""
+    here = f"this machine's clock says {datetime.now(UTC):%Y-%m-%d}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code == _EXPIRED:
+            return f"its certificate has expired ({here})"
+        if error.verify_code == _NOT_YET:
+            return f"its certificate is not valid yet ({here}): set both clocks"
+        return error.verify_message
+    if isinstance(error, ssl.SSLEOFError):
+        return "the connection broke off"
+    name = error.reason or ""
+    for alert, sentence in _ALERTS.items():
+        if name.endswith(f"ALERT_{alert}"):
+            return sentence
+    return name or "the connection broke off"

@@ -102,7 +102,7 @@ class _Sending:
         return self._status if self._status in _OVER else None
 
     def _ask(self, wait: bool = True) -> bool:
-        """Ask how much is there; returns whether an answer came soon, where it is waited for."""
+        """Ask how much is there, and return whether an answer came soon, where it is waited for."""
         with self._changed:
             self._asking = wait
             self._questions += 1
@@ -114,7 +114,7 @@ class _Sending:
             return self._changed.wait_for(lambda: not self._asking or self._status is not None, _ANSWER)
 
     def _go_on(self) -> bool:
-        """Send a piece, or wait for receipts where enough is under way; returns whether the connection is there."""
+        """Send a piece, or wait for receipts where enough is under way; return whether the connection is there."""
         with self._changed:
             start = self._sent
             if start >= min(self._there + self._window, len(self._body)):
@@ -139,7 +139,7 @@ class _Sending:
     def _take(self, reply: Reply) -> None:
         """Take a receipt."""
         with self._changed:
-            more = self._there < reply.received <= len(self._body)
+            grows = self._there < reply.received <= len(self._body)
             if reply.status in _OVER:
                 self._status = reply.status
             elif reply.status == "again" and self._questions == 0:
@@ -148,20 +148,20 @@ class _Sending:
                 self._asking = False
                 self._there = self._sent = min(reply.received, len(self._body))
                 self._counted = self._there, time.monotonic()
-            elif more:
+            elif grows:
                 self._count(reply.received)
             self._questions -= reply.status == "again"
             self._changed.notify_all()
-        if more:
+        if grows:
             self._confirmed(reply.received)
 
-    def _count(self, there: int) -> None:
-        """So many bytes are confirmed now."""
+    def _count(self, confirmed: int) -> None:
+        """Record how many bytes are confirmed now."""
         now = self._moved = time.monotonic()
-        self._there, self._sent = there, max(self._sent, there)
+        self._there, self._sent = confirmed, max(self._sent, confirmed)
         if now - self._counted[1] > _TICK:
-            self._rate = (there - self._counted[0]) / (now - self._counted[1])
-            self._counted = there, now
+            self._rate = (confirmed - self._counted[0]) / (now - self._counted[1])
+            self._counted = confirmed, now
 
 
 def fetch_terms(
@@ -179,9 +179,9 @@ def fetch_terms(
     Returns:
         The terms, None where they did not come, or are others than those of the digest.
     """
-    assembly, there, tries = Assembly(), 0, 0
+    assembly, received, tries = Assembly(), 0, 0
     while wanted() and tries < _TRIES:
-        answer = link.request(server, "terms", TermsRequest(start=there), timeout=timeout)
+        answer = link.request(server, "terms", TermsRequest(start=received), timeout=timeout)
         if answer is None:
             tries += 1
             continue
@@ -193,7 +193,7 @@ def fetch_terms(
             return None
         if isinstance(body, bytearray):
             return body if digest(body) == known_by else None
-        if reply.received <= there:
+        if reply.received <= received:
             return None
-        there, tries = reply.received, 0
+        received, tries = reply.received, 0
     return None

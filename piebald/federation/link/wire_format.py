@@ -20,8 +20,7 @@ from torch import Tensor
 from piebald.contracts import MOST_ROWS, Query, ResultForm, Task, Update
 from piebald.contracts.component import build
 from piebald.core.parameters import nbytes
-from piebald.core.stored_vectors import Place, raw
-from piebald.federation.link.stored_body import StoredBody
+from piebald.core.stored_vectors import NamelessFile, Place, StoredVectors, raw
 from piebald.federation.link.wire_messages import HEAD, Id, Refused, ShortText
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 
@@ -71,9 +70,9 @@ def new_digest() -> Any:
 
 def digest(body: bytes | bytearray | memoryview) -> str:
     """The digest of a body: 256 bits, so that nobody can make two terms of which a person approves one."""
-    made = new_digest()
-    made.update(body)
-    return str(made.hexdigest())
+    hasher = new_digest()
+    hasher.update(body)
+    return str(hasher.hexdigest())
 
 
 class Body:
@@ -88,7 +87,7 @@ class Body:
         text = json.dumps(values).encode()
         head, raws = _tensor_head(tensors)
         first = b"".join((struct.pack("<I", len(text)), text, struct.pack("<Q", len(head)), head))
-        self._parts = [memoryview(first), *(one for one in raws if len(one))]
+        self._parts = [memoryview(first), *(part for part in raws if len(part))]
         self._edges = [0, *itertools.accumulate(map(len, self._parts))]
 
     def __len__(self) -> int:
@@ -96,35 +95,68 @@ class Body:
 
     def __getitem__(self, part: slice) -> memoryview:
         start, stop, _ = part.indices(len(self))
-        found = [
-            one[max(start - edge, 0) : stop - edge]
-            for one, edge in zip(self._parts, self._edges, strict=False)
-            if edge < stop and edge + len(one) > start
+        pieces = [
+            part[max(start - edge, 0) : stop - edge]
+            for part, edge in zip(self._parts, self._edges, strict=False)
+            if edge < stop and edge + len(part) > start
         ]
-        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def __bytes__(self) -> bytes:
         return b"".join(self._parts)
 
     def digest(self) -> str:
         """The digest of the whole."""
-        made = new_digest()
-        for one in self._parts:
-            made.update(one)
-        return str(made.hexdigest())
+        hasher = new_digest()
+        for part in self._parts:
+            hasher.update(part)
+        return str(hasher.hexdigest())
 
 
 def _tensor_head(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[memoryview]]:
     """The head of tensors as safetensors has it, and their bytes in its order."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    about, raws, start = dict[str, Any](), list[memoryview](), 0
+    entries, raws, start = dict[str, Any](), list[memoryview](), 0
     for name in order:
         raws.append(raw(tensors[name]))
         kind, stop = _NAMES[tensors[name].dtype], start + len(raws[-1])
-        about[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [start, stop]}
+        entries[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [start, stop]}
         start = stop
-    text = json.dumps(about, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8), raws
+
+
+class StoredBody:
+    """A body in a nameless file, which lives as long as the body or one of its vectors is in use.
+
+    Args:
+        file: an empty file.
+    """
+
+    def __init__(self, file: NamelessFile) -> None:
+        self._file, self._size = file, 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def extend(self, data: bytes | memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self._file.write(data)
+        self._size += len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return some of its bytes, as far as they are there."""
+        content = bytearray(max(min(stop, self._size) - start, 0))
+        self._file.read_into(memoryview(content), start)
+        return bytes(content)
+
+    def vectors(self, places: Mapping[str, Place]) -> StoredVectors:
+        """Return the vectors that lie in it."""
+        return StoredVectors(self._file, places)
 
 
 def pack(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
@@ -150,13 +182,13 @@ def unpack(body: bytes | bytearray | memoryview | StoredBody) -> tuple[dict[str,
         raise Refused(f"a body that cannot be read: {type(error).__name__}") from None
     if not isinstance(values, dict) or len(tensors) > MOST_TENSORS:
         raise Refused(f"a body of {len(tensors)} tensors, where at most {MOST_TENSORS} are allowed, or without values")
-    if odd := next((name for name in tensors if not _NAME.fullmatch(name)), None):
-        raise Refused(f"a tensor called {odd[:80]!r}")
+    if bad_name := next((name for name in tensors if not _NAME.fullmatch(name)), None):
+        raise Refused(f"a tensor called {bad_name[:80]!r}")
     return values, tensors
 
 
 def _heads(body: bytes | bytearray | memoryview | StoredBody) -> tuple[bytes, bytes, int]:
-    """A body's values and the head of its tensors, as text, and where the tensors begin.
+    """Return a body's values and the head of its tensors, as text, and where the tensors begin.
 
     Raises:
         Refused: it is cut off.
@@ -172,42 +204,42 @@ def _heads(body: bytes | bytearray | memoryview | StoredBody) -> tuple[bytes, by
 
 
 def _places(head: bytes, start: int, end: int) -> dict[str, Place]:
-    """Where tensors lie, one behind the other and without gaps, as safetensors demands it, too.
+    """Return the places of tensors, which lie one behind the other without gaps, as in safetensors.
 
     Types that cannot be unpacked or computed with are refused: float8, complex, packed ones.
 
     Raises:
         Refused: the head says something else.
     """
-    found, spans = dict[str, Place](), list[tuple[int, int]]()
-    for name, about in dict(json.loads(head, parse_constant=_no_constant)).items():
+    places, spans = dict[str, Place](), list[tuple[int, int]]()
+    for name, entry in dict(json.loads(head, parse_constant=_no_constant)).items():
         if name == "__metadata__":
             continue
-        if (kind := _TYPES.get(str(about["dtype"]))) is None:
-            raise Refused(f"a tensor of type {str(about['dtype'])[:20]!r}")
-        shape, (first, last) = about["shape"], about["data_offsets"]
-        if not all(type(one) is int and 0 <= one < 1 << 53 for one in (*shape, first, last)):
-            raise Refused("a tensor whose shape is none")
-        found[name] = Place(kind, tuple(shape), start + first)
-        if found[name].nbytes != last - first:
+        if (kind := _TYPES.get(str(entry["dtype"]))) is None:
+            raise Refused(f"a tensor of type {str(entry['dtype'])[:20]!r}")
+        shape, (first, last) = entry["shape"], entry["data_offsets"]
+        if not all(type(number) is int and 0 <= number < 1 << 53 for number in (*shape, first, last)):
+            raise Refused("a tensor whose shape is invalid")
+        places[name] = Place(kind, tuple(shape), start + first)
+        if places[name].nbytes != last - first:
             raise Refused("a tensor of another length than its shape has")
         spans.append((first, last))
     spans.sort()
     edges = [0, *(last for _, last in spans)]
     if [first for first, _ in spans] != edges[:-1] or start + edges[-1] != end:
         raise Refused("tensors with gaps between them")
-    return found
+    return places
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise Refused(f"{name}, which is no number in JSON")
+    raise Refused(f"{name}, which JSON does not allow")
 
 
 def contents(body: bytes | bytearray | memoryview | StoredBody) -> dict[str, Any]:
-    """What a result that `unpack_update` takes carries: shapes of tensors, names of numbers, and why there is none."""
-    text, about, _ = _heads(body)
+    """Return what a result carries: shapes of tensors, names of numbers, and the reason why there is none."""
+    text, head, _ = _heads(body)
     values = json.loads(text)
-    tensors = {name: one["shape"] for name, one in json.loads(about).items() if name != "__metadata__"}
+    tensors = {name: entry["shape"] for name, entry in json.loads(head).items() if name != "__metadata__"}
     return {"tensors": tensors, "numbers": sorted(values["metrics"]), "failure": values["failure"]}
 
 
@@ -271,12 +303,12 @@ def unpack_update(
         head = _ResultHead.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = next((str(name) for name in first["loc"] if name in _ResultHead.model_fields), "its head")
-        raise Refused(f"a result that cannot be read: {where}: {first['type']}") from None
+        field = next((str(name) for name in first["loc"] if name in _ResultHead.model_fields), "its head")
+        raise Refused(f"a result that cannot be read: {field}: {first['type']}") from None
     if head.failure is not None:
         return None, head.failure
     near = dict(tensors)  # in memory while they are looked at
-    came = nbytes(near)
+    bytes_received = nbytes(near)
     if decompress is not None and "model" in near:
         try:
             near["model"] = decompress(near["model"])
@@ -286,11 +318,11 @@ def unpack_update(
     if form is not None and (reason := form.reject_reason(near, head.examples, head.steps, head.metrics)):
         raise Refused(f"a result of another form ({reason})")
     norm = _norm(near.get("model"))
-    return Update(tensors, head.examples, head.steps, head.metrics, norm, None, min(head.nbytes, came)), None
+    return Update(tensors, head.examples, head.steps, head.metrics, norm, None, min(head.nbytes, bytes_received)), None
 
 
 def _norm(change: Tensor | None) -> float:
-    """The Euclidean length of a change, along the same axis as at the client, so that it is the same number."""
+    """Return the Euclidean length of a change, along the same axis as at the client, so that it is the same number."""
     if change is None or not change.dtype.is_floating_point:
         return 0.0
     return float(torch.linalg.vector_norm(change.reshape(1, -1), dim=1).item())

@@ -168,7 +168,13 @@ SomeMessage = TypeVar("SomeMessage", bound=Message)
 
 
 def encode(head: Message, body: bytes | memoryview = b"") -> bytes:
-    """Encode a message."""
+    """Encode a message.
+
+    Examples:
+        >>> head, body = decode(Reply, encode(Reply(status="done", received=5), b"bytes"))
+        >>> head.status, head.received, bytes(body)
+        ('done', 5, b'bytes')
+    """
     text = head.model_dump_json().encode()
     return b"".join((struct.pack("<I", len(text)), text, body))
 
@@ -189,5 +195,5 @@ def decode(kind: type[SomeMessage], data: bytes | bytearray | memoryview | None)
         return kind.model_validate_json(bytes(whole[4 : 4 + length])), whole[4 + length :]
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(name) for name in first["loc"]) or "its head"
-        raise Refused(f"a message that is no {kind.__name__.lower()}: {where}: {first['type']}") from None
+        field = ".".join(str(name) for name in first["loc"]) or "its head"
+        raise Refused(f"a message that is no {kind.__name__.lower()}: {field}: {first['type']}") from None

@@ -1,4 +1,4 @@
-"""Checks of a party's audit log: its chain, its end, and what else on the disk tells of lines that it must have."""
+"""Checks of a party's audit log: its chain, its end, and the other files that tell of lines that it must have."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def check_log(
     run = folder if (folder / "run.db").exists() else run_of(credentials)
     serves = read(credentials).party == SERVER
     results = _results(run) if run is not None and serves else []  # before the log, which may grow meanwhile
-    found = verify(path, archive)
-    if not found.lines and was_started(credentials):
+    verified = verify(path, archive)
+    if not verified.lines and was_started(credentials):
         raise SettingError(f"{path} is empty or gone, and {credentials} has run: restore it from a backup")
     if (last := written_head(credentials)) is not None:
         line, digest = last
         if line > verify(path, archive).lines:  # anew: it may have grown meanwhile
             raise SettingError(
-                f"{path} has lost its end: it has {found.lines} lines, and the party's status tells of line {line}: "
+                f"{path} has lost its end: it has {verified.lines} lines, and the party's status tells of line {line}: "
                 "restore it from a backup, or compare it with the other side (--against)"
             )
         if line and not knows(path, digest, archive):
             raise SettingError(f"{path} was written anew: its line {line} is not the one that the status tells of")
         agrees.append("the party's status, which tells of no further line")
-    if found.lines and head is None and against is None:
-        _check_heads(path, found)
-    if found.noted:
+    if verified.lines and head is None and against is None:
+        _check_heads(path, verified)
+    if verified.noted:
         agrees.append(f"{HEAD} beside it, which tells of no further line")
     if run is not None and results:
-        known = received(path, archive)
-        lost = [one for one in results if one not in known]
+        recorded = received(path, archive)
+        lost = [result for result in results if result not in recorded]
         if lost:
             raise SettingError(
                 f"{path} tells of {len(results) - len(lost)} of {len(results)} results that the run in {run} has "
@@ -66,39 +66,40 @@ def check_log(
             raise SettingError(f"{path} has no line with digest {head}: it was cut at its end, or written anew")
         agrees.append("the head that was noted before")
     if against is not None:
-        other = credentials_folder(against) / FILE
-        if gaps := missing(path, other, archive):
-            more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-            raise SettingError(f"{gaps[0]}{more}: one of the two logs was cut or written anew")
-        agrees.append(f"{other}, all of whose results it has")
-    return path, found, agrees
+        other_log = credentials_folder(against) / FILE
+        if gaps := missing(path, other_log, archive):
+            rest = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+            raise SettingError(f"{gaps[0]}{rest}: one of the two logs was cut or written anew")
+        agrees.append(f"{other_log}, all of whose results it has")
+    return path, verified, agrees
 
 
-def _check_heads(path: Path, found: Verified) -> None:
+def _check_heads(path: Path, verified: Verified) -> None:
     """Refuse a log without its head, or a part of one: lines at the end may be gone with it."""
     ask = "compare the log with a head kept elsewhere (--head), or with the other side (--against)"
-    if not found.noted:
+    if not verified.noted:
         raise SettingError(
             f"{HEAD} beside {path} is gone, and each line writes it, so lines at the end may be gone: {ask}"
         )
-    if found.headless is not None:
+    if verified.headless is not None:
         raise SettingError(
-            f"line {found.headless} of {path} was written where {HEAD} was gone, so lines before it may be gone: {ask}"
+            f"line {verified.headless} of {path} was written where {HEAD} was gone, so lines before it may be gone: "
+            f"{ask}"
         )
 
 
 def _results(run: Path) -> list[tuple[str, int]]:
-    """The trainings of sites that a run has counted: the number under which sites know the run, and that of the task.
+    """Return the trainings that a run has counted: the number under which sites know the run, and the task's.
 
     Nothing where the run has no checkpoint yet: it begins anew then, under another number.
     """
     try:
         with RunStore.open_read_only(run) as store:
-            kept = store.query("SELECT values_json FROM checkpoint ORDER BY version DESC LIMIT 1")
+            checkpoints = store.query("SELECT values_json FROM checkpoint ORDER BY version DESC LIMIT 1")
             rows = store.query(
                 "SELECT id FROM result WHERE kind = 'train' AND status = 'ok' AND client >= 0 ORDER BY id"
             )
-        number = str(json.loads(kept[0]["values_json"])["runtime"]["run"])
+        number = str(json.loads(checkpoints[0]["values_json"])["runtime"]["run"])
     except (RunFolderError, LookupError, ValueError, TypeError):
         return []
     return [(number, int(row["id"])) for row in rows]

@@ -1,4 +1,4 @@
-"""The queue of a federation's server: experiments that it takes one after another, or in turns, on its credentials.
+"""The queue of a federation's server: experiments that it takes one after another, on its credentials.
 
     <server's credentials>/queue/
       0001.json        an experiment as it was added: its settings, its run folder; never changed
@@ -11,11 +11,8 @@ two processes write the same file, and a server that is killed finds all that it
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,14 +20,27 @@ from typing import Any, Literal, get_args
 
 from piebald.core.errors import SettingError
 from piebald.core.format_versions import KeptForm
-from piebald.core.reading.files import read_json
+from piebald.core.private_files import write_private
+from piebald.federation.credentials.party_files import read_table, write_table
+
+State = Literal["waiting", "running", "finished", "failed", "stopped"]
 
 FOLDER = "queue"
-FORMAT = KeptForm[dict[str, Any]](first=1)  # of the two files of an experiment, each by itself
-State = Literal["waiting", "running", "paused", "finished", "failed", "stopped"]
 _OVER: tuple[State, ...] = ("finished", "failed", "stopped")
 _NAMED = 3  # experiments of each state that a summary names
 _ENTRY = re.compile(r"\d{4,}\.json")
+
+
+def _without_turns(values: dict[str, Any]) -> None:
+    """Drop the fields of turns, which experiments had; one that was paused between two has begun."""
+    for name in ("search", "sites", "parts", "rounds", "until", "paused"):
+        values.pop(name, None)
+    if values.get("state") == "paused":
+        values["state"] = "running"
+
+
+# of the two files of an experiment, each by itself
+FORMAT = KeptForm[dict[str, Any]](first=1, steps=(_without_turns,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +51,13 @@ class Queued:
         number: its place; the smallest one is taken first.
         label: its name.
         experiment: its settings, in TOML.
-        out: its run folder; after sites came, that of the part that runs.
+        out: its run folder.
         start_from: the run whose models it begins with, "" for none.
         added: when it was added.
         again: whether it goes on with what is in the run folder from before.
         state: how far it is.
         why: why it failed, "" where it did not.
         ended: when it ended, "" before.
-        sites: the sites that the part which runs was begun with, where it takes any.
-        parts: run folders of the parts before, each of which ended since sites came.
-        rounds: server steps of the part that runs, 0 for those of the experiment.
-        until: the server step at which this part ends, since sites came; 0 for all its steps.
-        paused: when its last turn ended, "" before.
     """
 
     number: int
@@ -65,25 +70,20 @@ class Queued:
     state: State = "waiting"
     why: str = ""
     ended: str = ""
-    sites: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
-    rounds: int = 0
-    until: int = 0
-    paused: str = ""
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, in whichever way."""
+        """True if it has ended, in whichever way."""
         return self.state in _OVER
 
     @property
     def begun(self) -> bool:
-        """Whether its run folder may hold steps of its own."""
-        return self.again or self.state in ("running", "paused")
+        """True if its run folder may hold steps of its own."""
+        return self.again or self.state == "running"
 
 
-_CHANGES = ("state", "why", "ended", "sites", "parts", "rounds", "until", "paused", "out", "start_from")
-_ADDED = ("label", "experiment", "out", "start_from", "added", "again", "sites", "parts", "rounds", "until")
+_CHANGES = ("state", "why", "ended")
+_ADDED = ("label", "experiment", "out", "start_from", "added", "again")
 
 
 class ExperimentQueue:
@@ -91,6 +91,16 @@ class ExperimentQueue:
 
     Args:
         credentials: the server's.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as credentials:
+        ...     queue = ExperimentQueue(Path(credentials))
+        ...     entry = queue.add("fedavg", "rounds = 1", Path("runs/fedavg"))
+        ...     queue.summary()
+        '1 waiting (1 fedavg)'
+        >>> entry.number, entry.begun, entry.over
+        (1, False, False)
     """
 
     def __init__(self, credentials: Path) -> None:
@@ -115,20 +125,21 @@ class ExperimentQueue:
     def _put(self, entry: Queued) -> Queued:
         """Put an experiment at the end, under the next number."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        found = self.entries()
-        if taken := next((one for one in found if one.out == entry.out and not one.over), None):
-            raise SettingError(f"experiment {taken.number} of the queue has the run folder {taken.out}: choose another")
-        entry = replace(entry, number=max((one.number for one in found), default=0) + 1, added=_now())
+        entries = self.entries()
+        if owner := next(
+            (other_entry for other_entry in entries if other_entry.out == entry.out and not other_entry.over), None
+        ):
+            raise SettingError(f"experiment {owner.number} of the queue has the run folder {owner.out}: choose another")
+        entry = replace(entry, number=max((other_entry.number for other_entry in entries), default=0) + 1, added=_now())
         while not self._created(entry):
             entry = replace(entry, number=entry.number + 1)  # another process was faster
         return entry
 
     def _created(self, entry: Queued) -> bool:
-        """Write an entry's file as a whole; False where there is one with its number."""
+        """Write an entry's file as a whole; return False where there is one with its number."""
         values = asdict(entry)
-        made = {name: values[name] for name in _ADDED}
         temporary = self.folder / f".new-{os.getpid()}"
-        _write(temporary, json.dumps({"format": FORMAT.number, **made}, indent=2) + "\n")
+        write_table(temporary, {"format": FORMAT.number, **{name: values[name] for name in _ADDED}})
         try:
             os.link(temporary, self._path(entry.number, ".json"))  # fails where there is one, and is whole at once
         except FileExistsError:
@@ -146,7 +157,7 @@ class ExperimentQueue:
         entry = self.entry(number)
         if entry.over:
             raise SettingError(f"experiment {number} has ended already: it is {entry.state}")
-        _write(self._path(number, ".stop"), _now() + "\n")
+        write_private(self._path(number, ".stop"), _now() + "\n")
         return entry
 
     def take_up(self, number: int) -> Queued:
@@ -163,7 +174,7 @@ class ExperimentQueue:
     # -- for everybody
 
     def entries(self) -> list[Queued]:
-        """All experiments, the first added first.
+        """Return all experiments, the first added first.
 
         Raises:
             SettingError: a file cannot be read.
@@ -171,61 +182,53 @@ class ExperimentQueue:
         if not self.folder.is_dir():
             return []
         paths = sorted(path for path in self.folder.iterdir() if _ENTRY.fullmatch(path.name))
-        return sorted((self._read(path) for path in paths), key=lambda one: one.number)
+        return sorted((self._read(path) for path in paths), key=lambda entry: entry.number)
 
     def entry(self, number: int) -> Queued:
-        """One experiment.
+        """Return one experiment.
 
         Raises:
             SettingError: there is none with this number.
         """
-        known = {one.number: one for one in self.entries()}
-        if number not in known:
-            numbers = ", ".join(map(str, known)) or "none"
+        entries = {entry.number: entry for entry in self.entries()}
+        if number not in entries:
+            numbers = ", ".join(map(str, entries)) or "none"
             raise SettingError(f"the queue has no experiment {number}: its numbers are {numbers}")
-        return known[number]
+        return entries[number]
 
     def summary(self, serves: bool = True) -> str:
-        """The experiments that have not ended, by what they do, in words; "" where there is none.
+        """Return the experiments that have not ended, by state, in words; "" where there is none.
 
         Args:
             serves: whether the server's process is there; without it, one that was running is interrupted.
         """
-        open_ = [one for one in self.entries() if not one.over]
+        open_ = [entry for entry in self.entries() if not entry.over]
         words = []
-        for state in ("running", "paused", "waiting"):
-            found = [f"{one.number} {one.label}" for one in open_ if one.state == state]
-            more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+        for state in ("running", "waiting"):
+            names = [f"{entry.number} {entry.label}" for entry in open_ if entry.state == state]
+            rest = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
             word = "interrupted" if state == "running" and not serves else state
-            words += [f"{len(found)} {word} ({', '.join([*found[:_NAMED], *more])})"] if found else []
+            words += [f"{len(names)} {word} ({', '.join([*names[:_NAMED], *rest])})"] if names else []
         return ", ".join(words)
 
     # -- for the server
 
     def next(self) -> Queued | None:
-        """The experiment to go on with: one that a killed server has begun, else the first that had no turn yet, else
-        the one whose turn is longest ago.
-        """
-        waiting = [one for one in self.entries() if not one.over]
-        return min(waiting, key=lambda one: (one.state != "running", one.paused, one.number), default=None)
-
-    def others_wait(self, entry: Queued) -> bool:
-        """Whether there are experiments besides this one that have not ended."""
-        return any(not one.over and one.number != entry.number for one in self.entries())
+        """Return the experiment to go on with: one that a killed server has begun, else the first that waits."""
+        open_entries = [entry for entry in self.entries() if not entry.over]
+        return min(open_entries, key=lambda entry: (entry.state != "running", entry.number), default=None)
 
     def stop_wanted(self, entry: Queued) -> bool:
-        """Whether somebody asked that it be stopped."""
+        """Return whether somebody asked that it be stopped."""
         return self._path(entry.number, ".stop").exists()
 
     def change(self, entry: Queued, **values: Any) -> Queued:
-        """Write down how far an experiment is; returns it as it is then."""
+        """Record the progress of an experiment, and return it as it is then."""
         ended = _now() if values.get("state") in _OVER else entry.ended
-        paused = _now("milliseconds") if values.get("state") == "paused" else entry.paused
-        made = replace(entry, **values, ended=ended, paused=paused)
-        about = {name: value for name, value in asdict(made).items() if name in _CHANGES}
-        text = json.dumps({"format": FORMAT.number, **about}, indent=2)
-        _write(self._path(entry.number, ".state.json"), text + "\n")
-        return made
+        changed = replace(entry, **values, ended=ended)
+        state = {name: value for name, value in asdict(changed).items() if name in _CHANGES}
+        write_table(self._path(entry.number, ".state.json"), {"format": FORMAT.number, **state})
+        return changed
 
     # -- private
 
@@ -234,50 +237,36 @@ class ExperimentQueue:
 
     def _read(self, path: Path) -> Queued:
         number = int(path.name.removesuffix(".json"))
-        values = _present(path)
-        with contextlib.suppress(FileNotFoundError):
-            values |= _present(self._path(number, ".state.json"), absent=1)  # which had none at first
+        values = _read_entry(path) or {}
+        values |= _read_entry(self._path(number, ".state.json"), absent=1) or {}  # which had none at first
         try:
-            values.pop("search", None)  # a folder to import from, which entries named before
-            lists = {name: tuple(values.get(name, ())) for name in ("sites", "parts")}
-            entry = Queued(**{"number": number, **values, **lists})
+            entry = Queued(**{"number": number, **values})
         except TypeError:
-            raise SettingError(f"{path} is no experiment of a queue: remove it") from None
+            raise SettingError(f"{path} does not hold an experiment of a queue: remove it") from None
         if entry.state not in get_args(State):
-            raise SettingError(f"{path} is no experiment of a queue: remove it")
-        stopped = entry.state in ("waiting", "paused") and self.stop_wanted(entry)
+            raise SettingError(f"{path} does not hold an experiment of a queue: remove it")
+        stopped = entry.state == "waiting" and self.stop_wanted(entry)
         return replace(entry, state="stopped") if stopped else entry
 
 
-def _present(path: Path, absent: int | None = None) -> dict[str, Any]:
-    """What a file holds, in the present format; `absent` is the number of one that has none."""
-    values = _table(path)
-    if not FORMAT.reads(found := values.pop("format", absent)):
+def _read_entry(path: Path, absent: int | None = None) -> dict[str, Any] | None:
+    """Return the content of a file in the present format, None where there is no file.
+
+    Args:
+        path: the file.
+        absent: number of the format of a file that names none.
+    """
+    values = read_table(path, "restore it, or remove it")
+    if values is None:
+        return None
+    number = values.pop("format", absent)
+    if not FORMAT.reads(number):
         raise SettingError(
-            f"{path} has format {found!r}, this Piebald reads up to {FORMAT.number}: install the one that wrote it"
+            f"{path} has format {number!r}, this Piebald reads up to {FORMAT.number}: install the one that wrote it"
         )
-    FORMAT.upgrade(values, found)
+    FORMAT.upgrade(values, number)
     return values
 
 
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read: {type(error).__name__}: restore it, or remove it") from None
-    if not isinstance(found, Mapping):
-        raise SettingError(f"{path} is no experiment of a queue: remove it")
-    return dict(found)
-
-
-def _now(precision: str = "seconds") -> str:
-    return datetime.now(UTC).isoformat(timespec=precision)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a private file.  The import is for those who only read the queue, as a health check every minute does."""
-    from piebald.core.private_files import write_private
-
-    write_private(path, text)
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

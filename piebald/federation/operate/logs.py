@@ -7,20 +7,26 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.plain_text import printable
+from piebald.report.callbacks import Callback, RunStart
+
+if TYPE_CHECKING:
+    from piebald.report.tables import History
 
 Level = Literal["debug", "info", "warning", "error"]
 
 _BYTES = 10 << 20  # of a log file before it is rotated
 _KEPT = 5  # rotated log files
 _LOGGER = "piebald"
+
+log = logging.getLogger(f"{_LOGGER}.federation")
 
 
 class OneLine(logging.Formatter):
@@ -85,7 +91,11 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
         SettingError: the file cannot be written.
     """
     logger = logging.getLogger(_LOGGER)
-    for old in [one for one in logger.handlers if isinstance(one, _StandardError | _PrivateFile)]:
+    for old in [
+        handler_of_log
+        for handler_of_log in logger.handlers
+        if isinstance(handler_of_log, _StandardError | _PrivateFile)
+    ]:
         logger.removeHandler(old)
         old.close()
     handler: logging.Handler
@@ -101,11 +111,57 @@ def start_log(level: Level = "info", as_json: bool = False, file: Path | None = 
     logger.addHandler(handler)
     # other parts of the package tell at INFO what `piebald run --verbose` shows
     logger.setLevel("WARNING" if level == "info" else level.upper())
-    logging.getLogger(f"{_LOGGER}.federation").setLevel(level.upper())
+    log.setLevel(level.upper())
+
+
+class StepLog(Callback):
+    """Logs each server step and each evaluation."""
+
+    def __init__(self) -> None:
+        self._rounds: int | None = None
+
+    def on_start(self, run: RunStart) -> None:
+        """See `Callback`."""
+        self._rounds = run.meta.get("rounds")
+        if run.version:
+            log.info("the run goes on after step %(step)s", {"event": "resumed", "step": self._place(run.version)})
+
+    def on_server_step(self, step: Mapping[str, Any]) -> None:
+        """See `Callback`."""
+        loss = step.get("loss")
+        fields = {"event": "step", "step": step["version"], "rounds": self._rounds, "loss": loss}
+        fields |= {"arrived": step["arrived"], "failed": step["failed"], "place": self._place(step["version"])}
+        shown = "step %(place)s" if loss is None else "step %(place)s: loss %(loss).4g"
+        log.info(f"{shown}, %(arrived)d updates, %(failed)d without", fields)
+
+    def on_evaluation(self, version: int, scores: Sequence[Mapping[str, Any]]) -> None:
+        """See `Callback`."""
+        metric = next((row["metric"] for row in scores if row["metric"] != "loss"), None)
+        for model in ("global", "personal"):
+            values = [
+                row["value"]
+                for row in scores
+                if (row["model"], row["metric"]) == (model, metric)
+                and row["client"] is not None
+                and row["value"] is not None
+            ]
+            if values:
+                fields = {"event": "evaluation", "step": version, "place": self._place(version), "metric": metric}
+                fields |= {"value": sum(values) / len(values), "clients": len(values), "model": model}
+                log.info(
+                    "step %(place)s: %(metric)s %(value).4g of the %(model)s model, mean of %(clients)d clients", fields
+                )
+
+    def on_end(self, history: History, status: str) -> None:
+        """See `Callback`."""
+        log.info("the run has ended: %(status)s", {"event": "ended", "status": status})
+
+    def _place(self, version: int) -> str:
+        return f"{version}" if self._rounds is None else f"{version}/{self._rounds}"
 
 
 def without_message(error: BaseException | None) -> str:
-    """The type of an error and where it was raised, without its message, which may quote a row.
+    """Return the type of an error and where it was raised, without its message, which may quote a row.
 
     The message of Piebald's own errors is kept.
     """
@@ -113,8 +169,8 @@ def without_message(error: BaseException | None) -> str:
         return ""
     frames = traceback.extract_tb(error.__traceback__)[-6:]
     places = "; ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
-    told = f": {error}" if isinstance(error, PiebaldError) else ""
-    return f"{type(error).__name__}{told}{f' at {places}' if places else ''}"
+    message = f": {error}" if isinstance(error, PiebaldError) else ""
+    return f"{type(error).__name__}{message}{f' at {places}' if places else ''}"
 
 
 def _plain(value: object) -> object:

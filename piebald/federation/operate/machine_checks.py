@@ -21,7 +21,7 @@ _SOON = 30  # days before a certificate expires from which it is mentioned
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The outcome of one check.
 
     Attributes:
         what: its name.
@@ -42,20 +42,20 @@ class Check:
 
 
 def refuse_crosses(checks: Sequence[Check], again: str) -> None:
-    """Raise a `SettingError` that says the first thing that is wrong.
+    """Raise a `SettingError` about the first check that failed.
 
     Args:
         checks: what was looked at.
         again: the command that shows all of them.
     """
-    crosses = [one for one in checks if one.fine is False]
+    crosses = [check for check in checks if check.fine is False]
     if crosses:
-        more = f" (and {len(crosses) - 1} more: {again})" if len(crosses) > 1 else ""
-        raise SettingError(f"{crosses[0].what}: {crosses[0].logged or crosses[0].told}{more}")
+        rest = f" (and {len(crosses) - 1} more: {again})" if len(crosses) > 1 else ""
+        raise SettingError(f"{crosses[0].what}: {crosses[0].logged or crosses[0].told}{rest}")
 
 
 def check_certificate(folder: Path, name: str = "certificate") -> Check:
-    """Whether the certificate in a folder of credentials is valid now, is the authority's, and belongs to the key."""
+    """Check that the certificate in a folder of credentials is valid now, the authority's, and of the key."""
     try:
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
@@ -85,8 +85,8 @@ def check_certificate(folder: Path, name: str = "certificate") -> Check:
 
 
 def check_space(folder: Path, needed: int = SPACE) -> Check:
-    """Whether the disk of a folder, or of the nearest one that exists, has this many bytes."""
-    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    """Check that the disk of a folder, or of the nearest one that exists, has this many bytes."""
+    place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
         return Check("disk", False, f"{free / 1e6:,.0f} MB are free in {place}, {needed / 1e6:,.0f} MB may be needed")
@@ -94,7 +94,7 @@ def check_space(folder: Path, needed: int = SPACE) -> Check:
 
 
 def server_disks(credentials: Path, run: Path) -> list[Check]:
-    """Whether there is room for a run folder, and for results in the server's credentials where these lie elsewhere."""
+    """Check the room for a run folder, and for results in the server's credentials where these lie elsewhere."""
     checks = [check_space(run)]
     if _disk_of(run) != _disk_of(credentials):
         checks.append(check_space(credentials))
@@ -102,12 +102,12 @@ def server_disks(credentials: Path, run: Path) -> list[Check]:
 
 
 def _disk_of(folder: Path) -> int:
-    """The file system of a folder, or of the nearest one that exists."""
-    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()).stat().st_dev
+    """Return the file system of a folder, or of the nearest one that exists."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()).stat().st_dev
 
 
 def check_port(port: int) -> Check:
-    """Whether this machine can listen on a port."""
+    """Check that this machine can listen on a port."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
@@ -119,7 +119,7 @@ def check_port(port: int) -> Check:
 
 
 def server_machine(credentials: provisioning.Credentials) -> list[Check]:
-    """What a server's start looks at: its certificates and its port.
+    """Check what a server needs to start: its certificates and its port.
 
     Args:
         credentials: the server's.
@@ -128,15 +128,15 @@ def server_machine(credentials: provisioning.Credentials) -> list[Check]:
     checks = [_party(credentials), check_certificate(folder)]
     for name in credentials.sites():  # where they were made, the credentials of sites lie beside
         if (folder.parent / name / "certificate.pem").exists():
-            one = check_certificate(folder.parent / name, f"certificate of {name}")
-            checks += [] if one.fine else [one]
+            check = check_certificate(folder.parent / name, f"certificate of {name}")
+            checks += [] if check.fine else [check]
     return [*checks, check_port(credentials.port)]
 
 
 def server_run(
     credentials: provisioning.Credentials, file: Path | None, flags: Sequence[str], out: str | None
 ) -> list[Check]:
-    """What can be known of an experiment before it starts: that it can be read, its sites, and its folder.
+    """Check an experiment before it starts: that it can be read, its sites, and its folder.
 
     Args:
         credentials: the server's.
@@ -151,8 +151,8 @@ def server_run(
         settings = ExperimentSettings.load(file, flags)
         plan = settings.plan()
         recipe = next(iter(plan.recipes))
-        told = f"{recipe}, {settings.rounds} server steps, {len(plan.clients)} clients"
-        checks.append(Check("experiment", True, told))
+        summary = f"{recipe}, {settings.rounds} server steps, {len(plan.clients)} clients"
+        checks.append(Check("experiment", True, summary))
         sites = sites_of(credentials, plan.clients)
         checks.append(Check("sites", True, ", ".join(sites)))
     except PiebaldError as error:
@@ -169,6 +169,6 @@ def server_run(
 
 def _party(credentials: provisioning.Credentials) -> Check:
     if credentials.party != SERVER:
-        told = f"they are those of {credentials.party}: the server needs the credentials of the server"
-        return Check("credentials", False, told)
+        sentence = f"they are those of {credentials.party}: the server needs the credentials of the server"
+        return Check("credentials", False, sentence)
     return Check("credentials", True, f"{credentials.party} of {credentials.federation}")

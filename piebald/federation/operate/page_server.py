@@ -42,7 +42,7 @@ log = logging.getLogger("piebald.federation")
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """Where the status page is.
+    """Address of the status page.
 
     Attributes:
         host, port: the address to listen on.
@@ -53,7 +53,7 @@ class PageAddress:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -108,19 +108,19 @@ class Token:
 
     @property
     def needed(self) -> bool:
-        """Whether a request must bring it."""
+        """True if a request must bring it."""
         self._needed = self._needed or (self._credentials / TOKEN).exists()
         return self._needed
 
     def fits(self, given: str) -> bool:
-        """Whether it is the token; nothing is while there is none that can be used."""
+        """Return whether this is the token; False while there is none that can be used."""
         try:
             if not (self._credentials / TOKEN).exists():
                 raise SettingError(f"{self._credentials / TOKEN} is gone")
             token = token_of(self._credentials)
         except (OSError, ValueError) as error:
             if not self._warned:
-                log.warning("nobody is let in to the status page: %s", error)
+                log.warning("the status page refuses everybody: %s", error)
             self._warned = True
             return False
         self._warned = False
@@ -128,7 +128,7 @@ class Token:
 
 
 class WrongTokens:
-    """Who has brought wrong tokens: after some of them an address waits, each time twice as long.
+    """Addresses that have brought wrong tokens: after some of them one waits, each time twice as long.
 
     Args:
         clock: seconds.
@@ -150,8 +150,8 @@ class WrongTokens:
         while len(self._known) > _MOST_ADDRESSES:
             self._known.popitem(last=False)
         if not count & (count - 1):
-            about = {"event": "wrong token", "address": address, "count": count}
-            log.warning("%(address)s has asked for the status page with wrong tokens: %(count)d so far", about)
+            fields = {"event": "wrong token", "address": address, "count": count}
+            log.warning("%(address)s has asked for the status page with wrong tokens: %(count)d so far", fields)
 
     def forgive(self, address: str) -> None:
         """Forget those of an address that has brought the token."""
@@ -180,13 +180,13 @@ class FewConnections(socket.socket):
     @classmethod
     def at(cls, address: PageAddress) -> FewConnections:
         """Listen on an address."""
-        made = socket.create_server((address.host, address.port), family=_family(address.host))
-        return cls(fileno=made.detach())
+        listener = socket.create_server((address.host, address.port), family=_family(address.host))
+        return cls(fileno=listener.detach())
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection."""
         accepted = super().accept()
-        still = [one for one in self._accepted if one.fileno() >= 0]
+        still = [connection for connection in self._accepted if connection.fileno() >= 0]
         ends = max(0, len(still) + 1 - MOST_CONNECTIONS)
         for oldest in still[:ends]:
             with contextlib.suppress(OSError):  # it has ended itself
@@ -232,12 +232,12 @@ def serving_page(address: PageAddress, credentials: Path, run: Path | None = Non
     server = uvicorn.Server(config)
     thread = threading.Thread(target=_run, args=(server, listening), name="status page", daemon=True)
     thread.start()
-    about = {"event": "page", "scheme": "http" if address.loopback else "https", "host": address.host}
-    about |= {
+    fields = {"event": "page", "scheme": "http" if address.loopback else "https", "host": address.host}
+    fields |= {
         "port": listening.getsockname()[1],
         "token": f", with the token in {credentials / TOKEN}" if token.needed else "",
     }
-    log.info("the status page is at %(scheme)s://%(host)s:%(port)d/%(token)s", about)
+    log.info("the status page is at %(scheme)s://%(host)s:%(port)d/%(token)s", fields)
     try:
         yield
     finally:
@@ -273,10 +273,10 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
 
     began, warned = time.time(), threading.Event()
 
-    def answered(made: Callable[[RunView], Response]) -> Callable[[Request], Response]:
+    def answered(make: Callable[[RunView], Response]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             try:
-                return made(viewer.view())
+                return make(viewer.view())
             except Exception as error:  # the run does not notice
                 if not warned.is_set():
                     warned.set()
@@ -305,7 +305,7 @@ def page_app(viewer: Viewer, credentials: Path, token: Token, loopback: bool) ->
 
 
 class _Guarded:
-    """Lets through to an application what may be answered, and puts headers for security on every answer.
+    """Passes allowed requests to an application, and puts headers for security on every answer.
 
     Args:
         app: the application (ASGI).
@@ -336,7 +336,7 @@ class _Guarded:
             await (self._refusal(scope) or self._app)(scope, receive, sending)
 
     def _refusal(self, scope: Any) -> Any:
-        """The answer to a request that may not be answered, None for others."""
+        """Return the refusal of a request that is not allowed, None for others."""
         from starlette.requests import Request
         from starlette.responses import PlainTextResponse
 
@@ -345,34 +345,34 @@ class _Guarded:
             return PlainTextResponse("this page is read under the name localhost\n", 421)
         if scope["path"] == "/healthz" or not self._token.needed:
             return None
-        given, address = _given(headers), (scope.get("client") or ("an unknown address",))[0]
-        if given is not None and (wait := self._wrong.wait(address)):
+        token, address = _given(headers), (scope.get("client") or ("an unknown address",))[0]
+        if token is not None and (wait := self._wrong.wait(address)):
             later = {"Retry-After": str(math.ceil(wait))}
             return PlainTextResponse("too many wrong tokens: try again later\n", 429, headers=later)
-        if given is not None and self._token.fits(given):
+        if token is not None and self._token.fits(token):
             self._wrong.forgive(address)
             return None
-        if given is not None:
+        if token is not None:
             self._wrong.add(address)
-        asked = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
-        return PlainTextResponse("a token is needed\n", 401, headers=asked)
+        challenge = {"WWW-Authenticate": 'Basic realm="Piebald status: the token is the password", charset="UTF-8"'}
+        return PlainTextResponse("a token is needed\n", 401, headers=challenge)
 
 
 def _given(headers: Mapping[str, str]) -> str | None:
-    """The token that a request brings, as Bearer or as the password of Basic; None where it brings none."""
-    kind, _, given = headers.get("authorization", "").partition(" ")
+    """Return the token that a request brings, as Bearer or as the password of Basic; None where it brings none."""
+    kind, _, credential = headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         try:
-            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+            credential = base64.b64decode(credential, validate=True).decode().partition(":")[2]
         except (binascii.Error, ValueError):
             return ""
     elif kind and kind.lower() != "bearer":
         return ""  # which is no token
-    return given.strip() if kind else None
+    return credential.strip() if kind else None
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether a Host header names this machine by a name that nobody else can take."""
+    """Return whether a Host header names this machine by a name that nobody else can take."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     return name in ("localhost", "127.0.0.1", "[::1]")
 

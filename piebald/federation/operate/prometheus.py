@@ -23,7 +23,7 @@ _OF_SITES = {  # metric: field of a site's status, whether it only grows, help
 
 
 def exposition(view: RunView) -> tuple[bytes, str]:
-    """The metrics of a federation now, and their media type.
+    """Return the metrics of a federation now, and their media type.
 
     Args:
         view: the federation.
@@ -42,12 +42,15 @@ class _Collector:
         self._view = view
 
     def collect(self) -> Iterable[Any]:
-        """The metrics, as prometheus-client asks for them."""
+        """Yield the metrics, as prometheus-client asks for them."""
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
         status = self._view.status
-        about = {"version": printable(status.get("version", "")), "recipe": printable(self._view.meta.get("label", ""))}
-        yield InfoMetricFamily("piebald", "The federation's server.", value=about)
+        labels = {
+            "version": printable(status.get("version", "")),
+            "recipe": printable(self._view.meta.get("label", "")),
+        }
+        yield InfoMetricFamily("piebald", "The federation's server.", value=labels)
         state = GaugeMetricFamily("piebald_state", "1 for the state of the run, 0 for the others.", labels=["state"])
         for name in _STATES:
             state.add_metric([name], float(status.get("state") == name))
@@ -81,8 +84,8 @@ class _Collector:
             if curve := self._view.losses.get(number):
                 loss.add_metric([name], curve[-1][1])
         yield from (ready, word, loss)
-        for metric, (field, grows, told) in _OF_SITES.items():
-            family = (CounterMetricFamily if grows else GaugeMetricFamily)(metric, told, labels=["site"])
+        for metric, (field, grows, description) in _OF_SITES.items():
+            family = (CounterMetricFamily if grows else GaugeMetricFamily)(metric, description, labels=["site"])
             for name, row in rows:
                 if row.get(field) is not None:
                     family.add_metric([name], float(row[field]))

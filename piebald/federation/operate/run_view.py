@@ -1,4 +1,4 @@
-"""What the status page and the metrics show of a running federation, read from the files that its server writes.
+"""A running federation as the status page and the metrics show it, read from the files that its server writes.
 
 Nothing here talks to the server's threads: the page can be slow, wrong or attacked and the run does not notice.
 """
@@ -65,7 +65,7 @@ class Viewer:
         self._spent: tuple[float, int, tuple[Mapping[str, Any], ...]] = (float("-inf"), -1, ())
 
     def view(self) -> RunView:
-        """The federation now."""
+        """Return the federation now."""
         with self._lock:
             if time.monotonic() - self._read > _FRESH:
                 self._view = self._fresh()
@@ -88,10 +88,10 @@ class Viewer:
 
     def _of(self, status: Mapping[str, Any], store: RunStore) -> RunView:
         meta, version = store.meta, store.version
-        every = max(1, version // POINTS)
+        stride = max(1, version // POINTS)
         steps = store.query(
             "SELECT version, loss FROM step WHERE loss IS NOT NULL AND (version % ? = 0 OR version = ?) "
-            "ORDER BY version", every, version,
+            "ORDER BY version", stride, version,
         )  # fmt: skip
         means = store.query(
             "SELECT version, model, avg(value) AS value FROM score WHERE client IS NOT NULL AND metric = ? "
@@ -123,18 +123,18 @@ class Viewer:
         return RunView(status, meta, loss, thinned, losses, clusters, failures, self._privacy(meta, version))
 
     def _privacy(self, meta: Mapping[str, Any], version: int) -> tuple[Mapping[str, Any], ...]:
-        """The budgets spent after these server steps; summed again once a minute at most."""
+        """Return the budgets spent after these server steps; they are summed once a minute at most."""
         if not meta.get("privacy") or not version:
             return ()
-        when, steps, spent = self._spent
-        if steps == version or time.monotonic() - when < _PRIVACY:
+        time_of_sum, steps, spent = self._spent
+        if steps == version or time.monotonic() - time_of_sum < _PRIVACY:
             return spent
         from piebald.methods.recipe import Recipe
         from piebald.privacy.accounting import of_recipe
 
         table = (meta.get("recipe") or {}).get("table") or {}
-        made = Recipe(**{axis: table[axis] for axis in Recipe.axes if axis in table})
-        found = of_recipe(made, int(meta.get("clients") or 1), version, simulated=False)
-        spent = tuple({"steps": version, **one.plain()} for one in found)
+        recipe = Recipe(**{axis: table[axis] for axis in Recipe.axes if axis in table})
+        budgets = of_recipe(recipe, int(meta.get("clients") or 1), version, simulated=False)
+        spent = tuple({"steps": version, **budget.plain()} for budget in budgets)
         self._spent = (time.monotonic(), version, spent)
         return spent

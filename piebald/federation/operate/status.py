@@ -28,7 +28,7 @@ _STATUS = "status.json"  # in each party's credentials: what its process wrote l
 
 
 def signs_of_life(credentials: Path, since: float = 0.0) -> float:
-    """Seconds since a party's process gave its last sign of life, by writing its status.
+    """Return the seconds since a party's process gave its last sign of life, by writing its status.
 
     Args:
         credentials: the party's.
@@ -42,7 +42,7 @@ def signs_of_life(credentials: Path, since: float = 0.0) -> float:
 
 
 def give_sign(credentials: Path) -> None:
-    """Give a sign of life where nothing has changed that the status tells."""
+    """Give a sign of life while the status does not change."""
     try:
         os.utime(credentials / _STATUS)
     except FileNotFoundError:
@@ -68,14 +68,14 @@ def check_health(folder: Path) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The same as `status_values`, for people: a time is how long ago it was."""
-    found = status_values(folder)
+    """Return `status_values` for people: a time becomes how long ago it was."""
+    values = status_values(folder)
     now = time.time()
-    for row in (found, *found.get("sites", ())):
+    for row in (values, *values.get("sites", ())):
         for name in ("last_sign", "heard"):
             if row.get(name) is not None:
                 row[name] = f"{max(0.0, now - row[name]):.0f} s ago"
-    return found
+    return values
 
 
 def status_values(folder: Path) -> dict[str, Any]:
@@ -95,52 +95,52 @@ def status_values(folder: Path) -> dict[str, Any]:
     credentials = credentials_folder(folder)
     served = run_of(credentials)
     run = folder if (folder / "run.db").exists() else served
-    found, process, killed = _written(credentials), None, None
+    written, process, killed = _written(credentials), None, None
     if run is None or served is None or run.resolve() == served.resolve():
         process, killed = running_process(credentials), killed_process(credentials)
     else:  # the server's process has gone on to another run, or this folder is a restored one
-        found = {}
+        written = {}
     process = process or (None if run is None else running_process(run))
-    if found is None and process is None and killed is None:
+    if written is None and process is None and killed is None:
         raise SettingError(f"nothing has run in {folder} yet: start piebald server or piebald client with it")
-    found = {"party": credentials.name, **(found or {})}
-    recorded = found.pop("state", None)
+    values = {"party": credentials.name, **(written or {})}
+    recorded = values.pop("state", None)
     if run is not None:
         recorded, steps = _recorded(run)
-        found |= {} if steps is None else {"steps": steps}
-    found.pop("over", None)
-    found.pop("audit", None)
-    about = {"party": found.pop("party"), "state": _state(recorded, process, killed), "process": process}
+        values |= {} if steps is None else {"steps": steps}
+    values.pop("over", None)
+    values.pop("audit", None)
+    status = {"party": values.pop("party"), "state": _state(recorded, process, killed), "process": process}
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
-        about["queue"] = queue.summary(serves=process is not None) or "empty"
+        status["queue"] = queue.summary(serves=process is not None) or "empty"
         if process is not None and recorded != "running":
-            about["state"] = "waiting"  # for an experiment
+            status["state"] = "waiting"  # for an experiment
         elif process is None and folder == credentials and (killed is not None or queue.next() is not None):
-            about["state"] = "stopped" if killed is None else "killed"
-    if about["state"] in ("killed", "stopped"):
-        about |= _gone(credentials, run, queue)
+            status["state"] = "stopped" if killed is None else "killed"
+    if status["state"] in ("killed", "stopped"):
+        status |= _gone(credentials, run, queue)
     if run is not None:
-        about["folder"] = str(run)
-    if process is None or about["state"] == "waiting":  # what it knew of its sites is no news of theirs
-        found["sites"] = [{**row, "state": None} for row in found.get("sites", ())]
-    return {name: value for name, value in (about | found).items() if name != "sites" or value}
+        status["folder"] = str(run)
+    if process is None or status["state"] == "waiting":  # what it knew of its sites is no news of theirs
+        values["sites"] = [{**row, "state": None} for row in values.get("sites", ())]
+    return {name: value for name, value in (status | values).items() if name != "sites" or value}
 
 
 def _gone(credentials: Path, run: Path | None, queue: ExperimentQueue) -> dict[str, Any]:
-    """When a party that is gone gave its last sign of life, and the command with which a server goes on."""
-    found: dict[str, Any] = {}
+    """Return the time of the last sign of life of a party that is gone, and the command to go on."""
+    values: dict[str, Any] = {}
     with contextlib.suppress(OSError):
-        found["last_sign"] = (credentials / _STATUS).stat().st_mtime
+        values["last_sign"] = (credentials / _STATUS).stat().st_mtime
     if queue.folder.is_dir() and queue.next() is not None:
-        found["again"] = f"piebald server {credentials}"
+        values["again"] = f"piebald server {credentials}"
     elif run is not None:
-        found["again"] = f"piebald resume {run}"
-    return found
+        values["again"] = f"piebald resume {run}"
+    return values
 
 
 def running_process(folder: Path) -> int | None:
-    """Id of the process that uses credentials or writes a run folder, or None."""
+    """Return the id of the process that uses credentials or writes a run folder, or None."""
     if fcntl is None:
         return None
     try:
@@ -157,18 +157,18 @@ def running_process(folder: Path) -> int | None:
 
 
 def killed_process(folder: Path) -> int | None:
-    """Id of the process that was killed while it used credentials, None where one runs or the last one has ended."""
+    """Return the id of a process that was killed while it used credentials, None where one runs or has ended."""
     if fcntl is None or running_process(folder) is not None:
         return None
     try:
-        left = read_text(folder / "run.lock", 100, "ascii").strip()
+        text = read_text(folder / "run.lock", 100, "ascii").strip()
     except (OSError, ValueError):
         return None
-    return int(left) if left.isdecimal() else None
+    return int(text) if text.isdecimal() else None
 
 
 def server_credentials(run: Path) -> Path | None:
-    """The server's credentials of a run, None where it was no federation."""
+    """Return the server's credentials of a run, None where it was no federation."""
     if (run / "federation" / "server" / "credentials.json").exists():
         return run / "federation" / "server"
     from piebald.storage.store import RunStore
@@ -181,7 +181,7 @@ def server_credentials(run: Path) -> Path | None:
 
 
 def _state(recorded: str | None, process: int | None, killed: int | None) -> str:
-    """What a party does, from the record of its run, the process that holds the lock, and the one that was killed."""
+    """Return a party's state, from its run's record, the process with the lock, and the one that was killed."""
     if recorded == "finished":
         return recorded
     if process is not None:
@@ -192,7 +192,7 @@ def _state(recorded: str | None, process: int | None, killed: int | None) -> str
 
 
 def _recorded(run: Path) -> tuple[str | None, int | None]:
-    """How the run is recorded to have ended, and its server steps; None where it cannot be read."""
+    """Return the recorded state of a run, and its server steps; None where it cannot be read."""
     from piebald.storage.store import RunStore
 
     try:
@@ -203,12 +203,12 @@ def _recorded(run: Path) -> tuple[str | None, int | None]:
 
 
 def was_started(credentials: Path) -> bool:
-    """Whether a process of this party has written its status, as it does after it began its audit log."""
+    """Return whether a process of this party has written its status, as each does after it began its audit log."""
     return bool(_written(credentials))
 
 
 def written_head(credentials: Path) -> tuple[int, str] | None:
-    """Number and digest of the last line of the audit log, as the party's status has them; None where it has none."""
+    """Return number and digest of the audit log's last line from the party's status; None where it has none."""
     try:
         line, digest = (_written(credentials) or {})["audit"]
         return int(line), str(digest)
@@ -217,16 +217,16 @@ def written_head(credentials: Path) -> tuple[int, str] | None:
 
 
 def _written(credentials: Path) -> dict[str, Any] | None:
-    """What the party's process wrote last, None where none has."""
+    """Return the status that the party's process wrote last, None where there is none."""
     try:
-        found = read_json(credentials / _STATUS)
+        values = read_json(credentials / _STATUS)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return values if isinstance(values, dict) else None
 
 
 def run_of(credentials: Path) -> Path | None:
-    """The run folder that a server's credentials name, None where there is none."""
+    """Return the run folder that a server's credentials name, None where there is none."""
     try:
         run = Path(read_json(credentials / RUN)["folder"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -237,10 +237,10 @@ def run_of(credentials: Path) -> Path | None:
 
 
 def credentials_folder(folder: Path) -> Path:
-    """The folder of credentials: the given one, or the one that a run folder names."""
+    """Return the folder of credentials: the given one, or the one that a run folder names."""
     if (folder / "credentials.json").exists():
         return folder
-    found = server_credentials(folder)
-    if found is None:
+    credentials = server_credentials(folder)
+    if credentials is None:
         raise SettingError(f"{str(folder)!r} holds no credentials and no run of a federation")
-    return found
+    return credentials

@@ -24,24 +24,22 @@ from piebald.core.errors import PiebaldError
 from piebald.core.private_files import replaced, write_private
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.expiry import ExpiryWatch
+from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.signing import CertificateSigner
 from piebald.federation.hub.run_terms import read_values
-from piebald.federation.link.deliveries import Deliveries
-from piebald.federation.link.disk_writes import DiskWrites, Ended
 from piebald.federation.link.flare_link import SERVER, Link
-from piebald.federation.link.heartbeat import Heartbeat
-from piebald.federation.link.presence import repeated
+from piebald.federation.link.heartbeat import Heartbeat, repeated
 from piebald.federation.link.transfer import WAIT, fetch_terms
-from piebald.federation.link.waiting import site_waits_for
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
 from piebald.federation.site import client_log, site_choice
 from piebald.federation.site.client_session import ClientSession, StartedTask, TrainingJob
+from piebald.federation.site.client_store import UpdateCount
 from piebald.federation.site.consent import Consent, recipe_in
+from piebald.federation.site.deliveries import Deliveries
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
-from piebald.federation.site.update_count import UpdateCount
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.version import __version__
 
@@ -100,14 +98,14 @@ class FederationClient:
         )
 
     def run(self) -> str:
-        """Run until the run has ended or `stop` is called; returns why it ended."""
-        about = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
-        self._audit.write("started", party=self.credentials.party, **about)
+        """Run until the run has ended or `stop` is called, and return why it ended."""
+        values = {"piebald": __version__, "policy": self._policy.digest, "allows": self._policy.model_dump(mode="json")}
+        self._audit.write("started", party=self.credentials.party, **values)
         loops = {"train": self._train, "answer": self._answer, "deliver": self.deliveries.run}
         threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in loops.items()]
         self._heartbeat.start()
-        about = {"event": "connecting", "site": self.credentials.party, "address": self._address}
-        log.info("%(site)s: connecting to %(address)s", about)
+        fields = {"event": "connecting", "site": self.credentials.party, "address": self._address}
+        log.info("%(site)s: connecting to %(address)s", fields)
         self._link.start()
         with self._busy("choosing the models of earlier runs"):  # that were left when the site was stopped
             self._choose()
@@ -134,28 +132,28 @@ class FederationClient:
         return "the run is over" if over else "stopped"
 
     def waits_for(self) -> str:
-        """What it does and waits for, "" where it has ended."""
+        """Return what it does and waits for, "" where it has ended."""
         if self._over.is_set():
             return ""
-        waits = site_waits_for(self.session, self._address, self._link.trouble, self._heard, dict(self._at_work))
+        waits = self.session.waits_for(self._address, self._link.trouble, self._heard, dict(self._at_work))
         return "; ".join(filter(None, (self._disk.trouble, waits)))
 
     @contextmanager
-    def _working(self, what: str) -> Iterator[None]:
+    def _working(self, activity: str) -> Iterator[None]:
         """Tell the heartbeat what the site does."""
-        self._at_work[what] = time.time()
+        self._at_work[activity] = time.time()
         try:
             yield
         finally:
-            del self._at_work[what]
+            del self._at_work[activity]
 
     @contextmanager
-    def _busy(self, what: str) -> Iterator[None]:
+    def _busy(self, activity: str) -> Iterator[None]:
         """Tell the heartbeat and the server what keeps the thread that says hello, and have hellos said meanwhile.
 
         What the server answers to them is not acted upon: it says so again when this has ended.
         """
-        with self._working(what), repeated(lambda: self._exchange(doing=what), BEAT):
+        with self._working(activity), repeated(lambda: self._exchange(doing=activity), BEAT):
             yield
 
     def stop(self) -> None:
@@ -174,10 +172,10 @@ class FederationClient:
             self._on_welcome(welcome)
 
     def _exchange(self, doing: str = "") -> Welcome | None:
-        """Send a hello; returns the server's welcome, None where none came."""
+        """Send a hello, and return the server's welcome, None where none came."""
         away = bool(self._link.trouble)
-        more = {"pending": self._consent.waits, "doing": doing}
-        hello = self.session.hello(self._incarnation).model_copy(update=more)
+        changes = {"pending": self._consent.waits, "doing": doing}
+        hello = self.session.hello(self._incarnation).model_copy(update=changes)
         answer = self._link.request(SERVER, "hello", hello, timeout=ANSWER)
         if answer is None:
             return None
@@ -258,8 +256,8 @@ class FederationClient:
                 self._carry_over(terms.get("lineage"), runner)
                 client_log.joined(prepared, runner)
         except PiebaldError as error:
-            said = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
-            refused = " ".join(said.split())[:300]
+            message = str(error).replace(str(self.credentials.folder), "its credentials")  # the server is told this
+            refused = " ".join(message.split())[:300]
         except Exception as error:
             log.exception("the terms cannot be met")
             refused = f"{type(error).__name__}; the site's log says more"
@@ -267,10 +265,10 @@ class FederationClient:
             log.warning("this site does not take part: %(why)s", {"event": "refused", "why": refused})
         elif self._consent.waits:
             log.warning("an experiment waits for approval: look at it with piebald approve %s", self.credentials.folder)
-        about = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
+        values = {"terms": welcome.terms, "recipe": recipe, "policy": self._policy.digest, "rows": rows}
         verdict = "declined" if refused else "waits for approval" if self._consent.waits else "accepted"
         self._disk.insist(
-            "the audit log", lambda: self._audit.write(verdict, run=welcome.run, **about, reason=refused or None)
+            "the audit log", lambda: self._audit.write(verdict, run=welcome.run, **values, reason=refused or None)
         )
         self._terms = bytes(body)
         self.session.accept_terms(welcome.terms, runner, rows, refused)
@@ -322,8 +320,8 @@ class FederationClient:
         """Loop of the training thread."""
         with suppress(Ended):
             while (id := self._training_queue.get()) is not None:
-                if (found := self.session.start_training(id)) is not None:
-                    self._train_for(*found)
+                if (begun := self.session.start_training(id)) is not None:
+                    self._train_for(*begun)
 
     def _train_for(self, job: TrainingJob, started: StartedTask) -> None:
         """Train for a task, and keep the result until it is delivered."""
@@ -335,7 +333,7 @@ class FederationClient:
         self._disk.insist("a result", lambda: self.session.finish_training(job, started, body, state, steps))
 
     def _trained(self, started: StartedTask) -> tuple[Update | None, str | None, dict[str, Tensor] | None]:
-        """What comes of a training task: the update that may leave or why there is none, and the new client state."""
+        """Train, and return the update that may leave or the reason why there is none, and the new client state."""
         if (refused := self._updates.reject_reason(self._policy.updates)) is not None:
             return None, f"refused by the site's policy: {refused}", None
         update, failure, state = started.runner.serve(started.task, started.state)

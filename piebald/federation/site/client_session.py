@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, slots=True)
 class StartedTask:
-    """What a thread needs to work on a task: the run's task runner and files, and the client state before the task."""
+    """A task for a thread to work on, with the run's task runner and files, and the client state before the task."""
 
     task: Task
     runner: TaskRunner
@@ -99,7 +100,7 @@ class ClientSession:
     # -- hello and welcome
 
     def hello(self, incarnation: str) -> Hello:
-        """The site's next hello."""
+        """Return the site's next hello."""
         with self.lock:
             held = sorted({*self._jobs, *(done.id for done in self.store.done)}) if self.store else []
             return Hello(
@@ -116,7 +117,7 @@ class ClientSession:
             )
 
     def take_welcome(self, welcome: Welcome) -> Welcome | None:
-        """Update the session from a welcome; returns the one before.
+        """Update the session from a welcome, and return the one before.
 
         Raises:
             OSError: the disk cannot be written; the next welcome is taken as this one would have been.
@@ -159,8 +160,8 @@ class ClientSession:
             if self.store is None or not form or not (self._folder / lineage).is_dir():
                 return
             state = ClientStore(self._folder / lineage).state(before=1 << 53)
-            found = None if state is None else {name: tuple(tensor.shape) for name, tensor in state.items()}
-            if state is None or found != form:
+            form_of_state = None if state is None else {name: tuple(tensor.shape) for name, tensor in state.items()}
+            if state is None or form_of_state != form:
                 log.warning("the state that this site kept of the run %s does not fit, so it begins anew", lineage)
             elif self.store.begin_with(state, lineage):
                 log.info("this site goes on with the state that it kept of the run %s", lineage)
@@ -209,7 +210,7 @@ class ClientSession:
             return reply, task
 
     def _has(self, piece: Piece, welcome: Welcome, store: ClientStore) -> bool:
-        """Whether the site has a task already.
+        """Return whether the site has a task already.
 
         A finished task that the server has forgotten is adopted where the server sends it again, and discarded where it
         sends another one.
@@ -286,7 +287,7 @@ class ClientSession:
     # -- delivering results
 
     def next_delivery(self) -> Delivery | None:
-        """The next result to deliver: answers to queries first."""
+        """Return the next result to deliver: answers to queries first."""
         with self.lock:
             if self.welcome is None or self.store is None:
                 return None
@@ -305,8 +306,36 @@ class ClientSession:
             if delivery.trains and self.welcome is not None and self.welcome.epoch == epoch:
                 self._delivered.add(delivery.id)
 
+    def waits_for(self, address: str, trouble: str, heard: float, at_work: Mapping[str, float]) -> str:
+        """Return what the site does and waits for, in words.
+
+        Args:
+            address: the server's, as HOST:PORT.
+            trouble: why it is not connected, "" where it is.
+            heard: when the server was heard last, in seconds since the epoch, 0 for never.
+            at_work: what it is doing, and since when, in seconds since the epoch.
+        """
+        now = time.time()
+        doing = [f"{activity} for {now - since:.0f} s" for activity, since in at_work.items()]
+        last = f"last word {now - heard:.0f} s ago" if heard else "no word yet"
+        welcome = self.welcome
+        if trouble or not heard or now - heard > 15:
+            waits = f"waiting for the server at {address} ({trouble or 'no answer'}; {last})"
+        elif welcome is None or (not welcome.run and not welcome.over):
+            waits = "connected: waiting for the server to begin a run"
+        elif self.refused:
+            waits = f"this site does not take part: {self.refused}"
+        elif self.terms == welcome.terms and self.runner is None:
+            waits = "an experiment waits for approval: piebald approve with the credentials of this site shows it"
+        elif welcome.over:
+            waits = "the run is over: waiting for another"
+        else:
+            waits = f"waiting for the server's next task ({last})"
+        trains = doing and waits.startswith("waiting for the server's")
+        return ", ".join(doing) if trains else "; ".join([*doing, waits])
+
     def status(self) -> dict[str, Any]:
-        """The session's status as plain values."""
+        """Return the session's status as plain values."""
         with self.lock:
             done = self.store.done if self.store else []
             return {
@@ -314,10 +343,10 @@ class ClientSession:
                 "run": self.welcome.run if self.welcome else None,
                 "refused": self.refused or None,
                 "working": sorted(self._jobs),
-                "outbox": [one.id for one in done if one.id not in self._delivered],
+                "outbox": [finished.id for finished in done if finished.id not in self._delivered],
             }
 
 
 def _forgotten(done: FinishedTask, welcome: Welcome) -> bool:
-    """Whether the server does not know of a finished task, because the process that sent it died too early."""
+    """Return whether the server does not know of a finished task, as the process that sent it died too early."""
     return done.epoch != welcome.epoch and done.id > welcome.restored

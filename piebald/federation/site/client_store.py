@@ -25,6 +25,7 @@ from torch import Tensor
 
 from piebald.core.errors import RuntimeFault
 from piebald.core.private_files import write_private
+from piebald.core.reading.files import read_text
 from piebald.core.reading.tensors import opened_tensors
 
 _STATE = "state/"
@@ -132,8 +133,8 @@ class ClientStore:
             done, state = self._chain[number]
             if state is not None:
                 trained = [*self._trained, (done.made, done.steps)]
-                about = {"id": str(number), "trained": json.dumps(trained)}
-                write_private(self.folder / _BASE, save(dict(state), about))
+                metadata = {"id": str(number), "trained": json.dumps(trained)}
+                write_private(self.folder / _BASE, save(dict(state), metadata))
                 self._base, self._trained = state, trained
             del self._chain[number]
             self._path(number).unlink(missing_ok=True)
@@ -164,22 +165,25 @@ class ClientStore:
     def _write(self, done: FinishedTask, result: bytes, state: Mapping[str, Tensor] | None) -> None:
         tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
         tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
-        about = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
-        about |= {"made": done.made, "steps": done.steps}
-        write_private(self._path(done.id), save(tensors, {"about": json.dumps(about)}))
+        values = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
+        values |= {"made": done.made, "steps": done.steps}
+        write_private(self._path(done.id), save(tensors, {"about": json.dumps(values)}))
 
     def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
         try:
             with opened_tensors(path) as file:
-                about = json.loads(file.metadata()["about"])
+                values = json.loads(file.metadata()["about"])
                 size = file.get_slice("result").get_shape()[0]
                 names = [name for name in file.keys() if name.startswith(_STATE)]  # noqa: SIM118 - not a mapping
                 state = {name.removeprefix(_STATE): file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-        made = str(about.get("made", "0")), int(about.get("steps", 0))  # missing in files of earlier versions
-        done = FinishedTask(about["id"], about["digest"], about["epoch"], size, *made)
-        return done, state if about["has_state"] else None
+        version_and_steps = (
+            str(values.get("made", "0")),
+            int(values.get("steps", 0)),
+        )  # missing in files of earlier versions
+        done = FinishedTask(values["id"], values["digest"], values["epoch"], size, *version_and_steps)
+        return done, state if values["has_state"] else None
 
     def _read(self, path: Path) -> dict[str, Tensor] | None:
         if not path.exists():
@@ -194,5 +198,37 @@ class ClientStore:
         if not path.exists():
             return []
         with opened_tensors(path) as file:
-            found = json.loads((file.metadata() or {}).get("trained", "[]"))
-        return [(str(made), int(steps)) for made, steps in found]
+            entries = json.loads((file.metadata() or {}).get("trained", "[]"))
+        return [(str(version), int(steps)) for version, steps in entries]
+
+
+class UpdateCount:
+    """The number of updates of its own training that a site has sent over all runs, in a file: each spends budget.
+
+    The same update delivered again is no new one.  An update for the same version is, since it has noise of its own.
+
+    Args:
+        path: the file; without it nothing was sent.
+
+    Attributes:
+        sent: how many updates may have left.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.sent = int(read_text(path)) if path.exists() else 0
+        except (OSError, ValueError):
+            raise RuntimeFault(f"{path} holds no number: restore it from a backup") from None
+
+    def add(self) -> None:
+        """Count an update, on disk before it can leave: a crash between the two counts one too many, never too few."""
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_private(self._path, str(self.sent + 1))
+        self.sent += 1
+
+    def reject_reason(self, most: int | None) -> str | None:
+        """Return why no further update may leave where `most` may, or None."""
+        if most is None or self.sent < most:
+            return None
+        return f"this site has sent {self.sent} updates in all runs and sends at most {most}"

@@ -9,7 +9,6 @@ nothing: no rows are read, and no numbers of them are told.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Any
 
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
-from piebald.core.private_files import write_private
-from piebald.core.reading.files import read_json
+from piebald.federation.credentials.party_files import read_table, write_table
 from piebald.federation.site.policy import ASK, Policy
 
 _PENDING, _APPROVED = "pending.json", "approved.json"
@@ -26,7 +24,7 @@ _SHOWN = ("rounds", "recipe", "model", "partition", "evaluate", "keep")  # secti
 
 
 class Consent:
-    """What a running site consents to.
+    """Consent of a running site to experiments.
 
     Args:
         folder: the site's credentials.
@@ -38,7 +36,7 @@ class Consent:
         self._waiting = ""  # digest of the terms that wait
 
     def reject_reason(self, digest: str, terms: Mapping[str, Any]) -> str | None:
-        """Why the site does not take part under these terms, "" where it waits for a person, None where it does."""
+        """Return why the site does not take part under these terms, "" while it waits for a person, None if it does."""
         name = str(recipe_in(terms).get("name"))
         accepted = self._policy.accept
         named = accepted is not None and name in accepted and not (ASK in accepted and _asks(terms))
@@ -49,14 +47,14 @@ class Consent:
             self._settle()
             return f"this site accepts the recipes {', '.join(accepted) or 'of nobody'}, the run has {name[:80]!r}"
         self._waiting = digest
-        about = {name: terms.get("experiment", {}).get(name) for name in _SHOWN}
-        about |= {name: terms.get(name) for name in ("training", "transforms", "questions", "trains")}
+        sections = {name: terms.get("experiment", {}).get(name) for name in _SHOWN}
+        sections |= {name: terms.get(name) for name in ("training", "transforms", "questions", "trains")}
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_private(self._folder / _PENDING, json.dumps({"terms": digest, "since": since, **about}, indent=2))
+        write_table(self._folder / _PENDING, {"terms": digest, "since": since, **sections})
         return ""
 
     def was_given(self) -> bool:
-        """Whether a person has approved what waits; told once."""
+        """Return whether a person has approved the terms that wait; True once only."""
         if not self._waiting or self._waiting not in approved(self._folder):
             return False
         self._settle()
@@ -64,7 +62,7 @@ class Consent:
 
     @property
     def waits(self) -> bool:
-        """Whether an experiment waits for a person."""
+        """True if an experiment waits for a person."""
         return bool(self._waiting)
 
     def _settle(self) -> None:
@@ -73,51 +71,43 @@ class Consent:
 
 
 def _asks(terms: Mapping[str, Any]) -> bool:
-    """Whether a run asks a question that policies must name: the name of its recipe does not say which."""
-    asked = terms.get("questions")
-    kinds = [one.get("kind") for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
-    known = Component.registry["query"]
-    return any(kind not in known or known[kind].by_name for kind in kinds)  # type: ignore[attr-defined]
+    """Return whether a run asks a question that policies must name: the name of its recipe does not tell."""
+    questions = terms.get("questions")
+    kinds = (
+        [question.get("kind") for question in questions if isinstance(question, Mapping)]
+        if isinstance(questions, list)
+        else []
+    )
+    registry = Component.registry["query"]
+    return any(kind not in registry or registry[kind].by_name for kind in kinds)  # type: ignore[attr-defined]
 
 
 def recipe_in(terms: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table of the recipe in a run's terms, {} where there is none."""
+    """Return the table of the recipe in a run's terms, {} where there is none."""
     experiment = terms.get("experiment")
-    found = experiment.get("recipe") if isinstance(experiment, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    recipe = experiment.get("recipe") if isinstance(experiment, Mapping) else None
+    return recipe if isinstance(recipe, Mapping) else {}
 
 
 def pending(folder: Path) -> dict[str, Any] | None:
-    """What waits for approval at a site, None where nothing does."""
-    return _read(folder / _PENDING)
+    """Return the terms that wait for approval at a site, None where none do."""
+    return read_table(folder / _PENDING)
 
 
 def approved(folder: Path) -> dict[str, Any]:
-    """The digests of the terms that were approved at a site, with the time."""
-    return _read(folder / _APPROVED) or {}
+    """Return the digests of the terms that were approved at a site, with the time."""
+    return read_table(folder / _APPROVED) or {}
 
 
 def approve(folder: Path, digest: str) -> None:
-    """Approve what waits at a site, by its digest.
+    """Approve the terms that wait at a site, by their digest.
 
     Raises:
         SettingError: something else waits, or nothing does.
     """
     waiting = pending(folder)
     if waiting is None or waiting["terms"] != digest:
-        other = "nothing waits" if waiting is None else f"{waiting['terms']} waits"
-        raise SettingError(f"{other} for approval in {folder}, got {digest[:80]}: approve what waits by its digest")
+        state = "nothing waits" if waiting is None else f"{waiting['terms']} waits"
+        raise SettingError(f"{state} for approval in {folder}, got {digest[:80]}: approve what waits by its digest")
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    write_private(folder / _APPROVED, json.dumps({**approved(folder), digest: at}, indent=2))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path} cannot be read: {type(error).__name__}: remove it") from None
-    if not isinstance(found, dict):
-        raise SettingError(f"{path} cannot be read: it holds no table: remove it")
-    return found
+    write_table(folder / _APPROVED, {**approved(folder), digest: at})

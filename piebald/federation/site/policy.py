@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Update
+from piebald.contracts import Hiding, Personalizes, Query, Split, SumDemands, Task, Update
 from piebald.core.parameters import matching
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
@@ -72,6 +72,15 @@ class Policy(BaseModel):
         accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
             waits until somebody at the site approves it.  Not set: all.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
+
+    Examples:
+        The section [policy] of a `site.toml`:
+
+        >>> import tomllib
+        >>> section = tomllib.loads("policy = { clip = 1.0, noise = 0.5, updates = 100 }")["policy"]
+        >>> policy = Policy.model_validate(section)
+        >>> policy.clip, policy.noise, policy.updates, policy.accept
+        (1.0, 0.5, 100, None)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,7 +99,7 @@ class Policy(BaseModel):
     updates: int | None = Field(default=None, ge=1)
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
-    accept: Annotated[list[str], BeforeValidator(lambda given: [ASK] if given == ASK else given)] | None = None
+    accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
     carry: bool = True
 
     @property
@@ -100,7 +109,7 @@ class Policy(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def ledger(self, path: Path) -> Ledger | None:
-        """What noisy answers have spent of the budget, or None where there is none.
+        """Return the ledger of what noisy answers have spent of the budget, None where there is no budget.
 
         Raises:
             SettingError: the file is damaged.
@@ -109,13 +118,13 @@ class Policy(BaseModel):
         return None if budget is None else Ledger(budget.epsilon, budget.delta, path, changeable=True)
 
     def most_asked(self, query: Query) -> int | None:
-        """How many questions like this one are answered about the same rows, None for any number."""
+        """Return how many questions like this one are answered about the same rows, None for any number."""
         stated = self.questions.get(query.topic(), self.questions.get(query.kind))
         most = query.most_asked(self.least_rows is not None) if stated is None else stated
         return None if most == "any" else int(most)
 
     def score_noise(self, query: Query) -> float:
-        """The standard deviation of the noise in scores, in units of what one row changes; 0 for none.
+        """Return the standard deviation of the noise in scores, in units of what one row changes; 0 for none.
 
         It grows with the number of questions that are answered: all of them together tell of one row as much as one
         answer with noise as large as the row.
@@ -124,7 +133,7 @@ class Policy(BaseModel):
         return 0.0 if most is None or not (query.blurred or self.least_rows is not None) else math.sqrt(most)
 
     def reject_reason(self, work: ClientWork) -> str | None:
-        """The reason why this site does not work under a run's terms, or None."""
+        """Return the reason why this site does not work under a run's terms, or None."""
         if self.private:
             leaving = matching(work.model, self.private) - work.layout.private
             if leaving:
@@ -133,8 +142,8 @@ class Policy(BaseModel):
             for name in declared_vectors(work):
                 if name not in self.uploads:
                     return f"updates would carry {name!r}, this site sends only {', '.join(self.uploads) or 'nothing'}"
-        if (told := work.trainer.discloses()) and (hiding := self.protection(work)):
-            return f"the trainer would tell {told}, which this site does not do beside {hiding}"
+        if (disclosure := work.trainer.discloses()) and (hiding := self.protection(work)):
+            return f"the trainer would disclose {disclosure}, which this site does not allow beside {hiding}"
         if work.own_query is not None and (reason := self.query_reject_reason(work.own_query, work)):
             return f"updates would answer a query: {reason}"
         if work.own_query is not None and self.least_rows is not None:
@@ -151,7 +160,7 @@ class Policy(BaseModel):
         return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.uploads())
 
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
-        """The reason why clipping and noise do not suffice, or None.
+        """Return the reason why clipping and noise do not suffice, or None.
 
         They must come from the last transform, since a later one could undo them; only a secure aggregation may follow,
         or a compressor that makes nothing longer or packs what is noised already.
@@ -160,8 +169,10 @@ class Policy(BaseModel):
             return None
         if uploads:
             return f"updates would carry {uploads[0]!r} beside the model, which nothing clips"
-        packing = next((one for one in transforms if isinstance(one, Compressor)), None)  # works last wherever it is
-        transforms = [one for one in transforms if not isinstance(one, Compressor)]
+        packing = next(
+            (transform for transform in transforms if isinstance(transform, Compressor)), None
+        )  # works last wherever it is
+        transforms = [transform for transform in transforms if not isinstance(transform, Compressor)]
         last = transforms[-1] if transforms else None
         if not isinstance(last, Gaussian):
             return (
@@ -182,7 +193,7 @@ class Policy(BaseModel):
         return None
 
     def update_reject_reason(self, update: Update, declared: Collection[str], shared: int) -> str | None:
-        """The reason why an update must not leave this site, or None.
+        """Return the reason why an update must not leave this site, or None.
 
         It holds whatever engine and trainer made the update: what a transform clips, or what stays private, is decided
         by names and lengths that were known when the terms were accepted.
@@ -202,12 +213,12 @@ class Policy(BaseModel):
         return None
 
     def protection(self, work: ClientWork) -> str | None:
-        """What protects rows or updates, by this policy or in a run, or None."""
+        """Return the name of a protection of rows or updates, by this policy or in a run, or None."""
         demanded = {"clip": self.clip, "noise": self.noise, "secure_aggregation": self.secure_aggregation}
         return work.protection or next((name for name, value in demanded.items() if value is not None), None)
 
     def query_reject_reason(self, query: Query, work: ClientWork) -> str | None:
-        """The reason why a query about this site's rows is not answered in a run, or None."""
+        """Return the reason why a query about this site's rows is not answered in a run, or None."""
         if query.asked_of == "server":
             return f"{query.kind!r} is for rows of the server, and no site answers it"
         if query.asked_of == "itself":
@@ -230,11 +241,11 @@ class Policy(BaseModel):
         return None
 
     def _hidden_reject_reason(self, hidden: Hiding, work: ClientWork) -> str | None:
-        """The reason why an answer is not given although noise or masks hide rows in it, or None."""
+        """Return the reason why an answer is not given although noise or masks hide rows in it, or None."""
         if hidden.masked and work.masking is None:
             return "this run masks nothing, so nothing can leave under its masks"
         if not hidden.masked and self.secure_aggregation is not None:
-            return "this site tells sums only inside secure aggregation"
+            return "this site sends sums only inside secure aggregation"
         if not hidden.noise and self.least_rows is not None:
             return f"this site cannot know that a sum is about at least the {self.least_rows} rows that it demands"
         if hidden.noise and self.budget is None:
@@ -242,14 +253,14 @@ class Policy(BaseModel):
         return None
 
     def few_rows_reason(self, query: Query, work: ClientWork, rows: Mapping[Split, int]) -> str | None:
-        """The reason why a noisy answer is not given by a site that has so many rows of each split, or None."""
+        """Return the reason why a noisy answer is not given by a site that has so many rows of each split, or None."""
         fewest = min((rows[split] for split in rows_read(query, work)), default=0)
         if query.hiding() is None or self.least_rows is None or fewest >= self.least_rows:
             return None
         return f"this site has fewer than the {self.least_rows} rows that an answer must be about"
 
     def most_models(self, work: ClientWork) -> int | None:
-        """How many different models are examined at one version, None for any number."""
+        """Return how many different models are examined at one version, None for any number."""
         return 1 if self.models_per_version is None and self.protection(work) else self.models_per_version
 
     def answer_reject_reason(
@@ -274,13 +285,13 @@ class Policy(BaseModel):
             and fewest < self.least_rows
         ):
             return f"the answer is about fewer than the {self.least_rows} rows that this site demands"
-        if form.metrics is not None and (told := sorted(answer.metrics.keys() - {*form.metrics})):
-            return f"the answer carries the number {told[0]!r}, which {query.kind!r} does not declare"
+        if form.metrics is not None and (extra := sorted(answer.metrics.keys() - {*form.metrics})):
+            return f"the answer carries the number {extra[0]!r}, which {query.kind!r} does not declare"
         return None
 
     @property
     def sum_demands(self) -> SumDemands:
-        """What this site demands of a secure aggregation."""
+        """Demands of this site on a secure aggregation."""
         demanded = self.secure_aggregation
         if isinstance(demanded, SumDemands):
             return demanded
@@ -293,12 +304,45 @@ def declared_vectors(work: ClientWork) -> tuple[str, ...]:
 
 
 def _is_stated(query: Query, work: ClientWork) -> bool:
-    """Whether the run's terms name a question with its arguments, where they or a policy must name its kind."""
+    """Return whether the run's terms name a question with its arguments, where they or a policy must name it."""
     named = json.loads(json.dumps(query.stated())) in work.questions
-    listed = query.by_name or not work.trains or any(one.get("kind") == query.kind for one in work.questions)
+    listed = query.by_name or not work.trains or any(question.get("kind") == query.kind for question in work.questions)
     return named or not listed
 
 
 def rows_read(query: Query, work: ClientWork) -> set[Split]:
     """The rows of a site that the answer to a query depends on in a run."""
     return query.rows_read(isinstance(work.trainer, Personalizes) or bool(work.layout.private))
+
+
+class ExaminedModels:
+    """Counts the models that a server had a site examine, by version and rows; the same model tells nothing new.
+
+    From scores of two models a server has a directional derivative.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, Split], set[bytes]] = {}
+
+    def reject_reason(self, task: Task, rows: Collection[Split], most: int | None) -> str | None:
+        """Take note of a query's model, or say why it is not examined.
+
+        Args:
+            task: the query.
+            rows: what the answer depends on.
+            most: how many different models at one version, None for any number.
+        """
+        if most is None:
+            return None
+        models = [
+            task.vectors[name] for name in ("model", "forest") if name in task.vectors
+        ]  # a forest is a model, too
+        digest = hashlib.blake2b(
+            b"".join(model.detach().cpu().contiguous().numpy().tobytes() for model in models)
+        ).digest()
+        for split in rows:
+            if len(self._seen.get((task.version, split), set()) | {digest}) > most:
+                return f"this site examines {most} of the models of one version on its {split} rows, and no more"
+        for split in rows:
+            self._seen.setdefault((task.version, split), set()).add(digest)
+        return None

@@ -1,4 +1,4 @@
-"""What a site's rows are known by where questions about them are counted: what they hold, as the site has them.
+"""Digests by which a site's rows are known where questions about them are counted: of what the site has.
 
 It is found before anything that a server chooses, such as columns, an extractor or the size of images: else another
 choice would be another set of rows.
@@ -20,7 +20,7 @@ from piebald.privacy.question_ledger import Records, as_records, records_of
 
 
 def place_of(source: DataSource, folder: Path) -> Path | None:
-    """The folder that a site's rows lie in, None for those of an installed module or a named data set."""
+    """Return the folder that a site's rows lie in, None for those of an installed module or a named data set."""
     if source.source is None:
         return None
     path, colon, _ = source.source.rpartition(":")
@@ -30,7 +30,7 @@ def place_of(source: DataSource, folder: Path) -> Path | None:
 
 
 def row_records(source: DataSource, folder: Path, site: str, value: Any) -> Records | None:
-    """The digests of a site's rows, None where they are known by the numbers that are trained on.
+    """Return the digests of a site's rows, None where they are known by the numbers that are trained on.
 
     Args:
         source: where they are, relative to `folder`.
@@ -40,8 +40,8 @@ def row_records(source: DataSource, folder: Path, site: str, value: Any) -> Reco
     """
     place = None if source.source is None or ":" in source.source else folder / source.source
     if place is not None and place.is_dir():
-        own = place / site if source.client is not None and (place / site).is_dir() else place
-        return as_records(_digest(path) for path in sorted(own.rglob("*")) if path.is_file())
+        folder_of_site = place / site if source.client is not None and (place / site).is_dir() else place
+        return as_records(_digest(path) for path in sorted(folder_of_site.rglob("*")) if path.is_file())
     if place is not None and is_table(place):
         value = read_table(place, source.client)  # as the site says, whatever column the run names
     return _records(value, source.client, site)
@@ -50,18 +50,18 @@ def row_records(source: DataSource, folder: Path, site: str, value: Any) -> Reco
 def _records(value: Any, client: str | None, site: str) -> Records | None:
     if isinstance(value, Mapping):
         parts = [_records(part, client, site) for part in value.values()]
-        known = [part for part in parts if part is not None]
-        return np.unique(np.concatenate(known)) if known and len(known) == len(parts) else None
+        records = [part for part in parts if part is not None]
+        return np.unique(np.concatenate(records)) if records and len(records) == len(parts) else None
     if type(value).__module__.partition(".")[0] == "pandas":
         return _of_frame(value, client, site)
     if not isinstance(value, tuple) or not all(isinstance(part, np.ndarray) and part.dtype != object for part in value):
         return None
-    own = np.array([str(one) for one in value[2]]) == site if len(value) == 3 else slice(None)
-    return records_of([part[own] for part in value[:2]])
+    is_own = np.array([str(owner) for owner in value[2]]) == site if len(value) == 3 else slice(None)
+    return records_of([part[is_own] for part in value[:2]])
 
 
 def _of_frame(frame: Any, client: str | None, site: str) -> Records:
-    """The rows of a table, in whatever order its rows and columns are, and whatever names these have."""
+    """Return the digests of a table's rows, which its order and the names of its columns do not change."""
     import pandas
     from pandas.api.types import is_numeric_dtype
 

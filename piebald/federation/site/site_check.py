@@ -29,10 +29,9 @@ _COPIES = 10  # vectors of the model's size on a site's disk, at most
 
 
 def site_machine(work: SiteWork) -> list[Check]:
-    """What a site's start looks at, before it connects: credentials, certificate, device, disk and rows."""
+    """Check what a site needs before it connects: credentials, certificate, device, disk and rows."""
     credentials = work.credentials
-    about = f"{credentials.party} of {credentials.federation}"
-    party = Check("credentials", True, about)
+    party = Check("credentials", True, f"{credentials.party} of {credentials.federation}")
     if credentials.party == SERVER:
         party = Check("credentials", False, "they are the server's: a site needs credentials of its own")
     checks = [party, check_certificate(credentials.folder), Check("device", True, work.settings.device)]
@@ -64,7 +63,7 @@ def _proxy(work: SiteWork) -> list[Check]:
 
 
 def _rows(work: SiteWork) -> Check:
-    """Whether the rows can be read, as far as that is known without a run."""
+    """Check that the rows can be read, as far as that is known without a run."""
     data = work.settings.data
     if data is None:
         return Check("rows", True, "those that the experiment's partition gives it, since site.toml has no [data]")
@@ -78,7 +77,7 @@ def _rows(work: SiteWork) -> Check:
 
 
 def _questions(work: SiteWork, rows: Check) -> list[Check]:
-    """How many questions were answered about the rows, in all runs, nothing where the rows cannot be read."""
+    """Return how many questions were answered about the rows, in all runs; nothing where they cannot be read."""
     data = work.settings.data
     if data is None or not rows.fine:
         return []
@@ -88,40 +87,43 @@ def _questions(work: SiteWork, rows: Check) -> list[Check]:
     except SettingError as error:
         return [Check("questions", False, str(error))]
     stated = ", ".join(f"{kind} at most {most}" for kind, most in work.settings.policy.questions.items())
-    told = [ledger.summary or "none was answered about these rows", *([f"the policy says {stated}"] if stated else [])]
-    where = " and beside the rows" if len(ledger.places) > 1 else ""
-    return [Check("questions", True, f"{'; '.join(told)}; counted in its credentials{where}")]
+    sentences = [
+        ledger.summary or "none was answered about these rows",
+        *([f"the policy says {stated}"] if stated else []),
+    ]
+    place = " and beside the rows" if len(ledger.places) > 1 else ""
+    return [Check("questions", True, f"{'; '.join(sentences)}; counted in its credentials{place}")]
 
 
 def _unusable(error: BaseException, source: str) -> Check:
     """Rows that cannot be used; the message may quote one, so it is for the terminal."""
-    told = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
     hidden = (
         f"the rows in {source} cannot be used ({type(error).__name__}): piebald client CREDENTIALS --check says why"
     )
-    return Check("rows", False, " ".join(told.split()), hidden)
+    return Check("rows", False, " ".join(message.split()), hidden)
 
 
 def described(clients: Clients, number: int) -> str:
     """The numbers of a site's rows, their shape, and how many there are of each class."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
-    told = ", ".join(f"{len(one):,} {split}" for split, one in rows.items())
+    sizes = ", ".join(f"{len(part):,} {split}" for split, part in rows.items())
     train = rows["train"]
-    told = f"{told}; inputs {pytree.plain(pytree.form(train.x))}"
+    sizes = f"{sizes}; inputs {pytree.plain(pytree.form(train.x))}"
     y = train.y
     if not isinstance(y, torch.Tensor) or y.is_floating_point() or y.ndim != 1:
-        return told
-    counts = Counter(int(value) for one in rows.values() for value in torch.as_tensor(one.y).tolist())
+        return sizes
+    counts = Counter(int(value) for part in rows.values() for value in torch.as_tensor(part.y).tolist())
     names = clients.classes
     of = {(names[value] if names is not None else f"class {value}"): count for value, count in sorted(counts.items())}
     if names is not None:
         of = {str(name): of.get(name, 0) for name in names}
     shown = [f"{name} {count:,}" for name, count in list(of.items())[:10]]
-    return f"{told}; {', '.join(shown)}{f' and {len(of) - 10} more classes' if len(of) > 10 else ''}"
+    return f"{sizes}; {', '.join(shown)}{f' and {len(of) - 10} more classes' if len(of) > 10 else ''}"
 
 
 def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
-    """What the server answers, and whether this site meets its terms."""
+    """Check that the server answers, and that this site meets its terms."""
     credentials = work.credentials
     address = f"{credentials.host}:{credentials.port}"
     reports: list[str] = []
@@ -130,21 +132,21 @@ def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
     )
     link.start()
     try:
-        reply, trip, taken = _reply(link, patience)
+        reply, trip, seconds = _reply(link, patience)
         if reply is None:
-            why = "; ".join([*reports, link.trouble]).strip("; ") or f"no answer within {patience:g} seconds"
-            told = f"{address} does not answer ({why}): compare host and port, the firewall, and whether it runs"
-            return [rows, Check("server", False, told), Check("clock", None, "-"), Check("run", None, "-")]
+            reason = "; ".join([*reports, link.trouble]).strip("; ") or f"no answer within {patience:g} seconds"
+            sentence = f"{address} does not answer ({reason}): compare host and port, the firewall, and whether it runs"
+            return [rows, Check("server", False, sentence), Check("clock", None, "-"), Check("run", None, "-")]
         server = link.peers.get(SERVER)
-        about = f"{address}, Piebald {reply.version}"
-        reached = Check("server", True, about if server is None else f"{about}, certificate until {server.expires}")
+        expiry = "" if server is None else f", certificate until {server.expires}"
+        reached = Check("server", True, f"{address}, Piebald {reply.version}{expiry}")
         if reply.version != __version__:
-            told = f"it has Piebald {reply.version}, this site {__version__}: install the same on both"
-            reached = Check("server", False, told)
+            sentence = f"it has Piebald {reply.version}, this site {__version__}: install the same on both"
+            reached = Check("server", False, sentence)
         body = fetch_terms(link, SERVER, reply.terms, timeout=patience)
     finally:
         link.stop()
-    clock = _clock(reply.time - taken, trip)
+    clock = _clock(reply.time - seconds, trip)
     if body is None:
         return [rows, reached, clock, Check("run", False, "its terms did not arrive: try again")]
     return [*_met(work, rows, bytes(body)), reached, clock]
@@ -167,7 +169,7 @@ def _reply(link: Link, patience: float) -> tuple[CheckReply | None, float, float
 
 
 def _clock(ahead: float, trip: float) -> Check:
-    """Whether the server's clock agrees with this one, as well as a round trip allows to know."""
+    """Check that the server's clock agrees with this one, as far as a round trip tells."""
     if abs(ahead) - trip / 2 > CLOCK:
         way = "behind" if ahead > 0 else "ahead of"
         return Check("clock", False, f"this clock is {abs(ahead):,.0f} s {way} the server's: set both by NTP")
@@ -175,7 +177,7 @@ def _clock(ahead: float, trip: float) -> Check:
 
 
 def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
-    """Whether the site's rows and policy meet the terms of a run; nothing of it is built before the site consents."""
+    """Check that the site's rows and policy meet a run's terms; nothing is built before the site consents."""
     folder, policy, offered = work.credentials.folder, work.settings.policy, digest(body)
     try:
         terms = read_values(body)
@@ -183,17 +185,17 @@ def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
             advice = f"it waits for approval: piebald approve {folder} {offered}"
             return [rows, Check("run", False, refused or advice)]
         prepared = work(terms)
-        if why := work.settings.policy.reject_reason(prepared.work):
-            raise SettingError(why)
+        if reason := work.settings.policy.reject_reason(prepared.work):
+            raise SettingError(reason)
     except Exception as error:  # whatever a site's own rows and plugins do
         if error.__cause__ is not None and work.settings.data is not None and rows.fine:
             return [_unusable(error.__cause__, work.settings.data.where), Check("run", None, "-")]
         return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]
     layout = prepared.work.layout
-    about = f"client {prepared.client + 1} of {len(prepared.clients)}, a model of {layout.size:,} parameters"
+    summary = f"client {prepared.client + 1} of {len(prepared.clients)}, a model of {layout.size:,} parameters"
     space = check_space(work.credentials.folder, SPACE + 4 * _COPIES * layout.size)
     return [
         Check("rows", True, described(prepared.clients, prepared.client)),
-        Check("run", True, f"{about}; this site's policy allows it"),
+        Check("run", True, f"{summary}; this site's policy allows it"),
         *([] if space.fine else [space]),
     ]

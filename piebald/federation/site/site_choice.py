@@ -40,9 +40,9 @@ def leave(store: ClientStore, terms: bytes, version: int, models: Mapping[str, T
         version: server steps made.
         models: "model" [s], the last model of the site's cluster, and "global" [s] where there are other clusters.
     """
-    about = {"terms": terms.decode(), "version": str(version)}
+    metadata = {"terms": terms.decode(), "version": str(version)}
     tensors = {name: tensor.contiguous().clone() for name, tensor in models.items()}
-    write_private(store.folder / LEFT, save(tensors, about))
+    write_private(store.folder / LEFT, save(tensors, metadata))
 
 
 def left(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from piebald import models
 from piebald.contracts import Rows
 from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.parameters import Layout
@@ -35,12 +35,12 @@ from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.row_records import place_of
 from piebald.federation.site.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
-from piebald.federation.site.site_weights import told, with_own_weights
 from piebald.federation.site.task_runner import SiteClient
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import lookup
+from piebald.models.weights_folder import cached
 from piebald.settings import plugins
 from piebald.settings.setting_places import of_document
 from piebald.settings.toml_document import Document
@@ -115,15 +115,15 @@ class SiteWork:
             )
         number = terms.sites.index(self.credentials.party)
         terms = terms.of(number)
-        terms, own = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
+        terms, weights = (terms, None) if self.local else with_own_weights(terms, self.settings.weights, self.folder)
         terms.use_plugins(author)
         limits = self.settings.policy.work
-        if why := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
-            raise SettingError(told(why, own))
+        if reason := limits.terms_reject_reason(terms) or _model_reason(terms, limits):
+            raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
-        if self.settings.policy.accept is not None and (why := _name_reason(terms, settings, author)):
-            raise SettingError(why)
+        if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
+            raise SettingError(reason)
         try:
             clients = self._rows(terms, settings, number)
             objective = _objective(terms, settings, clients.rows(number, "train"))
@@ -145,15 +145,15 @@ class SiteWork:
         terms.check_public(rows_digest(clients.public_rows))
         trainer, rows = terms.client_components()[0], len(clients.rows(number, "train"))
         steps = trainer.max_steps(rows)
-        if steps is not None and (why := limits.steps_reject_reason(steps)):
-            raise SettingError(why)
+        if steps is not None and (reason := limits.steps_reject_reason(steps)):
+            raise SettingError(reason)
         try:
             work = _work(terms, settings, clients, objective)
             by_task = work.own_models is not None and work.own_models.by_task
             held = work if by_task else work.of(number)
             return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
         except SettingError as error:
-            raise SettingError(told(str(error), own)) from None
+            raise SettingError(_message_for_server(str(error), weights)) from None
 
     @property
     def author(self) -> Resolver:
@@ -163,7 +163,7 @@ class SiteWork:
 
     @property
     def source(self) -> str:
-        """Where the rows come from, in words."""
+        """Source of the rows, in words."""
         return "of the experiment's partition" if self.settings.data is None else f"in {self.settings.data.where}"
 
     @property
@@ -174,8 +174,8 @@ class SiteWork:
     def _rows(self, terms: RunTerms, settings: ExperimentSettings, number: int) -> SiteRows:
         data = self.settings.data
         if data is not None:
-            if why := missing_source(data, self.folder, None if self.local else self.settings.policy.plugins):
-                raise SettingError(why)
+            if reason := missing_source(data, self.folder, None if self.local else self.settings.policy.plugins):
+                raise SettingError(reason)
             rows = own_rows(data, self.folder, self.credentials.party, _of_run(terms, settings), terms.clients, number)
             constants = settings.data.standardise  # those of the run, never of this site's rows alone
             if constants == "federated":
@@ -196,7 +196,7 @@ class SiteWork:
 
 
 def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
-    """What the terms say of a site's rows."""
+    """Return what the terms say of a site's rows."""
     agreed = settings.partition.model_dump() if settings.rows_at_sites and settings.partition is not None else {}
     columns = settings.data.model_dump(include={"client", "target", "features", "tokens"})
     columns["tokens"] = columns["tokens"] or agreed.get("tokens") is True
@@ -205,25 +205,25 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
     return RunRows(
         terms.classes,
         numbers=settings.data.regression or (bool(agreed) and terms.classes is None),
-        inputs=[one for one in inputs or () if isinstance(one, int)] or None,
+        inputs=[length for length in inputs or () if isinstance(length, int)] or None,
         columns=columns,
         extractor=settings.extractor,
     )
 
 
 def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver) -> str | None:
-    """Why a run is not what the recipe's name says, which the policy accepts, or None: it trains in another way."""
+    """Return why a run is not what its recipe's name says, which the policy accepts, or None."""
     table = {} if settings.recipe is None else settings.recipe.settings()
     plain = {key: value for key, value in table.items() if key not in Recipe.axes or not isinstance(value, dict | list)}
     name = plain.pop("name", "")
-    made = lookup(name, author).make(**plain).training
-    if json.loads(json.dumps(made.table())) == terms.training:
+    trainer = lookup(name, author).make(**plain).training
+    if json.loads(json.dumps(trainer.table())) == terms.training:
         return None
     return f"the run calls itself {name!r}, and its training is not that of this recipe"
 
 
 def _model_reason(terms: RunTerms, limits: WorkLimits) -> str | None:
-    """Why the model that the terms describe is too large, or None; it is counted without memory for it."""
+    """Return why the model that the terms describe is too large, or None; counting takes no memory for it."""
     settings = dict(terms.experiment.get("model") or {})
     name = settings.pop("name", None)
     if name not in models.names():
@@ -241,7 +241,7 @@ class _OtherForm(SettingError):
 
 
 def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Objective:
-    """The run's loss and metrics, for the site's own rows."""
+    """Return the run's loss and metrics, for the site's own rows."""
     objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
         raise _OtherForm(
@@ -252,7 +252,7 @@ def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Obj
 
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:
-    """The run's work, rebuilt from installed components."""
+    """Return the run's work, rebuilt from installed components."""
     trainer, transforms, own_query = terms.client_components()
     module = GivenModels.of(settings.model_for(clients), clients.names, terms.seed).modules[0]
     layout = Layout.of(module, terms.private)
@@ -268,16 +268,56 @@ def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, obje
         questions=tuple(terms.questions), trains=terms.trains,
     )  # fmt: skip
     work = replace(work, own_models=trainer.own_models(work))
-    for one in transforms:  # now, and not at each task: a package may be missing here that the server has
-        if why := one.unsupported_model(work):
-            raise SettingError(why)
+    for transform in transforms:  # now, and not at each task: a package may be missing here that the server has
+        if reason := transform.unsupported_model(work):
+            raise SettingError(reason)
     return work
+
+
+def with_own_weights(terms: RunTerms, weights: Mapping[str, str], folder: Path) -> tuple[RunTerms, Path | None]:
+    """Return the terms with this site's folder in place of the weights that the experiment names, and that folder.
+
+    A site opens no path that a server gives it, and downloads nothing at its word.
+
+    Args:
+        terms: the run's terms.
+        weights: the site's folders, by the experiment's name of the weights.
+        folder: what they are relative to.
+
+    Raises:
+        SettingError: the site has no such weights.
+    """
+    model = terms.experiment.get("model")
+    if not isinstance(model, Mapping) or model.get("name") != "pretrained":
+        return terms, None
+    name, revision = model.get("weights"), model.get("revision")
+    if isinstance(name, str) and name in weights:
+        weights_folder = (folder / weights[name]).resolve()
+    else:
+        download = cached(name, revision) if isinstance(name, str) and isinstance(revision, str | None) else None
+        if download is None:
+            at = "" if revision is None else f" of revision {shown(revision)}"
+            raise SettingError(
+                f"this site does not have the weights {shown(name)}{at}: name their folder in [weights] of its "
+                "site.toml, or put them into the Hugging Face Hub's cache"
+            )
+        weights_folder = download.path.resolve()
+    changed = {key: value for key, value in model.items() if key != "revision"} | {"weights": str(weights_folder)}
+    return terms.model_copy(update={"experiment": {**terms.experiment, "model": changed}}), weights_folder
+
+
+def _message_for_server(reason: str, weights: Path | None) -> str:
+    """Return the message about an error that the server gets: no path of this site."""
+    if weights is None or str(weights) not in reason:
+        return reason
+    log.warning("the weights cannot be used: %s", reason)
+    return "its own weights cannot be used for this run; the site's own log says why"
 
 
 def site_work(
     folder: Path, data: str | None, target: str | None, local: bool = False, client: str | None = None
 ) -> SiteWork:
-    """A site from its credentials and settings.
+    """Return a site from its credentials and settings.
 
     Args:
         folder: the site's credentials.
@@ -289,24 +329,24 @@ def site_work(
     """
     credentials = read(folder)
     settings = SiteSettings.load(folder / "site.toml")
-    given = {
+    overrides = {
         key: value for key, value in (("source", data), ("target", target), ("client", client)) if value is not None
     }
-    if given:
-        about = {} if settings.data is None else settings.data.model_dump(exclude_unset=True)
+    if overrides:
+        table = {} if settings.data is None else settings.data.model_dump(exclude_unset=True)
         if data is not None:
-            about.pop("name", None)
+            table.pop("name", None)
         elif settings.data is None:
             raise SettingError(
-                f"--{next(iter(given))} is a column of a table: name the table with --data, or in [data] of "
+                f"--{next(iter(overrides))} is a column of a table: name the table with --data, or in [data] of "
                 f"{folder / 'site.toml'}"
             )
-        settings = settings.model_copy(update={"data": SiteSource(**{**about, **given})})
+        settings = settings.model_copy(update={"data": SiteSource(**{**table, **overrides})})
     return SiteWork(credentials, settings, folder if data is None else Path(), local)
 
 
 def join(work: SiteWork, stays: bool, parent: int | None) -> str:
-    """Run a site until its run has ended; returns why it ended.
+    """Run a site until its run has ended, and return why it ended.
 
     Args:
         work: the site.

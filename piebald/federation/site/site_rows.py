@@ -80,7 +80,7 @@ class SiteSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """What a run says of the rows of its sites.
+    """Statements of a run about the rows of its sites.
 
     Attributes:
         classes: names of the classes in the order of their numbers, None where there are none, or none are known.
@@ -123,7 +123,7 @@ class SiteRows:
         return len(self.names)
 
     def rows(self, client: int, split: Split) -> Rows:
-        """The rows of a split; none for other clients than the one."""
+        """Return the rows of a split; none for other clients."""
         return self._rows[split] if client == self._number else self._none
 
     def size(self, client: int, split: Split) -> int:
@@ -136,7 +136,7 @@ class SiteRows:
 
 
 def rows_of_one(clients: Clients, number: int) -> SiteRows:
-    """One client's rows of a partition, without those of the others."""
+    """Return one client's rows of a partition, without those of the others."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
     names = [str(clients.names[n]) for n in range(len(clients))]
     return SiteRows(names, number, rows, clients.classes, public_rows_of(clients))
@@ -159,9 +159,9 @@ def own_rows(
         SettingError: they cannot be read, or have another form.
     """
     value = _read(source, folder, run)
-    made, own = _client(value, source, folder, site, run)
+    clients, client = _client(value, source, folder, site, run)
     return SiteRows(
-        names, number, {split: made.rows(own, split) for split in SPLITS}, run.classes, public_rows_of(made),
+        names, number, {split: clients.rows(client, split) for split in SPLITS}, run.classes, public_rows_of(clients),
         row_records(source, folder, site, value),
     )  # fmt: skip
 
@@ -178,13 +178,15 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
         SettingError: they cannot be read.
     """
     value = _read(source, folder, RunRows())
-    made, own = _client(value, source, folder, site, RunRows())
+    clients, client = _client(value, source, folder, site, RunRows())
     records = row_records(source, folder, site, value)
-    return SiteRows([site], 0, {split: made.rows(own, split) for split in SPLITS}, made.classes, records=records)
+    return SiteRows(
+        [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
+    )
 
 
 def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | None) -> str | None:
-    """Why the source of a site's rows is not there, or None.
+    """Return why the source of a site's rows cannot be used, or None.
 
     Args:
         source: where they are, relative to `folder`.
@@ -195,7 +197,7 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
         return None
     path, colon, _ = source.source.rpartition(":")
     if colon and not path.endswith(".py"):
-        if allowed is None or any(path == one or path.startswith(f"{one}.") for one in allowed):
+        if allowed is None or any(path == module or path.startswith(f"{module}.") for module in allowed):
             return None
         return f"this site's policy does not allow the module {path!r}: name it in plugins of [policy], if you trust it"
     place = folder / (path if colon else source.source)
@@ -205,12 +207,14 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
 
 
 def _client(value: Any, source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
-    """Clients one of whom has the site's rows, from what was read, and its number."""
-    made, own = _raw_client(value, source, site, run)
+    """Return clients, one of which has the site's rows, from what was read, and its number."""
+    clients, client = _raw_client(value, source, site, run)
     if source.public is not None:
-        left = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
-        made = with_published(made, source.model_copy(update={name: run.columns[name] for name in left}), folder)
-    return (made, own) if run.extractor is None else (embedded_by(made, run.extractor), own)
+        columns = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
+        clients = with_published(
+            clients, source.model_copy(update={name: run.columns[name] for name in columns}), folder
+        )
+    return (clients, client) if run.extractor is None else (embedded_by(clients, run.extractor), client)
 
 
 def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Clients, int]:
@@ -235,21 +239,21 @@ def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows) -> tupl
 
 
 def _owner(rows: DataSet, value: Any, source: SiteSource) -> str | None:
-    """The kind of owners by which the site's rows are found, None where all are its own."""
+    """Return the kind of owners by which the site's rows are found, None where all are its own."""
     return "client" if source.client is None and isinstance(value, tuple) and "client" in rows.owners else source.client
 
 
 def _own_part(rows: DataSet, owner: str | None, source: SiteSource, site: str) -> tuple[Any, Any]:
-    """Inputs and targets of the rows that are the site's."""
+    """Return inputs and targets of the rows that are the site's."""
     if owner is None:
-        return pytree.mapped(lambda one: one[:], rows.x), rows.y
+        return pytree.mapped(lambda leaf: leaf[:], rows.x), rows.y
     codes = rows.owners[owner].codes
-    own = torch.from_numpy(codes == _number(rows.owners[owner].names, site, source))
-    return pytree.mapped(lambda one: one[own], rows.x), pytree.mapped(lambda one: one[own], rows.y)
+    is_own = torch.from_numpy(codes == _number(rows.owners[owner].names, site, source))
+    return pytree.mapped(lambda leaf: leaf[is_own], rows.x), pytree.mapped(lambda leaf: leaf[is_own], rows.y)
 
 
 def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
-    """What the source holds."""
+    """Return the content of the source."""
     if source.source is None:
         return source.read()
     path, colon, function = source.source.rpartition(":")
@@ -259,21 +263,23 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
     if colon:
         search(folder)
         return source.model_copy(update={"source": USERS.mark(source.source)}).read()
-    place, shape, more = folder / source.source, run.inputs or (), dict[str, Any]()
+    place, shape, changes = folder / source.source, run.inputs or (), dict[str, Any]()
     if source.client is None and run.columns.get("client") is not None and not place.is_dir():
-        more["client"] = run.columns["client"]  # its names are read as they are written
+        changes["client"] = run.columns["client"]  # its names are read as they are written
     images = len(shape) == 3 and shape[1] == shape[2]
     if images and "side" not in source.model_fields_set:
-        more["side"] = shape[1]
+        changes["side"] = shape[1]
     if len(shape) == 2 and shape[0] == 1 and "seconds" not in source.model_fields_set:
-        more["seconds"] = shape[1] / source.rate
-    found = source.model_copy(update=more).read_path(place)
-    one = isinstance(found, DataSet) and images and shape[0] == 1 and tuple(found.input_shape) == (3, *shape[1:])
-    return grey(found) if one else found
+        changes["seconds"] = shape[1] / source.rate
+    content = source.model_copy(update=changes).read_path(place)
+    is_grey = (
+        isinstance(content, DataSet) and images and shape[0] == 1 and tuple(content.input_shape) == (3, *shape[1:])
+    )
+    return grey(content) if is_grey else content
 
 
 def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:
-    """A value as a data set with the classes of the run, or as clients."""
+    """Return a value as a data set with the classes of the run, or as clients."""
     rows = _with_columns_of(run, source, value).rows_of(value)
     if not isinstance(rows, DataSet) or rows.classes is None or run.classes is None:
         return rows
@@ -285,26 +291,26 @@ def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:
 
 
 def _with_columns_of(run: RunRows, source: SiteSource, value: Any) -> SiteSource:
-    """The source with the settings that it leaves to the run."""
-    more: dict[str, Any] = {}
+    """Return the source with the settings that it leaves to the run."""
+    changes: dict[str, Any] = {}
     table, arrays = _is_table(value), isinstance(value, tuple | list)
     if table:
-        more = {name: run.columns[name] for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)}
+        changes = {name: run.columns[name] for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)}
         held = list(value.columns if hasattr(value, "columns") else value.column_names)
         if source.client is None and run.columns.get("client") in held:
-            more["client"] = run.columns["client"]  # no input; all rows are this site's
-        if source.target is None and "target" not in more:
+            changes["client"] = run.columns["client"]  # no input; all rows are this site's
+        if source.target is None and "target" not in changes:
             raise SettingError(
                 f"{source.where} is a table: name the column to predict, target in [data] of site.toml, or --target "
                 f"COLUMN; it has {', '.join(map(str, held))}"
             )
     if (table or arrays) and run.numbers and not (arrays and is_several(value[1])):
-        more["regression"] = True
-    return source.model_copy(update=more)
+        changes["regression"] = True
+    return source.model_copy(update=changes)
 
 
 def _parts(value: Mapping[str, Any], source: SiteSource, site: str, run: RunRows) -> dict[str, Any]:
-    """The site's own parts, each a pair."""
+    """Return the site's own parts, each a pair."""
     for split in value:
         if split not in SPLITS:
             raise unknown(f"split, which {source.where} returned, called", split, SPLITS)
@@ -314,7 +320,7 @@ def _parts(value: Mapping[str, Any], source: SiteSource, site: str, run: RunRows
 
 
 def _pair(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Any, Any]:
-    """The inputs and targets of a part that is a table or a data set."""
+    """Return the inputs and targets of a part that is a table or a data set."""
     rows = _rows(value, source, run)
     if not isinstance(rows, DataSet):
         raise SettingError(f"a part of {source.where} must be a pair (x, y), a table or a data set, got {rows!r}")
@@ -323,9 +329,9 @@ def _pair(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Any,
 
 
 def _alone(member: Any, source: SiteSource, site: str, run: RunRows) -> Clients:
-    """A pair, or parts that are pairs, as one client."""
-    made = member if isinstance(member, Mapping) else {"": member}
-    whole = all(_is_whole(one) for one in made.values())
+    """Return a pair, or parts that are pairs, as one client."""
+    parts = member if isinstance(member, Mapping) else {"": member}
+    whole = all(_is_whole(part) for part in parts.values())
     return clients_from(
         {site: member},
         test=source.test,
@@ -339,12 +345,12 @@ def _alone(member: Any, source: SiteSource, site: str, run: RunRows) -> Clients:
 
 
 def _is_whole(pair: Any) -> bool:
-    """Whether the targets of a pair are one array, whatever numbers it has."""
+    """Return whether the targets of a pair are one array, whatever numbers it has."""
     return not isinstance(pair, tuple | list) or not is_several(pair[1])
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether a value is inputs and targets: a pair, or a torch data set of pairs."""
+    """Return whether a value is inputs and targets: a pair, or a torch data set of pairs."""
     if isinstance(value, torch.utils.data.Dataset) and not _is_table(value):
         return True
     return isinstance(value, Rows) or (isinstance(value, tuple | list) and len(value) == 2)
@@ -356,14 +362,14 @@ def _is_table(value: Any) -> bool:
 
 def _number(names: Sequence[str], site: str, source: SiteSource) -> int:
     """The number of the client with the site's name; a single one may have another name."""
-    known = [str(name) for name in names]
-    if site in known:
-        return known.index(site)
-    if len(known) == 1 and source.client is None:
+    listed = [str(name) for name in names]
+    if site in listed:
+        return listed.index(site)
+    if len(listed) == 1 and source.client is None:
         return 0
-    told = f"{', '.join(map(repr, known[:5]))}{f' and {len(known) - 5} more' if len(known) > 5 else ''}"
-    what = "client" if source.client is None else f"row whose {source.client} is"
-    raise SettingError(f"{source.where} has no {what} {site!r}, which is the name of this site, but {told}")
+    names_shown = f"{', '.join(map(repr, listed[:5]))}{f' and {len(listed) - 5} more' if len(listed) > 5 else ''}"
+    kind = "client" if source.client is None else f"row whose {source.client} is"
+    raise SettingError(f"{source.where} has no {kind} {site!r}, which is the name of this site, but {names_shown}")
 
 
 def loader(path: Path, name: str) -> Callable[[], Any]:
@@ -374,15 +380,15 @@ def loader(path: Path, name: str) -> Callable[[], Any]:
     module = importlib.util.module_from_spec(spec)
     execute = spec.loader.exec_module
     _own(lambda: execute(module), str(path))
-    found = getattr(module, name, None)
-    if not callable(found):
+    function_of_file = getattr(module, name, None)
+    if not callable(function_of_file):
         raise SettingError(f"{path} has no function {name!r}: name one that returns (x, y)")
-    return found  # type: ignore[no-any-return]
+    return function_of_file  # type: ignore[no-any-return]
 
 
-def _own(call: Callable[[], Any], what: str) -> Any:
+def _own(call: Callable[[], Any], reference: str) -> Any:
     """Run the site's own code; what it raises, and that it ends the process, becomes one sentence."""
     try:
         return call()
     except (Exception, SystemExit) as error:
-        raise SettingError(f"{what} fails, so the site has no rows: {type(error).__name__}: {error}") from error
+        raise SettingError(f"{reference} fails, so the site has no rows: {type(error).__name__}: {error}") from error

@@ -25,8 +25,7 @@ from piebald.engines.serve_stack import personal_model, serve
 from piebald.engines.stack import PRIVATE, ClientStack
 from piebald.federation.hub.run_terms import private_digest
 from piebald.federation.site.client_store import ClientStore
-from piebald.federation.site.examined_models import ExaminedModels
-from piebald.federation.site.policy import UNTRAINED, Policy, declared_vectors, rows_read
+from piebald.federation.site.policy import UNTRAINED, ExaminedModels, Policy, declared_vectors, rows_read
 from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
@@ -82,17 +81,17 @@ def questions_about(
         SettingError: it cannot be read.
     """
     folders = [state, *([] if place is None else [place / FOLDER])]
-    own = rows_of(clients, client) if records is None else records
-    return QuestionLedger(own, folders, str(clients.names[client]))
+    row_records = rows_of(clients, client) if records is None else records
+    return QuestionLedger(row_records, folders, str(clients.names[client]))
 
 
 def rows_of(clients: Clients, client: int) -> Records:
     """The digests of a client's rows."""
-    found = []
+    records = []
     for rows in (clients.rows(client, split) for split in SPLITS):
         if len(rows):
-            found.append(records_of([bytes_of(one) for one in (*pytree.leaves(rows.x), *pytree.leaves(rows.y))]))
-    return np.unique(np.concatenate(found)) if found else records_of([np.zeros((0, 1))])
+            records.append(records_of([bytes_of(leaf) for leaf in (*pytree.leaves(rows.x), *pytree.leaves(rows.y))]))
+    return np.unique(np.concatenate(records)) if records else records_of([np.zeros((0, 1))])
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -148,8 +147,12 @@ class TaskRunner:
         self.rows = {split: len(prepared.clients.rows(prepared.client, split)) for split in SPLITS}
         self._declared = declared_vectors(work)  # as the policy saw them: what is declared later does not count
         self._examined = ExaminedModels()
-        noises = [one for one in work.transforms if isinstance(one, Gaussian) and one.where == "client"]
-        self._noisy = any(one.multiplier for one in noises)
+        noises = [
+            transform
+            for transform in work.transforms
+            if isinstance(transform, Gaussian) and transform.where == "client"
+        ]
+        self._noisy = any(noise.multiplier for noise in noises)
         self._initial_state = work.initial_state()
         # one engine for each thread: a query is answered while the other trains
         engines = (
@@ -184,17 +187,17 @@ class TaskRunner:
         Returns:
             The update, or the reason why there is none, and the new client state (None: unchanged).
         """
-        query, asked = task.query, ""
+        query, question = task.query, ""
         if query is None and not self.work.trains:
             return None, "the run's terms say that nothing is trained", None
         if query is not None:
-            asked = self._digest(task, query, state)
+            question = self._digest(task, query, state)
             refused = (
                 self._policy.query_reject_reason(query, self.work)
                 or self._policy.work.steps_reject_reason(query.most_steps())
                 or self._examined.reject_reason(task, rows_read(query, self.work), self._policy.most_models(self.work))
                 or self._spend(query)
-                or self._count(task, query, asked)
+                or self._count(task, query, question)
             )
             if refused is not None:
                 return None, refused, None
@@ -210,7 +213,7 @@ class TaskRunner:
         if query is not None:
             refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)
             if refused is None:
-                update, refused = self._blurred(query, update, asked)
+                update, refused = self._blurred(query, update, question)
             return (update, None, None) if refused is None else (None, f"refused by the site's policy: {refused}", None)
         self._trained += 1
         if self._noisy:  # the noise does not cover them
@@ -225,7 +228,7 @@ class TaskRunner:
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
 
     def _private_reason(self, task: Task, state: Mapping[str, Tensor] | None) -> str | None:
-        """Why private numbers that came are not begun with, or None.
+        """Return why private numbers that came are not used, or None.
 
         What the server alone chooses for each client could make the updates of all but one of a sum known.
         """
@@ -235,14 +238,14 @@ class TaskRunner:
         return "the private numbers that came are not those of the run's terms, with which all clients of a sum begin"
 
     def _digest(self, task: Task, query: Query, state: Mapping[str, Tensor] | None) -> str:
-        """The digest of a question, with all that its answer depends on besides the site's rows."""
-        brought = {name: one for name, one in task.vectors.items() if name != "model" or query.reads_model}
+        """Return the digest of a question, with all that its answer depends on besides the site's rows."""
+        brought = {name: tensor for name, tensor in task.vectors.items() if name != "model" or query.reads_model}
         if state and "train" in rows_read(query, self.work):  # a model of its own
-            brought |= {f"state/{name}": one for name, one in state.items()}
+            brought |= {f"state/{name}": tensor for name, tensor in state.items()}
         return shown_digest(query.table(), brought).hex()
 
-    def _count(self, task: Task, query: Query, asked: str) -> str | None:
-        """Count a question, on disk before its answer is computed; returns why it is not answered, or None."""
+    def _count(self, task: Task, query: Query, question: str) -> str | None:
+        """Count a question, on disk before its answer is computed; return why it is not answered, or None."""
         most, hidden = self._policy.most_asked(query), query.hiding()
         if most is None or (hidden is not None and hidden.noise):  # which the ledger of noise counts
             return None
@@ -250,9 +253,9 @@ class TaskRunner:
         models = self._policy.most_models(self.work)
         most_models = None if models is None else models * UNTRAINED
         try:
-            if self.questions.spend(query.topic(), asked, most, model, self._sent(), most_models):
+            if self.questions.spend(query.topic(), question, most, model, self._sent(), most_models):
                 so_far = self.questions.counts[query.topic()]
-                self._asks(question=query.topic(), digest=asked, rows=self.questions.rows, count=so_far, most=most)
+                self._asks(question=query.topic(), digest=question, rows=self.questions.rows, count=so_far, most=most)
         except OverLimit as error:
             return f"refused by the site's policy: {error}"
         except (SettingError, OSError) as error:  # the text names a path of the site
@@ -265,8 +268,8 @@ class TaskRunner:
         """The questions that were answered about the site's rows; of this run alone where they were not given."""
         return QuestionLedger(rows_of(self._clients, self.client))
 
-    def _blurred(self, query: Query, answer: Update, asked: str) -> tuple[Update, str | None]:
-        """An answer whose scores have noise where the policy says so, or why there is none.
+    def _blurred(self, query: Query, answer: Update, question: str) -> tuple[Update, str | None]:
+        """Return an answer whose scores have noise where the policy says so, or why there is none.
 
         The noise is that of the question: who asks it again gets the same answer.
         """
@@ -276,24 +279,24 @@ class TaskRunner:
         influence = query.row_influence(rows) if deviation else None
         if influence is None:
             return answer, None
-        told = {name: answer.metrics[name] for name in sorted(influence) if name in answer.metrics}
-        vectors = {name: one for name, one in answer.vectors.items() if name in influence}
-        if not told and not vectors:
+        scores = {name: answer.metrics[name] for name in sorted(influence) if name in answer.metrics}
+        vectors = {name: vector for name, vector in answer.vectors.items() if name in influence}
+        if not scores and not vectors:
             return answer, f"scores leave this site with noise, and {query.kind!r} has none that noise can hide"
-        noise = self.questions.noise(asked)
-        told = {
+        noise = self.questions.noise(question)
+        scores = {
             name: min(max(value + deviation * influence[name] * float(noise.gaussian(1)[0]), 0.0), 1.0)
-            for name, value in told.items()
+            for name, value in scores.items()
         }
         vectors = {
-            name: noise.add_to(one.double(), deviation * influence[name]).round().clamp_min(0).to(one.dtype)
-            for name, one in vectors.items()
+            name: noise.add_to(vector.double(), deviation * influence[name]).round().clamp_min(0).to(vector.dtype)
+            for name, vector in vectors.items()
         }
-        examples = int(sum(float(one.sum()) for one in vectors.values())) if vectors else answer.examples
-        return replace(answer, vectors=vectors, metrics=told, examples=examples), None
+        examples = int(sum(float(vector.sum()) for vector in vectors.values())) if vectors else answer.examples
+        return replace(answer, vectors=vectors, metrics=scores, examples=examples), None
 
     def _spend(self, query: Query) -> str | None:
-        """Count a noisy answer, on disk before it is computed; returns why it is not given, or None.
+        """Count a noisy answer, on disk before it is computed; return why it is not given, or None.
 
         A crash between the two counts one too many, never too few.
         """
@@ -315,34 +318,34 @@ class TaskRunner:
 
     def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:
         """Answer a query about the keys of a secure aggregation."""
-        return self._with_secrets(store, lambda own: replied(task, self.work, own))
+        return self._with_secrets(store, lambda client_secrets: replied(task, self.work, client_secrets))
 
     def mask(self, update: Update, task: Task, store: ClientStore) -> Outcome:
         """Mask an update, where the run masks updates."""
         if self.work.masking is None:
             return update, None
-        return self._with_secrets(store, lambda own: masked(update, task, self.work, own))
+        return self._with_secrets(store, lambda client_secrets: masked(update, task, self.work, client_secrets))
 
     def _with_secrets(self, store: ClientStore, act: Callable[[ClientSecrets], Outcome]) -> Outcome:
         """Call a function with the site's secrets, and write them to disk before its outcome is returned."""
         if self._signer is None:
             return None, "this run masks nothing"
         demands = self._policy.sum_demands
-        own = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands, self._terms)
+        client_secrets = ClientSecrets(self.client, store.secrets(), os.urandom, self._signer, demands, self._terms)
         try:
-            outcome = self._watch.run(lambda: act(own))
+            outcome = self._watch.run(lambda: act(client_secrets))
         except Exception as error:  # the site goes on, whatever the server sends
             log.exception("the keys of a secure aggregation failed")
             outcome = None, f"{type(error).__name__} at the site, whose log says more"
         try:
-            store.save_secrets(own.kept)
+            store.save_secrets(client_secrets.kept)
         except OSError as error:  # nothing leaves whose secrets are not kept
             log.error("%s cannot be written (%s): make room, or mend it", store.folder, (error.strerror or "").lower())
             return None, "the disk of the site cannot be written"
         return outcome
 
     def personalize(self, version: int, global_model: Tensor, state: Mapping[str, Tensor] | None) -> Tensor:
-        """The model [p] that the site uses for itself, given the global model [s] and its client state."""
+        """Return the model [p] that the site uses for itself, given the global model [s] and its client state."""
         task = Task(0, self.client, version, {"model": global_model})
         state = self._first_state(task) if state is None else state
         first = state
@@ -355,7 +358,7 @@ class TaskRunner:
         state: Mapping[str, Tensor] | None,
         trained: Sequence[tuple[str, int]],
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The model [p] that the site chooses for itself, and the record of the choice (`choice.record`).
+        """Return the model [p] that the site chooses for itself, and the record of the choice (`choice.record`).
 
         Args:
             version: server steps made.
@@ -374,8 +377,10 @@ class TaskRunner:
 
     def _stack(self, task: Task, state: Mapping[str, Tensor] | None) -> ClientStack:
         state = self._first_state(task) if state is None else state
-        own = ("model", PRIVATE)
-        vectors = {n: [vector] for n, vector in task.vectors.items() if n not in own and not n.startswith(MASKING)}
+        names_apart = ("model", PRIVATE)
+        vectors = {
+            n: [vector] for n, vector in task.vectors.items() if n not in names_apart and not n.startswith(MASKING)
+        }
         return ClientStack(
             clients=[self.client],
             versions=[task.version],
@@ -391,7 +396,7 @@ class TaskRunner:
         )
 
     def _first_state(self, task: Task) -> Mapping[str, Tensor]:
-        """The client state before the first training: the trainer's, and the private slice that came with the task."""
+        """Return the client state before the first training: the trainer's, and the task's private slice."""
         shared = self.work.layout.shared
         if shared == self.work.layout.size:
             return self._initial_state

@@ -1,4 +1,4 @@
-"""How much work a site does for a server: checked from the terms before anything is built, and while it works."""
+"""Limits of the work that a site does for a server, checked from the terms before anything is built, and in work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PASSES = ("epochs", "cycles", "personal_epochs", "tune_epochs", "head_epochs", 
 
 
 class WorkLimits(BaseModel):
-    """What one task of a run may cost this site.
+    """Limits of one task of a run at this site.
 
     Attributes:
         epochs: passes over the rows.
@@ -38,6 +38,10 @@ class WorkLimits(BaseModel):
         gigabytes: memory for the model and the rows of a step, as far as it follows from the terms, and by which the
             process may grow while it works on a task; None takes three quarters of the machine's.
         seconds: time of one task; a task that takes longer ends without a result.
+
+    Examples:
+        >>> WorkLimits(steps=100).steps_reject_reason(200)
+        "a task would take more steps on this site's rows than the 100 that it allows"
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,11 +55,11 @@ class WorkLimits(BaseModel):
     seconds: float = Field(default=86_400.0, gt=0)
 
     def terms_reject_reason(self, terms: RunTerms) -> str | None:
-        """Why the work of a run is too much for this site, or None.  Nothing is built to find that out."""
+        """Return why the work of a run is too much for this site, or None.  Nothing is built to find that out."""
         tables = {"training": terms.training, "transforms": terms.transforms, "experiment": terms.experiment}
         for path, number in _numbers(tables):
             if not -_ABSURD <= number <= _ABSURD:  # NaN is not, either
-                return f"{path} is {_short(number)}, which is no setting that this site works with"
+                return f"{path} is {_short(number)}, which is out of the range that this site works with"
         return (
             self._training_reason(terms.training)
             or self._model_reason(terms)
@@ -64,21 +68,21 @@ class WorkLimits(BaseModel):
         )
 
     def steps_reject_reason(self, steps: int) -> str | None:
-        """Why a task of so many steps is too much, or None."""
+        """Return why a task of this many steps is too much, or None."""
         if steps <= self.steps:
             return None
         return f"a task would take more steps on this site's rows than the {self.steps:,} that it allows"
 
     @property
     def most_gigabytes(self) -> float:
-        """The memory of a task."""
+        """Memory that a task may take."""
         return self.gigabytes or 0.75 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 
     def _training_reason(self, training: Mapping[str, Any]) -> str | None:
         passes = math.prod(max(training[name], 1) for name in _PASSES if _is_number(training.get(name)))
-        asked = {"epochs": passes, **{name: training.get(name) for name in ("steps", "batch", "lr")}}
+        settings = {"epochs": passes, **{name: training.get(name) for name in ("steps", "batch", "lr")}}
         limits = {"epochs": self.epochs, "steps": self.steps, "batch": self.batch, "lr": self.lr}
-        for name, value in asked.items():
+        for name, value in settings.items():
             if _is_number(value) and value > limits[name]:
                 return f"the run's {name} are {value:,}, this site allows at most {limits[name]:,}"
         return None
@@ -86,7 +90,7 @@ class WorkLimits(BaseModel):
     def _model_reason(self, terms: RunTerms) -> str | None:
         shapes = [*pytree.shapes(pytree.formed(terms.shape)), terms.outputs, *(shape for _, shape in terms.layout)]
         if len(shapes) > _TENSORS or any(number < 0 or len(shape) > 16 for shape in shapes for number in shape):
-            return f"a model of {len(terms.layout):,} tensors is none that this site works with"
+            return f"this site does not work with a model of {len(terms.layout):,} tensors of these shapes"
         size = sum(math.prod(shape) for _, shape in terms.layout)
         largest = max([size, *(number for _, number in _numbers(terms.experiment.get("model")))])
         if largest > self.parameters:
@@ -97,14 +101,14 @@ class WorkLimits(BaseModel):
         size, batch = sum(math.prod(shape) for _, shape in terms.layout), terms.training.get("batch", 1)
         row = sum(math.prod(shape) for shape in pytree.shapes(pytree.formed(terms.shape)))
         rows = row * (batch if _is_number(batch) else 1)
-        wanted, allowed = 4 * (_COPIES * size + 2 * rows) / 1e9, self.most_gigabytes
-        if wanted <= allowed:
+        gigabytes, allowed = 4 * (_COPIES * size + 2 * rows) / 1e9, self.most_gigabytes
+        if gigabytes <= allowed:
             return None
-        return f"a task would take {wanted:.3g} gigabytes at least, this site allows {allowed:.3g}"
+        return f"a task would take {gigabytes:.3g} gigabytes at least, this site allows {allowed:.3g}"
 
 
 class _Ended(BaseException):
-    """What a watch raises in the thread of a task: no `except Exception` on the way keeps it."""
+    """End of a task, raised by its watch in the task's thread: no `except Exception` on the way keeps it."""
 
 
 class TaskWatch:
@@ -122,7 +126,7 @@ class TaskWatch:
         self._seconds, self._gigabytes = limits.seconds, limits.most_gigabytes
 
     def run(self, work: Callable[[], T], tasks: int = 1) -> T:
-        """What the work returns, which is that of so many tasks.
+        """Return what `work` returns, whose limits are those of `tasks` tasks.
 
         Raises:
             Declined: it took too much.
@@ -132,18 +136,18 @@ class TaskWatch:
         try:
             try:
                 task.begun.set()
-                made = work()
+                result = work()
                 task.look()  # what was quick to end and late to be looked at
             finally:
                 task.end()
         except _Ended:
             task.end()
             raise Declined(task.reason) from None
-        return made
+        return result
 
 
 class _Watched:
-    """One task.
+    """A task that is watched.
 
     Args:
         thread: the thread that works on it.
@@ -170,7 +174,7 @@ class _Watched:
                 self._over.wait(1.0)  # and again, where somebody kept it
 
     def look(self) -> None:
-        """Raise where it has taken too much."""
+        """Raise `_Ended` where the task has taken too much."""
         if time.monotonic() > self._until:
             self.reason = f"it took longer than the {self._seconds:g} seconds that this site allows"
         elif _used_gigabytes() - self._before > self._gigabytes:
@@ -180,7 +184,7 @@ class _Watched:
         raise _Ended
 
     def end(self) -> None:
-        """Nothing is raised in the thread any more."""
+        """End the watch: nothing is raised in the thread any more."""
         while True:
             try:
                 with self._lock:
@@ -198,7 +202,7 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
 
 
 def _experiment_reason(terms: RunTerms) -> str | None:
-    """Why an experiment's tables would be too large once they are built, or None."""
+    """Return why an experiment's tables would be too large once they are built, or None."""
     experiment = terms.experiment
     grid = experiment.get("grid")
     lists = [values for _, values in _lists(grid)]
@@ -211,7 +215,7 @@ def _experiment_reason(terms: RunTerms) -> str | None:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers in nested tables with their paths, except seeds."""
+    """Yield all numbers in nested tables with their paths, except seeds."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name not in ("seed", "seeds"):
@@ -224,7 +228,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def _lists(value: Any) -> Iterator[tuple[str, Sequence[Any]]]:
-    """All lists in nested tables."""
+    """Yield all lists in nested tables."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if isinstance(inner, Mapping):
@@ -238,12 +242,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _short(number: float) -> str:
-    """A number that may have any number of digits."""
+    """Return a number in words, which may have any number of digits."""
     return f"{number:g}" if isinstance(number, float) or abs(number) < 10**15 else "more than 10^15"
 
 
 def _used_gigabytes() -> float:
-    """Memory of this process; 0 where the system does not say."""
+    """Return the memory of this process in gigabytes; 0 where the system does not say."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from piebald.federation.credentials.audit import AuditLog
-from piebald.federation.link.disk_writes import DiskWrites, Ended
+from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.transfer import WAIT, send_body
 from piebald.federation.link.wire_format import contents, digest
@@ -65,15 +65,15 @@ class Deliveries:
                         break
 
     def deliver(self, delivery: Delivery) -> bool:
-        """Deliver one result; returns whether the server has received it."""
+        """Deliver one result, and return whether the server has received it."""
         welcome = self._session.welcome
         assert welcome is not None
         head = Piece(
             run=welcome.run, epoch=welcome.epoch, id=delivery.id, trains=delivery.trains, start=0,
             size=len(delivery.body), digest=digest(delivery.body),
         )  # fmt: skip
-        about = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
-        if not self._note_leaving(about, delivery.body):
+        fields = {"run": welcome.run, "task": delivery.id, "trains": delivery.trains, "body": head.digest}
+        if not self._note_leaving(fields, delivery.body):
             return False
         began = time.monotonic()
         with self._working(f"sending {len(delivery.body) / 1e6:.1f} MB"):
@@ -81,17 +81,17 @@ class Deliveries:
         if status is None:
             return False
         if status == "done":
-            self._disk.insist("the audit log", lambda: self._audit.write("delivered", **about))
+            self._disk.insist("the audit log", lambda: self._audit.write("delivered", **fields))
         client_log.sent(delivery, time.monotonic() - began)
         self._session.mark_delivered(delivery, welcome.epoch)
         return True
 
-    def _note_leaving(self, about: Mapping[str, Any], body: bytes) -> bool:
-        """Note in the audit log what is about to leave, once; returns whether that could be written, else it stays."""
-        this = (about["run"], about["task"], about["body"])
+    def _note_leaving(self, fields: Mapping[str, Any], body: bytes) -> bool:
+        """Note once in the audit log what is about to leave; return whether this was written, else it stays."""
+        this = (fields["run"], fields["task"], fields["body"])
         if this not in self._noted:
             try:
-                self._audit.write("sent", **about, bytes=len(body), policy=self._policy, **contents(body))
+                self._audit.write("sent", **fields, bytes=len(body), policy=self._policy, **contents(body))
             except OSError as error:
                 log.error("the audit log cannot be written, so nothing leaves this site: %s", error.strerror)
                 return False
