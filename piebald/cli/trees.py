@@ -15,8 +15,8 @@ from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
     from piebald.runs.progress import Bar
-    from piebald.statistics.boosting.rounds import Boosted
     from piebald.statistics.trees import BoostedTrees
+    from piebald.statistics.trees.rounds import Boosted
 
 _LISTED = 8  # columns by their importance
 
@@ -51,7 +51,7 @@ def trees(
     end_on_term()
     from piebald.data.clients.client_tables import is_table
     from piebald.runs.progress import Bar
-    from piebald.statistics.trees import of_experiment as trees_of_experiment
+    from piebald.statistics.trees import experiment as trees_of_experiment
 
     at_sites = asks_sites(credentials, runtime)
     own: dict[str, Any] = {

@@ -65,7 +65,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
         "piebald.runtimes.ray.settings",
         "piebald.federation.hub.settings",
     ),
-    "section": ("piebald.statistics.boosting.settings",),
+    "section": ("piebald.statistics.trees.settings",),
     "tracker": ("piebald.report.callbacks",),
     "kernel": ("piebald.vertical.kernels",),
     "method": ("piebald.vertical.transfer_methods",),
