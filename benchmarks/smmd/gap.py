@@ -13,9 +13,8 @@ import numpy as np
 import tables as shown
 import torch
 
-from piebald.vertical import baselines
-from piebald.vertical import party_data as holdings
-from piebald.vertical.party_data import PartyHolding
+from piebald.vertical import baselines, party_data
+from piebald.vertical.party_data import PartyData
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -62,10 +61,10 @@ def settings(name: str, seed: int, change: dict[str, Any]) -> TransferSettings:
 
 def _features(name: str, divided: str) -> dict[str, Any]:
     table = shown.data.load(name)
-    names = holdings.feature_names(table)
+    names = party_data.feature_names(table)
     if divided == "by turns":
         return {"source": tuple(names[::2]), "common": ()}
-    own, both = holdings.division(table)
+    own, both = party_data.division(table)
     return {"source": tuple(one for one in names if one not in own or one in both), "common": both}
 
 
@@ -83,7 +82,7 @@ def averages(scores: torch.Tensor, labels: torch.Tensor, rate: float) -> dict[st
     return found
 
 
-def source_alone(held: dict[Role, PartyHolding], given: TransferSettings) -> dict[str, float]:
+def source_alone(held: dict[Role, PartyData], given: TransferSettings) -> dict[str, float]:
     """The source's model on the test rows as the target sees them."""
     source, target = held["source"], held["target"]
     assert source.y is not None
@@ -95,7 +94,7 @@ def source_alone(held: dict[Role, PartyHolding], given: TransferSettings) -> dic
     return averages(model(rows), target.test_y, float((source.y > 0).double().mean()))
 
 
-def source_own(held: dict[Role, PartyHolding], given: TransferSettings) -> dict[str, float]:
+def source_own(held: dict[Role, PartyData], given: TransferSettings) -> dict[str, float]:
     """The source's model on the source's features of the same test rows, as if the target had them."""
     source = held["source"]
     assert source.y is not None
@@ -115,13 +114,13 @@ def run(seeds: int, raw: Path) -> None:
                 if (name, seed, label) in done:
                     continue
                 given = settings(name, seed, change)
-                held = holdings.load(given.data, seed)
+                held = party_data.load(given.data, seed)
                 if label in alone:
                     found = alone[label](held, given)
                 else:
                     _, target = baselines.train_jointly(held, given, exact=False)
-                    scores = target.predict(target.holding.test)
-                    found = averages(scores, target.holding.test_y, target.rate)
+                    scores = target.predict(target.data.test)
+                    found = averages(scores, target.data.test_y, target.rate)
                 with raw.open("a") as opened:
                     opened.write(json.dumps({"set": name, "seed": seed, "change": label} | found) + "\n")
 

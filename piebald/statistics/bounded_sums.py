@@ -151,7 +151,7 @@ class SumPlan:
         return statistics
 
     def counts(self, total: NDArray[np.float64]) -> tuple[dict[str, Floats], dict[tuple[str, str], Floats]]:
-        """Return the counts of each column of text, "other" and missing ones last [categories + 2], and of each table."""
+        """Return the counts of each column of text [categories, "other", missing], and of each table."""
         place = len(self.bounds) * (_HEAD + self.bins)
         single, tables = {}, {}
         for name, categories in self.categories.items():

@@ -75,7 +75,7 @@ def order_statistics(count: Callable[[Floats], Ints], present: Ints, ranks: Ints
 
 
 def quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Floats:
-    """Return quantiles [d, shares] of the pooled numbers, linear between order statistics as numpy.quantile's default."""
+    """Return quantiles [d, shares] of the pooled numbers, linear between order statistics like numpy.quantile."""
     if not shares:
         return np.zeros((len(present), 0))
     places = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)

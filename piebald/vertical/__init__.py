@@ -1,6 +1,7 @@
 """Vertical transfer learning: two parties with different features of partly the same people train together.
 
-Only encrypted moments leave a party.
+Only encrypted moments leave a party.  Here lie the parties, their messages, the encryption of these and the ledger of
+what was disclosed; networks, partitions and the accounting of budgets are in other rooms.
 
     from piebald import vertical
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.vertical.party_data import PartyHolding as PartyHolding
+    from piebald.vertical.party_data import PartyData as PartyData
     from piebald.vertical.transfer_results import TransferResult as TransferResult
     from piebald.vertical.transfer_results import result as result
     from piebald.vertical.transfer_runs import resume as resume
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "holdings": ("PartyHolding",),
+        "party_data": ("PartyData",),
         "transfer_results": ("TransferResult", "result"),
         "transfer_runs": ("resume", "run", "run_party"),
         "transfer_settings": ("TransferSettings",),

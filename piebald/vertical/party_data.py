@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 @checked_class
 @dataclass(frozen=True, eq=False)
-class PartyHolding:
+class PartyData:
     """The data of one party.
 
     Attributes:
@@ -69,7 +69,7 @@ class PartyHolding:
 
 
 def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The source's features and those that both parties have, for data sets whose features have a natural division.
+    """Return the source's features and those of both parties, for data sets whose features have a natural division.
 
     credit: the source knows the person, bills and payments; the target the person and the repayment history.
     census: the source knows age, sex, race, origin and the household; the target age, sex and race, and work.
@@ -81,12 +81,12 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if data.name == "census":
         both = tuple(name for name in names if name == "age" or name.startswith(("sex=", "race=")))
         home = ("marital-status=", "relationship=", "native-country=", "education=")
-        others = tuple(name for name in names if name.startswith(home) or name in ("fnlwgt", "education-num"))
-        return (*both, *others), both
+        household = tuple(name for name in names if name.startswith(home) or name in ("fnlwgt", "education-num"))
+        return (*both, *household), both
     return tuple(names[::2]), ()
 
 
-def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
+def load(settings: TransferData, seed: int) -> dict[Role, PartyData]:
     """Load a data set and divide it between both parties, for experiments and demonstrations."""
     data = data_sets.named(settings.name)
     if data.inputs.dim() != 2 or data.classes is None or len(data.classes) != 2:
@@ -94,18 +94,18 @@ def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     return divide(data, settings, seed)
 
 
-def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
+def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, PartyData]:
     """Divide any table with two classes between both parties; the second class is the positive one."""
     names = feature_names(data)
-    own, both = division(data)
-    own, both = settings.source or own, settings.common if settings.common is not None else both
-    for name in (*own, *both):
+    of_source, both = division(data)
+    of_source, both = settings.source or of_source, settings.common if settings.common is not None else both
+    for name in (*of_source, *both):
         if name not in names:
             raise unknown(f"feature of {data.name} called", name, names)
     train, test = train_test_rows(data, settings.test, seed)
     if len(train) < settings.overlap:
         raise SettingError(f"data.overlap must be at most the {len(train)} training rows, got {settings.overlap}")
-    features = tuple(dict.fromkeys((*own, *both)))
+    features = tuple(dict.fromkeys((*of_source, *both)))
     split = Vertical(overlap=settings.overlap, features=features, active_share=settings.source_share, seed=seed)
     parties = split.split(data, train)
     columns: dict[Role, list[int]] = {
@@ -115,7 +115,7 @@ def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, Party
     ids: dict[Role, Ints] = {"source": parties.active.ids, "target": parties.passive.ids}
     signs = 2.0 * data.targets.double() - 1
     return {
-        role: PartyHolding(
+        role: PartyData(
             x=data.inputs[ids[role]][:, columns[role]].double(),
             y=signs[ids[role]] if role == "source" else None,
             overlap=np.searchsorted(ids[role], parties.overlap),
@@ -128,7 +128,7 @@ def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, Party
 
 
 def train_test_rows(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Row numbers for training and for testing: the published split, or a share drawn by the seed."""
+    """Return row numbers for training and for testing: the published split, or a share drawn by the seed."""
     if data.train is not None and data.test is not None:
         return data.train, data.test
     order = generator(seed, "transfer", "test").permutation(len(data))

@@ -36,13 +36,7 @@ class PartyNetwork(nn.Module):
         secret: what the initial weights are drawn from (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid).
     """
 
-    def __init__(
-        self,
-        features: int,
-        hidden: Sequence[int],
-        aligned: Sequence[int],
-        secret: PartySecret,
-    ) -> None:
+    def __init__(self, features: int, hidden: Sequence[int], aligned: Sequence[int], secret: PartySecret) -> None:
         super().__init__()
         widths = [features, *hidden, *aligned]
         linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]

@@ -306,7 +306,7 @@ class TransferSettings(TransferSection):
                 f"overlap_batch must be at most data.overlap = {self.data.overlap}, got {self.overlap_batch}"
             )
         for term in self.terms("source"):
-            for size in (*term.owned, *term.asked):
+            for size in (*term.owned, *term.requested):
                 self.backend.check(size)
 
 

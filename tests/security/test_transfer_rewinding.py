@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.federation.hub.local_federation import free_port
 from piebald.vertical.channel import Channel, InMemoryChannel, connect
-from piebald.vertical.disclosure_ledger import ToldLedger, plan
+from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import load
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded
@@ -57,8 +57,8 @@ def attack(channel: Channel, made: TransferSettings, claim: tuple[int, int], ste
         channel.close()
 
 
-def told(folder: Path) -> ToldLedger:
-    return ToldLedger({}, folder / "target" / "told.jsonl")
+def told(folder: Path) -> DisclosureLedger:
+    return DisclosureLedger({}, folder / "target" / "told.jsonl")
 
 
 def assert_within_plan(folder: Path, made: TransferSettings) -> None:
@@ -177,10 +177,10 @@ def test_nothing_leaves_that_is_not_on_disk(tmp_path, monkeypatch):
     made = settings()
     sent: list[int] = []
 
-    def full(ledger: ToldLedger, line: object) -> None:
+    def full(ledger: DisclosureLedger, line: object) -> None:
         raise RunFolderError("told.jsonl cannot be written, so nothing is sent: no space left on device")
 
-    monkeypatch.setattr(ToldLedger, "_append", full)
+    monkeypatch.setattr(DisclosureLedger, "_append", full)
     send = InMemoryChannel.send
     monkeypatch.setattr(
         InMemoryChannel,
@@ -213,21 +213,21 @@ def test_a_ledger_that_cannot_be_read_ends_the_run(tmp_path, damage, said):
 
 def test_a_line_that_was_cut_off_was_not_followed_by_what_it_counts(tmp_path):
     path = tmp_path / "told.jsonl"
-    ledger = ToldLedger({("own", 0): 2}, path)
+    ledger = DisclosureLedger({("own", 0): 2}, path)
     ledger.count("own", 0, 0, b"a")
     path.write_bytes(path.read_bytes() + b'{"what":"own","chu')
-    again = ToldLedger({("own", 0): 2}, path)
+    again = DisclosureLedger({("own", 0): 2}, path)
     assert again.uses("own") == 1
     again.count("own", 0, 1, b"b")
-    assert ToldLedger({}, path).uses("own") == 2
+    assert DisclosureLedger({}, path).uses("own") == 2
     with pytest.raises(RunFolderError, match="step 3 would tell about the same rows once more than the 2 times"):
-        ToldLedger({("own", 0): 2}, path).count("own", 0, 2, b"c")
-    ToldLedger({("own", 0): 2}, path).count("own", 0, 0, b"a")  # the very same
+        DisclosureLedger({("own", 0): 2}, path).count("own", 0, 2, b"c")
+    DisclosureLedger({("own", 0): 2}, path).count("own", 0, 0, b"a")  # the very same
 
 
 def test_what_is_not_planned_is_not_told():
     with pytest.raises(RunFolderError, match="than the 0 times"):
-        ToldLedger(plan(4, 2, 2)).count("own", 2, 0, b"")
+        DisclosureLedger(plan(4, 2, 2)).count("own", 2, 0, b"")
 
 
 @pytest.mark.parametrize(("steps", "own", "common"), [(1, 1, 1), (7, 3, 2), (2, 5, 1)])

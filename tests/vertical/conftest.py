@@ -12,7 +12,7 @@ import pytest
 from piebald.vertical.channel import Channel, InMemoryChannel
 from piebald.vertical.kernels import Floats, GaussianKernel, LinearKernel, PolynomialKernel
 from piebald.vertical.party import Party, TransferStep
-from piebald.vertical.party_data import PartyHolding, load
+from piebald.vertical.party_data import PartyData, load
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import TransferSettings
@@ -63,18 +63,18 @@ def small(**changes: object) -> TransferSettings:
 Trained = tuple[dict[Role, Party], dict[Role, list[TransferStep]]]
 
 
-def party(role: Role, holding: PartyHolding, settings: TransferSettings) -> Party:
+def party(role: Role, data: PartyData, settings: TransferSettings) -> Party:
     """A party whose secret follows from the seed, so that two runs can be compared."""
-    return Party(role, holding, settings, PartySecret.simulated(settings.seed, role))
+    return Party(role, data, settings, PartySecret.simulated(settings.seed, role))
 
 
 def train_both(
     settings: TransferSettings,
-    holdings: dict[Role, PartyHolding] | None = None,
+    data: dict[Role, PartyData] | None = None,
     ends: tuple[Channel, Channel] | None = None,
 ) -> Trained:
     """Both parties, in two threads; an error of either is raised."""
-    held = holdings or load(settings.data, settings.seed)
+    held = data or load(settings.data, settings.seed)
     parties = {role: party(role, held[role], settings) for role in ROLES}
     steps: dict[Role, list[TransferStep]] = {}
 

@@ -25,14 +25,7 @@ from piebald.core.errors import SettingError
 from piebald.core.moments import Ints
 from piebald.core.randomness import select
 from piebald.statistics.trees.forest import MOST_TREES, Floats32, Forest
-from piebald.statistics.trees.histograms import (
-    LOSS_STEPS,
-    STEPS,
-    SUMS,
-    LevelGrowth,
-    largest_derivative,
-    thresholds_of,
-)
+from piebald.statistics.trees.histograms import LOSS_STEPS, STEPS, SUMS, LevelGrowth, largest_derivative, thresholds_of
 from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.targets import Target, TargetSums
 
