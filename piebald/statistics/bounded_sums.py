@@ -75,6 +75,11 @@ class SumPlan:
         bins: bins of each histogram, 0 for none.
         categories: columns of text with the categories that are counted; others count as "other".
         tables: pairs of columns of `categories` that are counted together.
+
+    Examples:
+        >>> plan = SumPlan({"age": (0.0, 100.0)}, bins=0, categories={"smokes": ("no", "yes")}, tables=())
+        >>> plan.length, plan.influence
+        (9, 2.0)
     """
 
     bounds: Mapping[str, tuple[float, float]]
@@ -219,6 +224,10 @@ def secure_sum(vectors: Sequence[Ints]) -> Ints:
 
     Raises:
         SettingError: there are too few clients, or too many.
+
+    Examples:
+        >>> secure_sum([np.array([1, 2]), np.array([10, 20]), np.array([100, -200])]).tolist()
+        [111, -178]
     """
     if not FEWEST_CLIENTS <= len(vectors) <= MOST_CLIENTS:
         raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(vectors)}")

@@ -87,6 +87,14 @@ def statistics(
 
     Raises:
         SettingError: an argument is wrong, or clients' rows do not fit together.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> visits = pd.DataFrame({"clinic": ["A", "A", "B", "B"], "age": [30.0, 50.0, 40.0, None]})
+        >>> ages = piebald.statistics(visits, client="clinic", quantiles=(0.5,))["age"]
+        >>> ages.present, ages.missing, ages.mean, ages.quantiles[0.5]
+        (3, 1, 40.0, 40.0)
     """
     tables_of_clients = columns_of(clients, client, columns, split, features)
     request = statistics_request(quantiles, bins, bounds or {}, by_client, categories, tables)
@@ -98,9 +106,9 @@ def statistics(
         return _exact_statistics(tables_of_clients, request)
     if delta is not None and ledger is not None and ledger.delta != delta:
         raise SettingError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
-    where = "client" if secure else noise_at
-    spent = None if delta is None else budget([noise], delta, where)
-    return _hidden_statistics(tables_of_clients, request, _Hiding(secure, noise, where, spent, ledger))
+    place: Literal["server", "client"] = "client" if secure else noise_at
+    spent = None if delta is None else budget([noise], delta, place)
+    return _hidden_statistics(tables_of_clients, request, _Hiding(secure, noise, place, spent, ledger))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +118,14 @@ class _Hiding:
     Attributes:
         secure: whether they are added up under masks.
         noise: multiplier of the noise in units of a row's influence, 0 for none.
-        where: the place where it is added.
+        place: the place where it is added.
         spent: the budget that this question spends, None without noise.
         ledger: the budget of all questions.
     """
 
     secure: bool
     noise: float
-    where: Literal["server", "client"]
+    place: Literal["server", "client"]
     spent: PrivacyBudget | None
     ledger: Ledger | None
 
@@ -129,10 +137,10 @@ class _Hiding:
     def total(self, vectors: Sequence[Ints], deviation: float) -> Floats:
         """Return the sum of the clients' vectors as it may be known, in steps; noise on a count has this deviation."""
         steps = deviation / STEP
-        if self.noise and self.where == "client":
+        if self.noise and self.place == "client":
             vectors = [np.rint(_noised(vector, steps)).astype(np.int64) for vector in vectors]
         total = secure_sum(vectors) if self.secure else np.stack(vectors).sum(0)
-        return _noised(total, steps) if self.noise and self.where == "server" else total.astype(np.float64)
+        return _noised(total, steps) if self.noise and self.place == "server" else total.astype(np.float64)
 
 
 def _noised(vector: Ints, deviation: float) -> Floats:
@@ -265,7 +273,7 @@ def _hidden_statistics(
         hiding.ledger.spend(", ".join([*plan.bounds, *plan.categories]), hiding.noise)
     numbers, texts, contingency = of_sums(plan, hiding.total(vectors, deviation), request.quantiles)
     # the noise of several clients adds up in variance
-    noise = deviation * (len(tables) ** 0.5 if hiding.where == "client" else 1.0) if hiding.noise else 0.0
+    noise = deviation * (len(tables) ** 0.5 if hiding.place == "client" else 1.0) if hiding.noise else 0.0
     return FederatedStatistics(
         [table.name for table in tables], hiding.mode, None, numbers, texts, contingency, privacy=hiding.spent,
         noise=noise,

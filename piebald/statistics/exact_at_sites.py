@@ -22,7 +22,7 @@ from piebald.statistics.exact import Answers
 from piebald.statistics.pooled_statistics import FederatedStatistics, NumberColumn, TextColumn
 from piebald.statistics.queries.columns import PARTS, StatisticsQuery
 from piebald.statistics.request import StatisticsRequest
-from piebald.statistics.sites import Sites
+from piebald.statistics.sites import AskedSites
 
 log = logging.getLogger("piebald.statistics")
 
@@ -45,7 +45,7 @@ class SiteAnswers:
     """
 
     def __init__(self, runtime: Runtime, spec: ModelSpec, split: Split, targets: int) -> None:
-        self.sites, self._split, self._targets = Sites(runtime, spec), split, targets
+        self.sites, self._split, self._targets = AskedSites(runtime, spec), split, targets
         self._moments: list[Moments] = []
         self.clients = list(runtime.clients())
 
@@ -112,7 +112,7 @@ def statistics_at_sites(
     return FederatedStatistics(taking_part, "exact", rows, numbers, texts, {}, by_client)
 
 
-def say_left_out(sites: Sites, clients: Clients, taking_part: Sequence[int], say: Callable[[str], None]) -> None:
+def say_left_out(sites: AskedSites, clients: Clients, taking_part: Sequence[int], say: Callable[[str], None]) -> None:
     """Say which clients are left out, and why."""
     for client, reason in sites.refused.items():
         if client not in taking_part:

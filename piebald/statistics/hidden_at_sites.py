@@ -18,7 +18,7 @@ from piebald.statistics.exact_at_sites import column_names, say_left_out
 from piebald.statistics.pooled_statistics import FederatedStatistics, Mode
 from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery
 from piebald.statistics.request import StatisticsRequest, noise_multiplier
-from piebald.statistics.sites import Sites
+from piebald.statistics.sites import AskedSites
 
 log = logging.getLogger("piebald.statistics")
 
@@ -51,7 +51,7 @@ def hidden_at_sites(
     masking = work.masking
     assert masking is None or isinstance(masking, SecureAggregation)
     query, noise = hidden_question(clients, request, features, split, masking is not None, epsilon, delta)
-    sites = Sites(runtime, work)
+    sites = AskedSites(runtime, work)
     taking_part, total = sites.sums(query, masking)
     say_left_out(sites, clients, taking_part, say)
     counted = column_names(clients, features)[0]

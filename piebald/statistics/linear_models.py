@@ -163,6 +163,14 @@ def glm(
     Raises:
         SettingError: an argument is wrong, the target does not fit the family, columns depend on each other, or a
             combination of columns separates the classes, so that there is no finite estimate.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> trial = pd.DataFrame({"clinic": list("AABB"), "dose": [0.0, 1, 2, 3], "effect": [1.0, 3.1, 4.9, 7.0]})
+        >>> model = piebald.glm(trial, client="clinic", target="effect")
+        >>> dict(zip(model.names, model.coefficients.round(2).tolist()))
+        {'(intercept)': 1.03, 'dose': 1.98}
     """
     name = TARGET if target is None else target
     if columns is not None and name in columns:

@@ -159,6 +159,13 @@ class FederatedStatistics:
 
         Raises:
             SettingError: a column has no numbers, or none of this name exists.
+
+        Examples:
+            >>> import numpy as np
+            >>> import piebald
+            >>> rows = {"A": (np.array([[1.0], [3.0]]), [0, 1]), "B": (np.array([[5.0], [7.0]]), [1, 0])}
+            >>> piebald.statistics(rows, columns=["x0"]).standardisation().mean
+            [4.0]
         """
         names = list(self.numbers) if columns is None else list(columns)
         for name in names:

@@ -21,7 +21,7 @@ from piebald.server.client_queries import ClientQueries
 NO_VECTORS: Mapping[str, Tensor] = MappingProxyType({})
 
 
-class Sites:
+class AskedSites:
     """Clients who are asked through a runtime (`contracts.AsksClients`).
 
     Args:
@@ -75,9 +75,9 @@ class Sites:
         """
         return self._ask(query, dict.fromkeys(clients, vectors), version)
 
-    def refusal(self, asked: str) -> SettingError:
+    def refusal(self, sentence: str) -> SettingError:
         """Return an error that says that nobody answers, with the first reason."""
-        return SettingError(f"{asked}, the first one says: {next(iter(self.refused.values()), 'no site is there')}")
+        return SettingError(f"{sentence}, the first one says: {next(iter(self.refused.values()), 'no site is there')}")
 
     def sums(
         self, query: Query, masking: SecureAggregation | None, vectors: Mapping[str, Tensor] = NO_VECTORS,

@@ -62,6 +62,13 @@ class DisclosureLedger:
 
     Raises:
         RunFolderError: the file cannot be read, or is damaged.
+
+    Examples:
+        >>> ledger = DisclosureLedger(plan(steps=10, own_chunks=5, common_chunks=5))
+        >>> ledger.count("own", 0, step=0, content=b"sums of a chunk")
+        >>> ledger.count("own", 0, step=0, content=b"sums of a chunk")  # repeated after an interruption
+        >>> ledger.uses("own")
+        1
     """
 
     def __init__(self, plan: Mapping[tuple[DisclosureKind, int], int], path: Path | None = None) -> None:

@@ -98,7 +98,12 @@ class Kernel(Component):
 
 
 class LinearKernel(Kernel):
-    """x.y: MMD compares means."""
+    """x.y: MMD compares means.
+
+    Examples:
+        >>> LinearKernel().sensitivity(longest=1.0, rows=100)
+        0.02
+    """
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.T
@@ -270,7 +275,13 @@ class MultiGaussianKernel(Kernel):
 
 
 def mmd2(kernel: Kernel, x: Tensor, y: Tensor, exact: bool = True) -> Tensor:
-    """Return MMD^2 of two sets of hidden rows over all pairs, with the exact kernel or with its expansion."""
+    """Return MMD^2 of two sets of hidden rows over all pairs, with the exact kernel or with its expansion.
+
+    Examples:
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> float(mmd2(LinearKernel(), x, x)), float(mmd2(LinearKernel(), x, -x))
+        (0.0, 2.0)
+    """
     k = kernel.value if exact else kernel.expand
     return k(x, x).mean() + k(y, y).mean() - 2 * k(x, y).mean()
 

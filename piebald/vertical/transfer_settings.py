@@ -193,6 +193,14 @@ class TransferSettings(TransferSection):
         files: both parties' own tables, `[files.source]` and `[files.target]`, instead of the data set of `[data]`.
         method: the method that aligns the hidden layers, see `transfer_methods`.
         backend: the encryption backend, see `encryption`.
+
+    Examples:
+        >>> from piebald import vertical
+        >>> settings = vertical.TransferSettings(steps=10, backend="plain", watch_every=5)
+        >>> settings.method.kind, settings.backend.security
+        ('smmd', '0 bits: nothing is encrypted')
+        >>> [step for step in range(settings.steps) if settings.watches(step)]
+        [0, 5, 9]
     """
 
     steps: int = Field(default=200, ge=1)

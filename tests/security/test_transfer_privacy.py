@@ -110,7 +110,7 @@ def steps(party: Party, count: int) -> list[np.ndarray]:
     """Take steps against fixed answers; everything that the party told."""
     told = []
     for _ in range(count):
-        view = party._told(party.view())
+        view = party._disclosed(party.view())
         told += [part for term in party.terms for s in term.statistics(view) for part in (s.matrix, s.constant)]
         party._update(view, answers(party))
         party.done += 1

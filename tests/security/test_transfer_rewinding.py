@@ -64,7 +64,7 @@ def told(folder: Path) -> DisclosureLedger:
 def assert_within_plan(folder: Path, made: TransferSettings) -> None:
     party = Party("target", load(made.data, made.seed)["target"], made, PartySecret.fresh())
     allowed = plan(made.steps, len(party.own), len(party.common))
-    counted: dict[tuple[str, int], set[str]] = told(folder)._told
+    counted: dict[tuple[str, int], set[str]] = told(folder)._digests
     assert counted
     assert all(len(digests) <= allowed[what] for what, digests in counted.items())
 

@@ -1,4 +1,4 @@
-"""Sites answer questions about statistics where their policy says so, and hostile answers are refused."""
+"""AskedSites answer questions about statistics where their policy says so, and hostile answers are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sites tell sums that hide single rows: with noise that a ledger counts, under masks, or both."""
+"""AskedSites tell sums that hide single rows: with noise that a ledger counts, under masks, or both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from piebald.statistics.hidden_at_sites import hidden_at_sites
 from piebald.statistics.pooled_statistics import FederatedStatistics
 from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
 from piebald.statistics.request import statistics_request
-from piebald.statistics.sites import Sites
+from piebald.statistics.sites import AskedSites
 
 from .sites import InProcess, Policy, coded_plan, plan
 
@@ -65,7 +65,7 @@ def test_nothing_that_leaves_a_site_is_its_own_sum(tmp_path: Path) -> None:
     """The same bytes are searched for in what leaves without masks, where they are."""
     query = MaskedSumsQuery(bounds=tuple(LIMITS.values()), bins=4, classes=3)
     masked = InProcess(SECURE, [MASKED] * 3, folder=tmp_path)
-    total = Sites(masked, SECURE.work).sums(query, SECURE.work.masking)[1]  # type: ignore[arg-type]
+    total = AskedSites(masked, SECURE.work).sums(query, SECURE.work.masking)[1]  # type: ignore[arg-type]
     own = [masked._sites[k].serve(Task(0, k, 0, {"model": SECURE.work.initial}, query), None)[0] for k in range(3)]
     sums = [one.vectors[SUM].numpy() for one in own if one is not None]
     assert np.array_equal(np.stack(sums).sum(0), total)
@@ -86,7 +86,7 @@ def test_noise_is_as_large_as_it_is_said_to_be_and_new_for_each_question(tmp_pat
     noise = noise_for(1.0, 1e-6)
     query = NoisySumsQuery(bounds=tuple(LIMITS.values()), bins=500, classes=3, noise=noise)
     runtime = InProcess(PLAN, [NOISY] * 3, folder=tmp_path)
-    first, second = (Sites(runtime, PLAN.work).sums(query, None)[1] * STEP for _ in range(2))
+    first, second = (AskedSites(runtime, PLAN.work).sums(query, None)[1] * STEP for _ in range(2))
     deviation = noise * query.plan.exchange_influence * math.sqrt(2 * 3)  # of the difference of two sums of three
     apart = first - second
     assert apart.std() == pytest.approx(deviation, rel=6 / math.sqrt(2 * len(apart)))  # six of its own deviations
@@ -132,7 +132,7 @@ def test_noise_on_tables_has_the_stated_scale_and_the_budget_ends(tmp_path: Path
     influence = math.sqrt(4 + 2 * (3 + 2))  # one number; two codes, a class and two tables change by two counts each
     assert query.plan.exchange_influence == pytest.approx(influence)
     runtime = InProcess(of, [NOISY] * 3, folder=tmp_path)
-    first, second = (Sites(runtime, of.work).sums(query, None)[1] * STEP for _ in range(2))
+    first, second = (AskedSites(runtime, of.work).sums(query, None)[1] * STEP for _ in range(2))
     tables = (first - second)[-60 * 60 - 60 * 3 :]
     deviation = noise * influence * math.sqrt(2 * 3)  # of the difference of two sums of three
     assert tables.std() == pytest.approx(deviation, rel=6 / math.sqrt(2 * len(tables)))
@@ -212,7 +212,7 @@ def test_a_server_that_asks_a_thousand_times_spends_the_budget_and_no_more(tmp_p
     answers = 0
     for restart in range(10):
         runtime = InProcess(PLAN, [NOISY], folder=tmp_path)
-        asking = Sites(runtime, PLAN.work)
+        asking = AskedSites(runtime, PLAN.work)
         for _ in range(100 if restart == 9 else 1):
             with contextlib.suppress(SettingError):
                 answers += len(asking.sums(query, None)[0])
@@ -224,7 +224,7 @@ def test_a_server_that_asks_a_thousand_times_spends_the_budget_and_no_more(tmp_p
     assert kept.spent.epsilon_pld <= 3.0
     less = Policy(queries=["noisy_sums"], budget={"epsilon": 1.0, "delta": 1e-6})  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="the ledger allows 1:"):
-        Sites(InProcess(PLAN, [less], folder=tmp_path), PLAN.work).sums(query, None)
+        AskedSites(InProcess(PLAN, [less], folder=tmp_path), PLAN.work).sums(query, None)
 
 
 def test_a_ledger_that_cannot_be_read_answers_nothing_and_names_no_path(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_extreme_bounds_leave_no_row_more_influence() -> None:
 def test_a_question_about_other_columns_or_far_too_much_is_not_answered(tmp_path: Path) -> None:
     query = NoisySumsQuery(bounds=((0, 1),), noise=9.0)
     with pytest.raises(SettingError, match="whose log says more"):
-        Sites(InProcess(PLAN, [NOISY], folder=tmp_path), PLAN.work).sums(query, None)
+        AskedSites(InProcess(PLAN, [NOISY], folder=tmp_path), PLAN.work).sums(query, None)
     with pytest.raises(SettingError, match="sums are at most 1,048,576 numbers, got 2,001,000"):
         NoisySumsQuery(bounds=((0, 1),) * 200, bins=10_000, noise=9.0)
 
@@ -303,7 +303,7 @@ def test_masks_are_those_of_the_run(tmp_path: Path) -> None:
     """A server that has not told of masks in the terms gets no answer that should be under them."""
     query = MaskedSumsQuery(bounds=tuple(LIMITS.values()), classes=3)
     with pytest.raises(SettingError, match="this run masks nothing"):
-        Sites(InProcess(PLAN, [MASKED] * 3, folder=tmp_path), PLAN.work).sums(query, None)
+        AskedSites(InProcess(PLAN, [MASKED] * 3, folder=tmp_path), PLAN.work).sums(query, None)
     short = plan(recipes.fedavg().with_(transforms=SecureAggregation()))
     with pytest.raises(PiebaldError, match="set bits = 64"):
         told(InProcess(short, [MASKED] * 3, folder=tmp_path / "b"), short, epsilon=None)

@@ -31,7 +31,7 @@ from piebald.statistics.queries.columns import sums_form, sums_output, sums_reas
 from piebald.statistics.trees.encoding import TreeRows, usable
 from piebald.statistics.trees.forest import PARTS, Floats32, Forest, nodes, reject_reason
 from piebald.statistics.trees.histograms import SUMS, SummedRows, open_nodes, summed_loss
-from piebald.statistics.trees.local_clients import LocalClients, alone, margins_of
+from piebald.statistics.trees.local_clients import LocalTreeClients, alone, margins_of
 from piebald.statistics.trees.rounds import MOST_SUMS, Start
 from piebald.statistics.trees.settings import Objective, TreeSettings
 from piebald.statistics.trees.targets import SCORES, Target
@@ -128,7 +128,7 @@ class TreesQuery(Query):
         start = start_of(self.start, self.class_weights, self.target)
         forest = forest_of(inputs.vectors["forest"][place], rows.x["train"].shape[1], self.boosting.max_depth)
         if self.ask == "grow":
-            client = LocalClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
+            client = LocalTreeClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
             grown = client.grow(forest, start, self.round, [0])[0]
             assert grown is not None
             return {"forest": torch.from_numpy(grown.table), **examples}

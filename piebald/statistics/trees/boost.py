@@ -13,7 +13,7 @@ from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import TreeData, TreeRows, tree_data
 from piebald.statistics.trees.folder import each_round, fingerprint, open_folder
 from piebald.statistics.trees.growth import xgboost
-from piebald.statistics.trees.local_clients import LocalClients, LocalSums, alone
+from piebald.statistics.trees.local_clients import LocalSums, LocalTreeClients, alone
 from piebald.statistics.trees.rounds import Boosted, Boosting, Rounds, SummedBoosting
 from piebald.statistics.trees.settings import Objective, TreeSettings
 from piebald.statistics.trees.targets import SCORES
@@ -70,6 +70,15 @@ def trees(
     Raises:
         SettingError: an argument is wrong, rows do not fit together, or xgboost is missing.
         RunFolderError: `out` has something else, or cannot be written.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> doses = [float(dose) for dose in range(40)]
+        >>> table = pd.DataFrame({"clinic": ["A", "B"] * 20, "dose": doses, "ill": [0] * 20 + [1] * 20})
+        >>> model = piebald.trees(table, client="clinic", target="ill", rounds=2, max_depth=1, compare=False)
+        >>> model.rounds, len(model.boosted.forest), model.metric
+        (2, 4, 'auc')
     """
     chosen = TreeSettings(**settings)
     xgboost()
@@ -82,7 +91,7 @@ def trees(
         "classes": list(data.classes), "seed": seed, "rows": fingerprint(data.clients),
     }  # fmt: skip
     with open_folder(None if out is None else Path(out), about) as folder:
-        local = LocalClients(data.clients, data.target, chosen, seed)
+        local = LocalTreeClients(data.clients, data.target, chosen, seed)
         boosting: Rounds
         if chosen.form == "histogram":
             sums = LocalSums(data.clients, data.target, chosen, seed)
@@ -109,7 +118,7 @@ def _compared(data: TreeData, settings: TreeSettings, seed: int, split: Split) -
     def scores(boosted: Boosted | None, rows: TreeRows) -> Scores:
         if boosted is None:
             return dict.fromkeys(SCORES[data.target.objective], math.nan)
-        return LocalClients([rows], data.target, settings, 0).scores(boosted, split)[0]
+        return LocalTreeClients([rows], data.target, settings, 0).scores(boosted, split)[0]
 
     whole = data.clients[0].pooled(data.clients[1:])
     pooled = alone(whole, data.target, settings, seed)

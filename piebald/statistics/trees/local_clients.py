@@ -21,7 +21,7 @@ from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.targets import Target, TargetSums
 
 
-class LocalClients:
+class LocalTreeClients:
     """Clients on this machine (`rounds.TreeClients`), each computed with one thread, so that bits repeat.
 
     Args:
@@ -114,7 +114,7 @@ def alone(rows: TreeRows, target: Target, settings: TreeSettings, seed: int) -> 
     settings = settings.model_copy(update=plain if len(rows.y["validation"]) else {**plain, "patience": None})
     if target.objective != "regression" and len(np.unique(rows.y["train"])) < 2:
         return None
-    boosting = Boosting(LocalClients([rows], target, settings, seed), target, settings)
+    boosting = Boosting(LocalTreeClients([rows], target, settings, seed), target, settings)
     return boosting.run(boosting.started())
 
 
@@ -136,7 +136,7 @@ class LocalSums:
             raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(clients)}")
         self._clients, self._target, self._settings, self._seed = clients, target, settings, seed
         self._rows = [SummedRows(client.x["train"], client.y["train"], target, settings) for client in clients]
-        self._local = LocalClients(clients, target, settings, seed)
+        self._local = LocalTreeClients(clients, target, settings, seed)
 
     @property
     def columns(self) -> int:

@@ -40,6 +40,11 @@ class TreeSettings(Component):
         max_delta_step: largest leaf before the learning rate, 0 for any; what clients send is checked against it.
         subsample, colsample_bytree: share of rows, and of columns, that each tree sees.
         max_bin: thresholds of a column among which splits are chosen; under "histogram" quantiles of all clients' rows.
+
+    Examples:
+        >>> settings = TreeSettings(form="histogram", secure=True, max_depth=4)
+        >>> settings.secure, settings.rounds, settings.learning_rate
+        (True, 50, 0.3)
     """
 
     axis = "section"

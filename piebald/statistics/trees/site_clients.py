@@ -21,7 +21,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.privacy import SecureAggregation
 from piebald.statistics.columns import TARGET, input_names
 from piebald.statistics.queries.trees import Ask, MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
-from piebald.statistics.sites import Sites
+from piebald.statistics.sites import AskedSites
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.folder import Done, each_round, open_folder
@@ -34,7 +34,7 @@ from piebald.statistics.trees.targets import SCORES, Target, TargetSums
 log = logging.getLogger("piebald.trees")
 
 
-class SiteClients:
+class SiteTreeClients:
     """Clients at sites that grow trees (`rounds.TreeClients`).
 
     The first question says who takes part.  A client that does not answer a later one is left out of that round.
@@ -55,7 +55,7 @@ class SiteClients:
         self, runtime: Runtime, spec: ModelSpec, target: Target, settings: TreeSettings, seed: int,
         say: Callable[[str], None] = log.warning,
     ) -> None:  # fmt: skip
-        self._sites, self._target, self._settings, self._say = Sites(runtime, spec), target, settings, say
+        self._sites, self._target, self._settings, self._say = AskedSites(runtime, spec), target, settings, say
         self._objective = {"objective": target.objective, "classes": target.classes, "seed": seed}
         self.numbers = list(runtime.clients())
 
@@ -143,7 +143,7 @@ class SiteSums:
         say: Callable[[str], None] = log.warning,
     ) -> None:  # fmt: skip
         assert isinstance(work.masking, SecureAggregation)
-        self._sites, self._masking, self._say = Sites(runtime, work), work.masking, say
+        self._sites, self._masking, self._say = AskedSites(runtime, work), work.masking, say
         self.columns, self._target, self._settings, self._seed = columns, target, settings, seed
         self._left_out: set[int] = set()
         self.taking_part: list[int] = []
@@ -217,7 +217,7 @@ def trees_at_sites(
     columns = tuple(input_names(_width(clients), features))
     classes, target = tuple(clients.classes or ()), _target(clients)
     encoding = Encoding(columns, {}, settings.missing)
-    asked = SiteClients(runtime, spec, target, settings, seed, say)
+    asked = SiteTreeClients(runtime, spec, target, settings, seed, say)
     about = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
              "classes": list(classes), "seed": seed,
              "clients": [str(clients.names[client]) for client in range(len(clients))]}  # fmt: skip
