@@ -103,7 +103,7 @@ def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_pa
         attack(connect(address, 60.0), made, (0, 0), 10, secret)
     said = third.communicate(timeout=300)[1]
     assert third.returncode == 2
-    assert "this one goes on from step 8 and the other one asks for step 0" in said
+    assert "this one goes on from step 8 and the other one from step 0" in said
     assert len(said.strip().splitlines()) == 1
     assert (folder / "target" / "told.jsonl").read_bytes() == before
     assert_within_plan(folder, made)
@@ -259,4 +259,4 @@ def test_checkpoints_are_passed_once_a_later_step_is_done(tmp_path):
 def test_two_parties_of_which_one_has_passed_what_the_other_claims_say_so():
     errors = talk(lambda role, session: session.handshake({}, (8, 8) if role == "source" else (4, 0)))
     for role, own, other in (("source", 8, 4), ("target", 4, 8)):
-        assert f"this one goes on from step {own} and the other one asks for step {other}" in str(errors[role])
+        assert f"this one goes on from step {own} and the other one from step {other}" in str(errors[role])

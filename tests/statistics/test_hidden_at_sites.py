@@ -155,7 +155,7 @@ def test_noise_on_tables_has_the_stated_scale_and_the_budget_ends(tmp_path: Path
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        ({"tables": [("x0", "x1")]}, "secure needs categories of column 'x1'"),
+        ({"tables": [("x0", "x1")]}, "epsilon needs categories of column 'x1'"),
         ({"tables": [("x0", "age")]}, "there is no column 'age'"),
         ({"tables": [("x0", "x0")]}, "tables must be pairs of different columns"),
         ({"categories": {"x0": ("0", "0")}}, "categories of 'x0' must be different names"),
