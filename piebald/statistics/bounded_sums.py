@@ -116,6 +116,7 @@ class SumPlan:
         Raises:
             SettingError: it has more rows than a sum has room for.
         """
+        # more would let a sum overflow 64 bits under noise
         if client.rows >= MOST_ROWS:
             raise SettingError(f"sums are of fewer than {MOST_ROWS:,} rows, client {client.name!r} has {client.rows:,}")
         parts = [self._numbers(client.numbers[name], *ends) for name, ends in self.bounds.items()]

@@ -89,6 +89,7 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
         if client is not None:
             raise SettingError("client names a column, but each client has a table of its own: leave client out")
         return {str(name): read_table(Path(part)) if _is_path(part) else part for name, part in source.items()}
+    # a name could be a path or a data set: only table files are read here
     table = read_table(Path(source)) if _is_path(source) else source
     if not is_frame(table):
         return None

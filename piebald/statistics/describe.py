@@ -184,6 +184,7 @@ def numbers_of(
     counts = np.zeros((len(moments), len(names), 0), dtype=np.int64)
     if request.bins is not None:
         ends = np.full((len(names), 2), np.nan)
+        # stated bounds need no question; without them the extremes are asked for
         if any(name not in request.bounds for name in names):
             ends = exact.quantiles(answers, pooled.present, (0.0, 1.0))
         for place, name in enumerate(names):

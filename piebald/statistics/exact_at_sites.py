@@ -171,6 +171,7 @@ def _counts_query(thresholds: Floats, split: Split, targets: int) -> StatisticsQ
 def _with_classes(clients: Clients, request: StatisticsRequest, names: Sequence[str]) -> tuple[StatisticsRequest, bool]:
     """Return the request with bounds of the numbers of classes, and whether one question about counts is enough."""
     if clients.classes is not None and request.bins is not None:
+        # classes are the numbers 0, 1, ..., each in the middle of a bin
         request = replace(request, bounds={TARGET: (-0.5, len(clients.classes) - 0.5), **request.bounds})
     bounded = request.bins is not None and all(name in request.bounds for name in names)
     return request, not request.quantiles or bounded
@@ -193,6 +194,7 @@ def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list
 
 def _class_counts(answers: Answers, columns: int, classes: Sequence[str]) -> TextColumn:
     """Return the rows of each class, from counts of class numbers in the last column."""
+    # the same limits for all columns, since a question has as many for each
     limits = np.tile(np.arange(len(classes), dtype=np.float64), (columns, 1))
     reached = answers.at_most(limits)[:, -1].sum(0)
     counts = np.diff(reached, prepend=0).astype(float).tolist()

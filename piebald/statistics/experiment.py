@@ -49,13 +49,9 @@ class OpenSites:
 
 @contextmanager
 def open_sites(
-    file: Path,
-    flags: Sequence[str],
-    credentials: Path | None,
-    subject: str,
-    masks: Sequence[SecureAggregation],
+    file: Path, flags: Sequence[str], credentials: Path | None, subject: str, masks: Sequence[SecureAggregation],
     questions: Callable[[ExperimentSettings, Clients], Sequence[Query]],
-) -> Iterator[OpenSites]:
+) -> Iterator[OpenSites]:  # fmt: skip
     """Open the federation of an experiment, whose sites take part under its terms and their policies.
 
     Args:
@@ -79,6 +75,7 @@ def open_sites(
     settings = settings.as_in_the_source()
     plan = settings.plan()
     recipes = tuple(plan.recipes.values())
+    # the terms name what is trained, so that sites may compare them with those of a run
     recipe = question_recipe(recipes[0], tuple(masks))
     if recipe is None:
         recipe = fedavg().with_(transforms=tuple(masks))

@@ -190,7 +190,8 @@ class FederatedStatistics:
             "clients": list(self.clients),
             "mode": self.mode,
             "rows": None if self.rows is None else list(self.rows),
-            "columns": {name: column.plain() for name, column in {**self.numbers, **self.texts}.items()},
+            "columns": {name: column.plain() for name, column in self.numbers.items()}
+            | {name: column.plain() for name, column in self.texts.items()},
             "tables": [{"columns": list(pair), "counts": table} for pair, table in self.tables.items()],
             "by_client": {
                 client: {name: column.plain() for name, column in columns.items()}

@@ -50,6 +50,7 @@ class AskedSites:
         answers = self._queries.ask(tasks, self._version)
         rows = [row for row in self._queries.take_rows() if row["status"] != "ok"]
         self.reasons = {int(row["client"]): printable(str(row["reason"]), 200) for row in rows}
+        # the first reason says why a client is left out; later ones follow from it
         self.refused = {**self.reasons, **self.refused}
         return answers
 
@@ -111,6 +112,7 @@ class AskedSites:
             reasons = (self.refused or agreed.absent).items()
             first = "".join(f"; site {client + 1} says: {reason}" for client, reason in itertools.islice(reasons, 1))
             raise RuntimeFault(f"{total}{first}")
+        # modulo 2^64 the masks have cancelled, and the sums fit 63 bits and a sign
         return sorted(answers), total.view(np.int64).astype(np.float64)
 
     def _ask(self, query: Query, vectors: Mapping[int, Mapping[str, Tensor]], version: int) -> dict[int, Update]:

@@ -49,6 +49,7 @@ def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore
     from sklearn.metrics import f1_score, precision_score, roc_auc_score
 
     predicted = np.zeros(len(scores), dtype=bool)
+    # a stable order, so that equal scores are cut in the same way in each run
     predicted[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
     true = (labels > 0).numpy()
     return TransferScore(

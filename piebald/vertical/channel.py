@@ -92,6 +92,7 @@ class SocketChannel(Channel):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
         self._socket = connection
+        # a writer of its own, so that no party waits for the other one to read: both may send at once
         self._waiting: queue.Queue[bytes | None] = queue.Queue()
         self._writer = threading.Thread(target=self._write, name="transfer writer", daemon=True)
         self._writer.start()
@@ -181,6 +182,7 @@ def connect(address: str, timeout: float) -> SocketChannel:
         except OSError:
             if time.monotonic() > until:
                 raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
+            # the other party may start later than this one
             time.sleep(0.05)
 
 

@@ -55,6 +55,7 @@ def own_chunks(data: PartyData, rows: int, secret: PartySecret, by_label: bool =
     chosen = alone[secret.permutation(len(alone), "own chunks")[: count * rows]]
     if data.y is not None and by_label:
         chosen = chosen[np.argsort(data.y.numpy()[chosen], kind="stable")]
+    # dealt out one by one, so that sorted labels spread evenly over all chunks
     return [chosen[place::count] for place in range(count)]
 
 
@@ -100,6 +101,7 @@ def unknown_numbers(x: Tensor, rows: int, digits: int) -> float:
         digits: binary digits of a disclosed number.
     """
     values = [len(np.unique(column)) for column in x.numpy().T]
+    # a column in which nearly all values differ has as many unknown numbers as rows
     repeat = [count < 0.99 * len(x) for count in values]
     two = [place for place, count in enumerate(values) if repeat[place] and count <= 2]
     # columns of two values may belong together, as those of a word do, so their combinations are counted.

@@ -157,6 +157,7 @@ class PolynomialKernel(Kernel):
     def coefficients(self, x: Floats) -> list[Floats]:
         if self.degree == 2:
             return [2 * x]
+        # a product of two different coordinates stands for both of their orders
         twice = 3 * pairs(x) * np.where(np.equal(*upper(x.shape[1])), 1.0, 2.0)
         return [np.concatenate([twice, 6 * self.c * x], axis=1) if self.c else twice]
 
@@ -173,6 +174,7 @@ class PolynomialKernel(Kernel):
     def moments(self, width: int, unit: bool) -> int:
         mean, second, third = (math.comb(width + degree - 1, degree) for degree in (1, 2, 3))
         if self.degree == 2:
+            # the second moments of rows of length 1 have a known sum on the diagonal
             return second - unit + (mean if self.c else 0)
         return third + (second + mean if self.c else 0)
 

@@ -171,15 +171,9 @@ class DiscrepancyTerm(LossTerm):
     name = "mmd2"
 
     def __init__(
-        self,
-        role: Role,
-        kernel: Kernel,
-        alpha: float,
-        rows: int,
-        widths: Sequence[int],
-        unit: bool = True,
+        self, role: Role, kernel: Kernel, alpha: float, rows: int, widths: Sequence[int], unit: bool = True,
         hidden: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.role, self.kernel, self.alpha = role, kernel, alpha
         room = 2.0 if hidden else 1.0  # statistics with noise are no moments of rows, but no longer than those
         longest = [1.0 if unit else width**0.5 for width in widths]  # units lie in (0, 1)

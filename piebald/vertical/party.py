@@ -60,13 +60,9 @@ class Party:
     """
 
     def __init__(
-        self,
-        role: Role,
-        data: PartyData,
-        settings: TransferSettings,
-        secret: PartySecret,
+        self, role: Role, data: PartyData, settings: TransferSettings, secret: PartySecret,
         ledger_file: Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         data.check(role, settings)
         self.role, self.data, self.settings = role, data, settings
         shape = settings.network

@@ -102,14 +102,9 @@ def body_length(head: bytes, most: int) -> int:
 
 
 def unpack_frame(
-    frame: bytes,
-    kind: MessageKind,
-    sender: int | None,
-    session: bytes,
-    number: int,
-    lengths: Sequence[MessageLength],
+    frame: bytes, kind: MessageKind, sender: int | None, session: bytes, number: int, lengths: Sequence[MessageLength],
     secret: bytes,
-) -> list[bytes]:
+) -> list[bytes]:  # fmt: skip
     """Return the parts of a frame.
 
     Args:
@@ -129,6 +124,7 @@ def unpack_frame(
     magic, sent_kind, sent_by, sent_session, sent_number, length = (
         HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, b"", 0, 0)
     )
+    # the tag comes first: nothing else of a frame is believed before it fits
     if magic != MAGIC or len(body) != length or tag != _tag(head + body, secret):
         raise MessageFault("a message of the other party is damaged, cut off, or made with another secret")
     if sender is not None and sent_by != sender:

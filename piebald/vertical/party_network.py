@@ -80,6 +80,7 @@ def row_gradients(trace: Trace, slopes: Sequence[Tensor | None], longest: float 
         return None
     # A layer's gradient for one row is the outer product of slope and inputs, with a 1 for the bias.
     squares = torch.stack([(slope**2).sum(1) * ((x**2).sum(1) + 1) for x, slope in layers]).sum(0)
+    # a row with a gradient of 0 has an infinite share, which the clamp makes 1
     share = torch.ones_like(squares) if longest is None else (longest / squares.sqrt()).clamp(max=1.0)
     return [part for x, slope in layers for part in ((share[:, None] * slope).T @ x, share @ slope)]
 

@@ -35,6 +35,7 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_text
 from piebald.settings.toml_document import Document
 from piebald.storage.lock import RunLock
+from piebald.storage.schema import explained
 from piebald.vertical.disclosure_ledger import LEDGER
 from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_secret import PartySecret
@@ -59,14 +60,12 @@ class PartyStore:
 
     def __init__(self, run: Path, role: Role) -> None:
         self.folder = run / role
-        try:
+        with explained(f"{self.folder} cannot be written"):
             private_folder(self.folder)
             os.close(os.open(self.folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             for path in self.folder.iterdir():
-                if not path.is_symlink():
+                if not path.is_symlink():  # a link may lead to a file that is not the run's
                     path.chmod(0o600)
-        except OSError as error:
-            raise RunFolderError(f"{self.folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
         self._lock = RunLock(self.folder)
 
     @property
@@ -83,12 +82,7 @@ class PartyStore:
 
     def keep_to(self, partner: str) -> None:
         """Note the other party's name, so that the run goes on with no other one."""
-        try:
-            write_private(self.folder / PARTNER, partner)
-        except OSError as error:
-            raise RunFolderError(
-                f"{self.folder / PARTNER} cannot be written: {(error.strerror or str(error)).lower()}"
-            ) from None
+        self._replace(PARTNER, partner)
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -182,12 +176,9 @@ class PartyStore:
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._replace(name, save({key: tensor.detach().clone() for key, tensor in tensors.items()}))
 
-    def _replace(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        try:
-            write_private(path, data)
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    def _replace(self, name: str, data: str | bytes) -> None:
+        with explained(f"{self.folder / name} cannot be written"):
+            write_private(self.folder / name, data)
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -233,11 +224,9 @@ def write_settings(run: Path, settings: TransferSettings) -> None:
     path = run / SETTINGS
     if path.exists() and read_settings(run).lasting() != settings.lasting():
         raise RunFolderError(f"{run} holds a transfer with other settings: give another folder with --out")
-    try:
+    with explained(f"{run} cannot be written"):
         private_folder(run)
         write_private(path, settings.text())
-    except OSError as error:
-        raise RunFolderError(f"{run} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def private_folder(path: Path) -> None:

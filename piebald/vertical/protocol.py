@@ -95,6 +95,7 @@ class PartySession:
         Returns:
             The last step that both can resume.
         """
+        # sorted, so that the digest does not depend on the order in which settings were written
         text = json.dumps(settings, sort_keys=True).encode()
         digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), secrets.token_bytes(16)
         role = bytes([ROLES.index(self.role)])
@@ -105,6 +106,7 @@ class PartySession:
                 f"the other party speaks version {struct.unpack('<H', version)[0]} of the protocol and this one "
                 f"{VERSION}: install the same Piebald on both sides"
             )
+        # the sender of HELLO is not checked, so a reflected one is recognised by its nonce
         if partner_nonce == nonce:
             raise MessageFault("this party's own HELLO message was sent back to it")
         if partner_role == role:
@@ -123,6 +125,7 @@ class PartySession:
                 "each in a new folder"
             )
         first, second = (nonce, partner_nonce) if self.role == "source" else (partner_nonce, nonce)
+        # from both nonces, so that neither party alone can make a session repeat
         self._session = hashlib.blake2b(first + second, digest_size=16).digest()
         return max(common)
 
@@ -168,12 +171,9 @@ class Products:
             self._evaluator = backend.evaluator(announced, self.requested)
 
     def exchange(
-        self,
-        statistics: Sequence[ProductStatistics],
-        coefficients: Sequence[Floats],
-        repeats: Sequence[int] = (),
+        self, statistics: Sequence[ProductStatistics], coefficients: Sequence[Floats], repeats: Sequence[int] = (),
         repeated: Sequence[int] = (),
-    ) -> list[Floats]:
+    ) -> list[Floats]:  # fmt: skip
         """Exchange statistics for products with this party's coefficients.
 
         Args:
@@ -190,6 +190,7 @@ class Products:
         session.send(MessageKind.STATISTICS, encrypted)
         places = [*range(len(self.requested)), *repeats]
         sizes = [self.requested[place] for place in places]
+        # encoded while the other party encrypts and its message is under way
         prepared = [self._evaluator.prepare(c, size) for c, size in zip(coefficients, sizes, strict=True)]
 
         received = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.requested])

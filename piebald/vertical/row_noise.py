@@ -109,6 +109,7 @@ class RowNoise:
         positive = min(max(share, LEAST_SHARE), 1 - LEAST_SHARE) if self.balanced else 0.5
         weights = torch.where(labels > 0, 0.5 / positive, 0.5 / (1 - positive)).to(rows.dtype) / len(labels)
         centred = 2 * rows - 1
+        # only rows longer than 1 are shortened
         centred = centred / centred.norm(dim=1, keepdim=True).clamp(min=1.0)
         return (weights * labels) @ centred, 1 / (min(positive, 1 - positive) * len(labels))
 
@@ -141,9 +142,11 @@ class RowNoise:
         clipped = row_gradients(own_trace, slopes[: len(own_trace)], reach)
         assert clipped is not None, "every loss depends on own rows"
         flat = torch.cat([part.ravel() for part in clipped]).numpy()
+        # a row of this norm may be replaced by one of the same norm in the opposite direction
         (released,) = self.release("gradient", chunk, step, [(flat, 2 * reach)])
         pieces = torch.split(torch.from_numpy(released), [part.numel() for part in clipped])
         noisy = [piece.view_as(part) for piece, part in zip(pieces, clipped, strict=True)]
+        # co-occurring rows are not protected, so their part has no noise
         exact = row_gradients(common, slopes[len(own_trace) :])
         return noisy if exact is None else [part + addend for part, addend in zip(noisy, exact, strict=True)]
 

@@ -60,6 +60,7 @@ class SecureChannel(SocketChannel):
 
     def _put(self, frame: bytes) -> None:
         rest = memoryview(frame)
+        # in pieces, between which the other direction of the shared connection gets its turn
         while len(rest):
             rest = rest[self._secured.send_within(rest[: 1 << 20], math.inf) :]
 
@@ -125,12 +126,9 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
 
 
 def _listen(
-    credentials: Credentials,
-    carry: Callable[[SharedSocket], None],
-    refusal: Callable[[str, Exception], None],
-    channels: queue.Queue[SecureChannel],
-    timeout: float,
-) -> SecureChannel:
+    credentials: Credentials, carry: Callable[[SharedSocket], None], refusal: Callable[[str, Exception], None],
+    channels: queue.Queue[SecureChannel], timeout: float,
+) -> SecureChannel:  # fmt: skip
     """Wait for the other party, and go on looking whether it is still admitted until the channel is closed."""
     address = f"{credentials.host}:{credentials.port}"
     host = credentials.host if credentials.host in ("127.0.0.1", "localhost") else "0.0.0.0"

@@ -58,6 +58,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
     if role == "target" and labels is not None:
         held_out[_held_out(labels, keys, file, test, seed)] = True
     x, names = _features(frame, file, ~held_out, role if public else None)
+    # held-out rows have no place among the training rows
     number = np.cumsum(~held_out) - 1  # position among the training rows
     nothing = torch.zeros(0, dtype=torch.float64)
     return PartyData(
@@ -132,6 +133,7 @@ def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.floa
 
 def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
     """Return the target's held-out rows: a share of those with a label and without a key."""
+    # rows with a key are trained on, so they cannot be held out
     free = np.flatnonzero((labels != 0) & (keys == ""))
     chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
     if len(np.unique(labels[chosen])) != 2:

@@ -93,13 +93,9 @@ def score_target(target: Party) -> TransferScore | None:
 
 
 def make_result(
-    settings: TransferSettings,
-    ledgers: Mapping[Role, DisclosureLedger],
-    lines: list[dict[str, Any]],
-    score: TransferScore | None,
-    folder: Path | None,
-    partner: str | None = None,
-) -> TransferResult:
+    settings: TransferSettings, ledgers: Mapping[Role, DisclosureLedger], lines: list[dict[str, Any]],
+    score: TransferScore | None, folder: Path | None, partner: str | None = None,
+) -> TransferResult:  # fmt: skip
     """Return the result of a run, from one party's records of its steps.
 
     Args:

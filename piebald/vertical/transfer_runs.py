@@ -197,15 +197,9 @@ def _both(settings: TransferSettings) -> Mapping[Role, PartyData]:
 
 
 def train_party(
-    role: Role,
-    settings: TransferSettings,
-    data: PartyData,
-    channel: Channel,
-    folder: Path | None,
-    watch: Watcher | None = None,
-    shared: bytes = b"",
-    simulated: bool = False,
-) -> Party:
+    role: Role, settings: TransferSettings, data: PartyData, channel: Channel, folder: Path | None,
+    watch: Watcher | None = None, shared: bytes = b"", simulated: bool = False,
+) -> Party:  # fmt: skip
     """Run one party over an open channel, from the handshake to the end.
 
     Args:
@@ -268,6 +262,7 @@ def _checkpoint_writer(settings: TransferSettings, store: PartyStore | None) -> 
 
     def write_checkpoint(party: Party) -> None:
         assert store is not None
+        # the last step has a checkpoint, from which a lost handover is repeated
         if party.done % settings.checkpoint_every == 0 or party.done == settings.steps:
             store.save(party)
         else:
@@ -338,6 +333,7 @@ def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | No
     with TemporaryDirectory(prefix="piebald-") as folder_of_credentials:
         places = _places(settings.runtime, Path(folder_of_credentials))
         environment = os.environ | {SECRET: secrets.token_hex(32)}
+        # a new interpreter for each party: the two share no memory, only a connection
         command = [sys.executable, "-m", "piebald.vertical.process", str(folder)]
         begun = {
             role: subprocess.Popen([*command, role, places[role]], env=environment, stderr=subprocess.PIPE, text=True)

@@ -91,6 +91,7 @@ class StatisticsQuery(Query):
         else:
             below = answer.vectors["counts"]
             ordered = below.sort(1).values
+            # rows between neighbouring thresholds, below the first and above the last
             ends = torch.cat([torch.zeros(len(below), 1), ordered, torch.full((len(below), 1), answer.examples)], 1)
             counts = ends.diff(dim=1)
         positive = counts[counts > 0]
@@ -233,6 +234,7 @@ class MaskedSumsQuery(Query):
         plan, hiding = self.plan, self.hiding()
         vectors = [plan.vector(self._columns(columns(rows))) for rows in context.rows(self.split)]
         if hiding is not None and hiding.noise:
+            # a site states how many rows it has, so a row can only take the place of another
             deviation = hiding.noise * plan.exchange_influence / STEP
             sources = map(NoiseSource.repeatable, context.noise_keys())
             vectors = [_noised(vector, deviation, source) for vector, source in zip(vectors, sources, strict=True)]

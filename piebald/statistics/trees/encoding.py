@@ -153,6 +153,7 @@ def tree_data(
     chosen, classes = _target(every_table, name, objective, class_names)
     rows = {split: [_rows(table, encoding, name, classes) for table in held] for split, held in tables.items()}
     used = sum(len(y) for held in rows.values() for _, y in held)
+    # tables come whole; `Clients` have splits of their own
     if len(rows) == 1:
         rows = _divided(rows["train"], bool(classes), validation or 0.0, test or 0.0, seed)
     clients = []

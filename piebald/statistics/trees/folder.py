@@ -83,6 +83,7 @@ class TreeFolder:
             start = Start(arrays["margins"].astype(np.float32), weights, rows)
         except (KeyError, ValueError, TypeError) as error:
             raise RunFolderError(f"{self.path / _STATE} is damaged ({type(error).__name__}): remove it") from None
+        # a file from elsewhere may have any form: rounds must end in order and at the last tree
         whole = bool(ends) and ends == sorted(ends) and ends[0] >= 0 and ends[-1] == len(table)
         reason = reject_reason(table[:, :, :2], columns, depth) if table.ndim == 3 and table.shape[2] == 4 else "form"
         if not whole or reason or len(start.margins) != groups or len(losses) not in (0, len(ends)):

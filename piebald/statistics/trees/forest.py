@@ -76,6 +76,7 @@ class Forest:
         number = self.table[tree, :, 1]
         place = np.zeros(len(x), dtype=np.int64)
         rows = np.arange(len(x))
+        # all rows go down one level at a time
         for _ in range(self.depth):
             code = split[place]
             inner = code >= 0

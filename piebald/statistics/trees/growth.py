@@ -86,12 +86,14 @@ class Grower:
     def _trees(self, margins: Floats32, seed: int) -> Forest:
         engine, groups, depth = xgboost(), self._target.groups, self._settings.max_depth
         self._rows.set_base_margin(margins if groups > 1 else margins[:, 0])
+        # xgboost takes seeds of 31 bits; one round, since each step starts from new margins
         booster = engine.train({**self._parameters, "seed": seed % 2**31}, self._rows, 1)
         model = json.loads(bytes(booster.save_raw("json")))["learner"]["gradient_booster"]["model"]
         rate = self._settings.learning_rate
         heaps = [_heap(tree, depth, rate) for tree in model["trees"]]
         table = np.stack([heap for heap, _ in heaps])
         for tree in range(groups):
+            # rows are counted here: xgboost has sums of second derivatives, and these are no counts
             ends = Forest(table[:, :, :2], depth).leaves(self.x, tree)
             table[tree, :, 3] = _counted(ends, depth)
             _take_back(table[tree], heaps[tree][1], self._settings.least_rows)

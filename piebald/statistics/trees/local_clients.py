@@ -56,11 +56,13 @@ class LocalTreeClients:
                 self._growers[client] = Grower(
                     rows.x["train"], rows.y["train"], self._target, self._settings, start.class_weights
                 )
+            # a copy, since a grower adds its trees to the margins
             margins = self.margins(client, forest, start, "train").copy()
             return self._growers[client].grow(margins, self._seed, "trees", self._numbers[client], number)
 
         if len(who) == 1:
             return [grown_by(who[0])]
+        # xgboost computes without the interpreter lock, so threads use all cores
         with ThreadPoolExecutor(min(count_cores(), len(who))) as pool:
             return list(pool.map(grown_by, who))
 

@@ -305,11 +305,13 @@ class SummedBoosting(Rounds):
     def grown(self, state: Boosted) -> Forest:
         """See `Rounds`."""
         settings, columns, number = self.settings, self.clients.columns, len(state.ends)
+        # rows do not change, so neither do their quantiles: they are asked for once
         if self._thresholds is None:
             self._thresholds = thresholds_of(self.clients.at_most, columns, settings.max_bin)
         allowed = np.zeros(columns, dtype=np.bool_)
         drawn = max(1, int(settings.colsample_bytree * columns))
         allowed[select(range(columns), drawn, self._seed, "columns", number)] = True
+        # sums count in steps of the largest derivative, by which growth turns them back
         largest = largest_derivative(self.target, settings, state.start.class_weights)
         second = 1.0 if self.target.objective == "regression" else largest
         growth = LevelGrowth(settings, self._thresholds, allowed, largest, second)

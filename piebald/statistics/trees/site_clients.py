@@ -79,6 +79,7 @@ class SiteTreeClients:
         query = self._query(start, "grow", number, "train")
         answers = self._asked(query, [self.numbers[client] for client in who], forest, number)
         for client, answer in zip(who, answers, strict=True):
+            # a client could give its trees more weight than the start granted it
             if answer is not None and answer.examples > start.rows[client]:
                 raise RuntimeFault(f"client {self.numbers[client] + 1} has more rows than it said: ask again")
         depth = self._settings.max_depth

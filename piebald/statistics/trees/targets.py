@@ -73,8 +73,10 @@ class Target:
             raise SettingError("the target is the same in all training rows, so there is nothing to predict")
         weights = np.where(present, rows / (present.sum() * np.maximum(totals, 1.0)), 0.0) if balanced else None
         mass = totals if weights is None else totals * weights
+        # a class without rows would start at minus infinity
         share = np.maximum(mass / mass.sum(), 1e-6).astype(np.float32)
         logs = np.log(share)
+        # probabilities of several classes do not change with their mean, so margins are centred
         start = -np.log(1 / share[1:] - 1) if self.objective == "binary" else logs - logs.mean(dtype=np.float32)
         return start.astype(np.float32), None if weights is None else tuple(weights.tolist())
 

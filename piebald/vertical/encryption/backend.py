@@ -87,6 +87,7 @@ def to_floats(values: Ints, size: ProductSize) -> Floats:
         InvalidMessage: a value is outside the bound, as almost every result of another key or a wrong ciphertext is.
     """
     scale = FixedPointScale.of(size)
+    # honest results leave the highest digit free, which random ones almost never do
     most = 1 << (ROOM - 1)
     if np.any((values > most) | (values < -most)):
         raise InvalidMessage(

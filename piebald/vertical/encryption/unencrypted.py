@@ -74,6 +74,7 @@ class _FixedEvaluator(Evaluator):
 
     def multiply(self, encrypted: bytes, prepared: Ints, size: ProductSize) -> tuple[bytes, NDArray[np.uint64]]:
         statistics = np.frombuffer(encrypted, "<i8").reshape(size.inner, size.width)
+        # uniform modulo 2^64, so that the owner sees no trace of the product
         mask = uniform(size.rows * size.width, 1 << 64).reshape(size.rows, size.width)
         return (exact_product(prepared, statistics).astype(np.uint64) + mask).astype("<u8").tobytes(), mask
 
