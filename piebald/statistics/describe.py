@@ -251,7 +251,7 @@ def _categorical(plan: SumPlan, total: Floats) -> tuple[dict[str, TextColumn], d
         )
         for name, counts in single.items()
     }
-    tables = {
+    tables: dict[tuple[str, str], Table] = {
         (first, second): {
             value: dict(zip(plan.categories[second], line.tolist(), strict=True))
             for value, line in zip(plan.categories[first], counts, strict=True)

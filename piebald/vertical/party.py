@@ -186,8 +186,8 @@ class Party:
             torch.autograd.backward(tensors, gradients)
         else:
             released = self.noise.gradient(view, tensors, gradients, self.done % len(self.own), self.done)
-            for parameter, part in zip(self.network.parameters(), released, strict=True):
-                parameter.grad = part
+            for parameter, noisy in zip(self.network.parameters(), released, strict=True):
+                parameter.grad = noisy
         self.optimizer.step()
 
     # -------------------------------------------------------------------------------------------------------- watching
