@@ -225,7 +225,7 @@ def _with_same_columns(tables: list[ClientColumns]) -> list[ClientColumns]:
             )
         for name in sorted(text_names & {*table.numbers}):
             if not np.isnan(table.numbers[name]).all():
-                holder = next(other for other in tables if name in other.texts)
+                holder = next(text_table for text_table in tables if name in text_table.texts)
                 value = next(value for value in holder.texts[name] if value is not None)
                 raise SettingError(
                     f"column {name!r} must hold numbers at all clients or text at all: client {table.name!r} has "

@@ -133,10 +133,10 @@ def stated_questions(
     request, once = _with_classes(clients, request, names)
     recorder = _QuestionRecorder(len(names), split, targets)
     bounded = all(name in request.bounds for name in names)
-    known = replace(
+    stated_request = replace(
         request, bins=request.bins if once and bounded else None, quantiles=request.quantiles if once else ()
     )
-    numbers_of(recorder, names, ["any"], known, once)
+    numbers_of(recorder, names, ["any"], stated_request, once)
     if clients.classes is not None and not once:
         _class_counts(recorder, len(names), clients.classes)
     return list(recorder.questions)

@@ -160,7 +160,7 @@ class TransferRuntime(TransferSection):
 
     @property
     def is_one_party(self) -> bool:
-        """Whether these are the settings of one party that runs alone."""
+        """True if these are the settings of one party that runs alone."""
         return self.address is not None or self.credentials is not None
 
 
@@ -279,7 +279,7 @@ class TransferSettings(TransferSection):
         return {key: value for key, value in self.lasting().items() if key != "files"}
 
     def watches(self, step: int) -> bool:
-        """Whether a step computes the losses: every `watch_every`-th from the first, and the last; none with noise."""
+        """Return whether a step computes the losses: every `watch_every`-th, and the last; none with noise."""
         if self.method.hides_rows:
             return False
         return step % self.watch_every == 0 or step == self.steps - 1

@@ -86,11 +86,11 @@ def trees(
         clients, client=client, target=target, columns=columns, features=features, objective=objective,
         validation=validation, test=test, seed=seed, missing=chosen.missing,
     )  # fmt: skip
-    about = {
+    description = {
         "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,
         "classes": list(data.classes), "seed": seed, "rows": fingerprint(data.clients),
     }  # fmt: skip
-    with open_folder(None if out is None else Path(out), about) as folder:
+    with open_folder(None if out is None else Path(out), description) as folder:
         local = LocalTreeClients(data.clients, data.target, chosen, seed)
         boosting: Rounds
         if chosen.form == "histogram":
@@ -101,10 +101,10 @@ def trees(
         columns_and_depth = len(data.encoding.columns), chosen.max_depth
         state = None if folder is None else folder.read(*columns_and_depth, data.target.groups)
         boosted = boosting.run(state or boosting.started())
-        others = _compared(data, chosen, seed, split) if compare else {}
+        comparison = _compared(data, chosen, seed, split) if compare else {}
         grown = BoostedTrees(
             boosted, data.encoding, data.target, data.name, data.classes, [rows.name for rows in data.clients],
-            [len(rows.y["train"]) for rows in data.clients], local.scores(boosted, split), **others,
+            [len(rows.y["train"]) for rows in data.clients], local.scores(boosted, split), **comparison,
             dropped=data.dropped,
         )  # fmt: skip
         if folder is not None:

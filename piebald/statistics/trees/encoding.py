@@ -135,19 +135,19 @@ def tree_data(
         SettingError: an argument is wrong, or the target does not fit the objective.
     """
     name = TARGET if target is None else target
-    wanted = _wanted_columns(columns, name)
+    read_columns = _wanted_columns(columns, name)
     if isinstance(source, HoldsRows):
         for argument, share in (("validation", validation), ("test", test)):
             if share is not None:
                 raise SettingError(
                     f"{argument} divides the rows of tables, and these clients have theirs: leave it out"
                 )
-        tables = {split: columns_of(source, client, wanted, split, features) for split in SPLITS}
+        tables = {split: columns_of(source, client, read_columns, split, features) for split in SPLITS}
         class_names = cast(Clients, source).classes
     else:
         validation, test = validation or 0.0, 0.2 if test is None else test
         check_shares(validation, test)
-        tables, class_names = {"train": columns_of(source, client, wanted, "train", features)}, None
+        tables, class_names = {"train": columns_of(source, client, read_columns, "train", features)}, None
     every_table = [table for tables_of_split in tables.values() for table in tables_of_split]
     encoding = _encoding(every_table, name, missing)
     chosen, classes = _target(every_table, name, objective, class_names)

@@ -53,8 +53,8 @@ class TreeFolder:
 
     def _begin(self, about: dict[str, Any]) -> None:
         if not (self.path / _ABOUT).exists():
-            if others := sorted(file.name for file in self.path.iterdir() if file.name != "run.lock"):
-                raise RunFolderError(f"{self.path} has other files, like {others[0]}: choose another folder")
+            if foreign := sorted(file.name for file in self.path.iterdir() if file.name != "run.lock"):
+                raise RunFolderError(f"{self.path} has other files, like {foreign[0]}: choose another folder")
             self._write(_ABOUT, about)
             return
         try:
@@ -63,8 +63,8 @@ class TreeFolder:
             raise RunFolderError(f"{self.path / _ABOUT} cannot be read: {type(error).__name__}") from None
         if not isinstance(stored, dict) or stored.keys() != about.keys():
             raise RunFolderError(f"{self.path} has trees of something else: choose another folder")
-        if other := next((name for name in about if stored[name] != about[name]), None):
-            raise RunFolderError(f"{self.path} has trees of other {other}: choose another folder")
+        if changed := next((name for name in about if stored[name] != about[name]), None):
+            raise RunFolderError(f"{self.path} has trees of other {changed}: choose another folder")
 
     def read(self, columns: int, depth: int, groups: int) -> Boosted | None:
         """Return the state after the last round, None before the first.

@@ -83,8 +83,8 @@ class Forest:
             if not inner.any():
                 break
             value = x[rows, np.where(inner, code >> 1, 0)]
-            left = np.where(np.isnan(value), (code & 1) == 1, value < number[place])
-            place = np.where(inner, 2 * place + np.where(left, 1, 2), place)
+            goes_left = np.where(np.isnan(value), (code & 1) == 1, value < number[place])
+            place = np.where(inner, 2 * place + np.where(goes_left, 1, 2), place)
         return place
 
     def add_to(self, margins: Floats32, x: Floats32) -> None:

@@ -168,7 +168,7 @@ class SummedRows:
         sums = np.zeros((len(open_nodes(grown, level)), len(thresholds), width, SUMS), dtype=np.int64)
         number = 0
         for tree in range(len(grown)):
-            places = [place for other, place in open_nodes(grown, level) if other == tree]
+            places = [place for number_of_tree, place in open_nodes(grown, level) if number_of_tree == tree]
             order = np.full(grown.table.shape[1], -1, dtype=np.int64)
             order[places] = np.arange(len(places))
             node = order[grown.leaves(self._x, tree)]
@@ -280,9 +280,9 @@ class LevelGrowth:
             table[0, 1], table[0, 3] = self._leaf(total), total[2]
         gaps = sums[:, -1]
         below = sums[:, :-2].cumsum(1)  # the sums on the left of each threshold
-        left = np.stack([below, below + gaps[:, None]], 1)  # [d, 2, t, 3]: gaps go to the right, to the left
-        gain = self._gain(left) + self._gain(total - left) - self._gain(total)
-        allowed = self._allowed(left) & self._allowed(total - left)
+        left_sums = np.stack([below, below + gaps[:, None]], 1)  # [d, 2, t, 3]: gaps go to the right, to the left
+        gain = self._gain(left_sums) + self._gain(total - left_sums) - self._gain(total)
+        allowed = self._allowed(left_sums) & self._allowed(total - left_sums)
         allowed &= (self.columns[:, None] & (self.thresholds < NOWHERE))[:, None]
         allowed[:, 1] &= gaps[:, None, 2] > 0  # without gaps both are the same split
         offered = np.where(allowed, gain, -np.inf)
@@ -293,7 +293,7 @@ class LevelGrowth:
         if not allowed[best] or gain[best] <= max(_LEAST_GAIN, self.settings.gamma):
             return
         table[place, :3] = 2 * column + side, self.thresholds[column, threshold], gain[best]
-        for child, side_sums in ((2 * place + 1, left[best]), (2 * place + 2, total - left[best])):
+        for child, side_sums in ((2 * place + 1, left_sums[best]), (2 * place + 2, total - left_sums[best])):
             table[child] = LEAF, self._leaf(side_sums), 0.0, side_sums[2]
 
     def _allowed(self, sums: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

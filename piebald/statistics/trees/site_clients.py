@@ -218,29 +218,29 @@ def trees_at_sites(
     columns = tuple(input_names(_width(clients), features))
     classes, target = tuple(clients.classes or ()), _target(clients)
     encoding = Encoding(columns, {}, settings.missing)
-    asked = SiteTreeClients(runtime, spec, target, settings, seed, say)
-    about = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
+    growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
+    description = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
              "classes": list(classes), "seed": seed,
              "clients": [str(clients.names[client]) for client in range(len(clients))]}  # fmt: skip
-    with open_folder(out, about) as folder:
+    with open_folder(out, description) as folder:
         done = each_round(folder, done)
         summed = _summed(runtime, spec, len(columns), target, settings, seed, say)
         boosting = (
-            Boosting(asked, target, settings, done)
+            Boosting(growing, target, settings, done)
             if summed is None
             else SummedBoosting(summed, target, settings, seed, done)
         )
         first = boosting.started()  # which also says who takes part
         if summed is not None:
-            asked.numbers = summed.taking_part
+            growing.numbers = summed.taking_part
         state = None if folder is None else folder.read(len(columns), settings.max_depth, target.groups)
         if state is not None and state.start.rows != first.start.rows:
             raise SettingError(f"{out} has trees of other clients, or of other rows: choose another folder")
         boosted = boosting.run(state or first)
-        alone = asked.alone(boosted.start, split) if compare else ()
-        names = [str(clients.names[number]) for number in asked.numbers]
+        alone = growing.alone(boosted.start, split) if compare else ()
+        names = [str(clients.names[number]) for number in growing.numbers]
         rows = boosted.start.rows if summed is None else [None] * len(names)
-        together = asked.scores(boosted, split)
+        together = growing.scores(boosted, split)
         grown = BoostedTrees(boosted, encoding, target, TARGET, classes, names, rows, together, alone)
         if folder is not None:
             folder.finish(grown)
