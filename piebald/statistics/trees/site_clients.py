@@ -56,7 +56,7 @@ class SiteTreeClients:
         say: Callable[[str], None] = log.warning,
     ) -> None:  # fmt: skip
         self._sites, self._target, self._settings, self._say = AskedSites(runtime, spec), target, settings, say
-        self._objective = {"objective": target.objective, "classes": target.classes, "seed": seed}
+        self._objective: dict[str, Any] = {"objective": target.objective, "classes": target.classes, "seed": seed}
         self.numbers = list(runtime.clients())
 
     def sums(self) -> list[TargetSums]:
