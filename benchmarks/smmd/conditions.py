@@ -5,7 +5,7 @@ from __future__ import annotations
 import tables
 
 from piebald import data
-from piebald.vertical import party_data as holdings
+from piebald.vertical import party_data
 
 BACKENDS = {"small": "fixed", "full": "bfv"}  # of the encrypted arms
 SEEDS = 5  # of the full scale; the paper does not print its number
@@ -48,6 +48,6 @@ def _data(name: str) -> list[tuple[str, str, str]]:
         "credit": "UCI credit card: 30,000 rows, 23 features",
         "census": "UCI census income of 1994, size not printed",
     }[name]
-    own, both = holdings.division(table)
+    own, both = party_data.division(table)
     known = f"{table.x.shape[1]} inputs, {len(own)} of the source, {len(both)} of both"
     return [(name, paper, f"{len(table.y):,} rows, {known}")]

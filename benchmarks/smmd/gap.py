@@ -13,8 +13,7 @@ import numpy as np
 import tables as shown
 import torch
 
-from piebald.vertical import baselines
-from piebald.vertical import party_data as holdings
+from piebald.vertical import baselines, party_data
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
@@ -62,10 +61,10 @@ def settings(name: str, seed: int, change: dict[str, Any]) -> TransferSettings:
 
 def _features(name: str, divided: str) -> dict[str, Any]:
     table = shown.data.load(name)
-    names = holdings.feature_names(table)
+    names = party_data.feature_names(table)
     if divided == "by turns":
         return {"source": tuple(names[::2]), "common": ()}
-    own, both = holdings.division(table)
+    own, both = party_data.division(table)
     return {"source": tuple(one for one in names if one not in own or one in both), "common": both}
 
 
@@ -115,13 +114,13 @@ def run(seeds: int, raw: Path) -> None:
                 if (name, seed, label) in done:
                     continue
                 given = settings(name, seed, change)
-                held = holdings.load(given.data, seed)
+                held = party_data.load(given.data, seed)
                 if label in alone:
                     found = alone[label](held, given)
                 else:
                     _, target = baselines.train_jointly(held, given, exact=False)
-                    scores = target.predict(target.holding.test)
-                    found = averages(scores, target.holding.test_y, target.rate)
+                    scores = target.predict(target.data.test)
+                    found = averages(scores, target.data.test_y, target.rate)
                 with raw.open("a") as opened:
                     opened.write(json.dumps({"set": name, "seed": seed, "change": label} | found) + "\n")
 

@@ -13,8 +13,7 @@ import torch
 
 from piebald import data
 from piebald import vertical as transfer
-from piebald.vertical import baselines
-from piebald.vertical import party_data as holdings
+from piebald.vertical import baselines, party_data
 from piebald.vertical.baselines import TransferScore, interval
 from piebald.vertical.kernels import GaussianKernel, Kernel, LinearKernel, MultiGaussianKernel, PolynomialKernel
 from piebald.vertical.transfer_settings import TransferSettings
@@ -46,7 +45,7 @@ def smmd(kernel: Kernel, alpha: float = 1.0) -> dict[str, Any]:
 def arms(name: str, seed: int, backend: str = "fixed") -> Iterator[tuple[str, str, Callable[[], TransferScore]]]:
     """Name, variant and what makes the score of each arm; `backend` encrypts."""
     base = settings(name, seed)
-    held = holdings.load(base.data, seed)
+    held = party_data.load(base.data, seed)
 
     def protocol(method: dict[str, Any]) -> TransferScore:
         made = transfer.run(settings(name, seed, method=method, backend=backend), held, tell=print)
@@ -56,7 +55,7 @@ def arms(name: str, seed: int, backend: str = "fixed") -> Iterator[tuple[str, st
     def train_jointly(kernel: Kernel, alpha: float = 1.0) -> TransferScore:
         # MultiGaussianKernel has no moment form, so settings cannot name it
         _, target = baselines.train_jointly(held, settings(name, seed, method=smmd(LinearKernel(), alpha)), kernel)
-        return baselines.transfer_score(target.predict(target.holding.test), target.holding.test_y, target.rate)
+        return baselines.transfer_score(target.predict(target.data.test), target.data.test_y, target.rate)
 
     for label, kernel in KERNELS.items():
         yield f"SMMD, {label}", ENCRYPTED, lambda kernel=kernel: protocol(smmd(kernel))
@@ -71,7 +70,7 @@ def arms(name: str, seed: int, backend: str = "fixed") -> Iterator[tuple[str, st
 
 def _pooled(name: str, base: TransferSettings) -> TransferScore:
     table = data.load(name)
-    train, test = holdings.train_test_rows(table, base.data.test, base.seed)
+    train, test = party_data.train_test_rows(table, base.data.test, base.seed)
     x, y = table.x.double(), 2.0 * table.y.double() - 1
     return baselines.pooled(x[train], y[train], x[test], y[test], base)
 

@@ -77,11 +77,11 @@ def statistics(
         "by_client": by_client, "split": split or "train", "secure": secure, "epsilon": epsilon, "delta": delta,
     }  # fmt: skip
     if asks_sites(credentials, options.runtime):
-        from piebald.statistics import at_sites as statistics_at_sites
+        from piebald.statistics.experiment import statistics_of_sites
 
         _refuse_local_flags(client, ledger, noise_at)
         flags = site_flags(file, options.sets, credentials)
-        answer = statistics_at_sites.ask(file, flags, credentials, **question)
+        answer = statistics_of_sites(file, flags, credentials, **question)
         answer = answer if column is None else answer.only(column)
     else:
         rows = asked_rows(file, client, options.sets, split, divided=standardise)
@@ -152,9 +152,9 @@ def site_flags(file: Path, sets: list[str] | None, credentials: Path | None) -> 
         return list(sets or ())
     from piebald.cli.serving import with_sites
     from piebald.federation.credentials.provisioning import read
-    from piebald.statistics.question_run import AskedExperiment
+    from piebald.statistics.experiment import QuestionExperiment
 
-    return with_sites(file, sets, read(credentials).sites(), AskedExperiment)
+    return with_sites(file, sets, read(credentials).sites(), QuestionExperiment)
 
 
 @dataclass(frozen=True, slots=True)

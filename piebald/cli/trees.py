@@ -14,8 +14,8 @@ from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
     from piebald.runs.progress import Bar
-    from piebald.statistics.boosting.rounds import Boosted
     from piebald.statistics.trees import BoostedTrees
+    from piebald.statistics.trees.rounds import Boosted
 
 _LISTED = 8  # columns by their importance
 
@@ -47,7 +47,7 @@ def trees(
     end_on_term()
     from piebald.data.clients.client_tables import is_table
     from piebald.runs.progress import Bar
-    from piebald.statistics.trees import of_experiment
+    from piebald.statistics.trees import experiment
 
     at_sites = asks_sites(credentials, options.runtime)
     columns: dict[str, Any] = {
@@ -69,9 +69,9 @@ def trees(
                 if value is not None:
                     raise SettingError(f"--{name} is for tables on this machine: sites have what [data] says")
             flags = site_flags(file, options.sets, credentials)
-            boosted = of_experiment.trees_of_sites(file, flags, credentials, **options_of_trees)
+            boosted = experiment.trees_of_sites(file, flags, credentials, **options_of_trees)
         else:
-            grow = of_experiment.trees_of_table if is_table(file) else of_experiment.trees_of_experiment
+            grow = experiment.trees_of_table if is_table(file) else experiment.trees_of_experiment
             boosted = grow(file, options.sets or (), columns=column, **columns, **options_of_trees)
     if options.as_json:
         return print_json(boosted.plain())

@@ -62,6 +62,11 @@ class Ledger:
 
     Raises:
         SettingError: the file cannot be read, or was made for another budget.
+
+    Examples:
+        >>> ledger = Ledger(epsilon=1.0, delta=1e-6)
+        >>> ledger.epsilon, ledger.questions  # none was asked so far
+        (1.0, [])
     """
 
     def __init__(

@@ -1,14 +1,20 @@
-"""Statistics as one sum of whole numbers, in which nothing of a row is larger than its stated bounds allow.
+"""Statistics as one sum of whole numbers, to which each row adds no more than its stated bounds allow.
 
-That is what can be summed under masks, and what noise can hide: each row adds at most 1 to a count, a number between -1
-and 1 to a sum and one between 0 and 1 to a sum of squares, all in steps of 2^-30.  Sums of whole numbers have no
-rounding errors that depend on their order, so a row's influence is exactly what is said here (Casacuberta et al. 2022,
-"Widespread underestimation of sensitivity in differentially private libraries").
+Such sums can be made under masks, and noise can hide a row in them: each row adds at most 1 to a count, a number
+between -1 and 1 to a sum and one between 0 and 1 to a sum of squares, all in steps of 2^-30.  Sums of whole numbers
+have no rounding errors that depend on their order, so the influence of a row is exactly what `SumPlan` states
+(Casacuberta et al. 2022, "Widespread underestimation of sensitivity in differentially private libraries").
+
+`secure_sum` adds such vectors under pairwise masks: the total becomes known and no part of it.  Each two clients agree
+on a seed by X25519, of which one adds the mask and the other subtracts it, modulo 2^64 (Bonawitz et al. 2017,
+section 4, without recovery: a sum is opened only if all clients have sent their part, so there is nothing to recover).
+Keys are fresh for each sum and come from the operating system.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,10 +24,13 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats, Ints
+from piebald.privacy.secure_aggregation import masks
 
 STEP = 2.0**-30
 MOST_ROWS = 1 << 31  # of all clients together: their sums, and noise on them, fit 64 bits
 _NARROWEST = 1e-300
+FEWEST_CLIENTS = 3  # of two clients, each would know the vector of the other
+MOST_CLIENTS = 1000  # each two of them agree on a seed
 _HEAD = 5  # numbers of a column before its histogram: present, missing, infinite, sum, sum of squares
 
 
@@ -59,13 +68,18 @@ class NumberSums:
 
 @dataclass(frozen=True, slots=True)
 class SumPlan:
-    """Which sums are made, in a fixed order.
+    """The sums that are made, in a fixed order.
 
     Attributes:
         bounds: columns of numbers with their stated bounds; a number outside counts as the nearer bound.
         bins: bins of each histogram, 0 for none.
         categories: columns of text with the categories that are counted; others count as "other".
         tables: pairs of columns of `categories` that are counted together.
+
+    Examples:
+        >>> plan = SumPlan({"age": (0.0, 100.0)}, bins=0, categories={"smokes": ("no", "yes")}, tables=())
+        >>> plan.length, plan.influence
+        (9, 2.0)
     """
 
     bounds: Mapping[str, tuple[float, float]]
@@ -91,72 +105,73 @@ class SumPlan:
 
     @property
     def length(self) -> int:
-        """How many numbers the sums are."""
-        tables = [len(self.categories[one]) * len(self.categories[other]) for one, other in self.tables]
-        single = [len(known) + 2 for known in self.categories.values()]
+        """The number of sums."""
+        tables = [len(self.categories[first]) * len(self.categories[second]) for first, second in self.tables]
+        single = [len(categories) + 2 for categories in self.categories.values()]
         return len(self.bounds) * (_HEAD + self.bins) + sum(single) + sum(tables)
 
     def vector(self, client: Columns) -> Ints:
-        """A client's sums, in steps of 2^-30.
+        """Return the sums of a client [length], in steps of 2^-30.
 
         Raises:
-            SettingError: it has more rows than fit.
+            SettingError: it has more rows than a sum has room for.
         """
+        # more would let a sum overflow 64 bits under noise
         if client.rows >= MOST_ROWS:
             raise SettingError(f"sums are of fewer than {MOST_ROWS:,} rows, client {client.name!r} has {client.rows:,}")
         parts = [self._numbers(client.numbers[name], *ends) for name, ends in self.bounds.items()]
-        codes = {name: _codes(client.text(name), known) for name, known in self.categories.items()}
-        parts += [_counted(codes[name], len(known) + 2) for name, known in self.categories.items()]
-        for one, other in self.tables:
-            width = len(self.categories[other])
-            kept = (codes[one] < len(self.categories[one])) & (codes[other] < width)
-            parts.append(_counted((codes[one] * width + codes[other])[kept], len(self.categories[one]) * width))
+        codes = {name: _codes(client.text(name), categories) for name, categories in self.categories.items()}
+        parts += [_counted(codes[name], len(categories) + 2) for name, categories in self.categories.items()]
+        for first, second in self.tables:
+            height, width = len(self.categories[first]), len(self.categories[second])
+            in_table = (codes[first] < height) & (codes[second] < width)  # neither "other" nor missing
+            parts.append(_counted((codes[first] * width + codes[second])[in_table], height * width))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
     def _numbers(self, values: Floats, low: float, high: float) -> Ints:
         finite = values[np.isfinite(values)]
         half = (high - low) / 2
-        apart = np.clip((np.clip(finite, low, high) - (low + half)) / half, -1.0, 1.0)
+        scaled = np.clip((np.clip(finite, low, high) - (low + half)) / half, -1.0, 1.0)
         missing = int(np.isnan(values).sum())
         counts = np.array([len(finite), missing, len(values) - len(finite) - missing], dtype=np.int64) << 30
-        sums = [int(np.rint(one / STEP).astype(np.int64).sum()) for one in (apart, np.square(apart))]
-        places = np.minimum(((apart + 1) / 2 * self.bins).astype(np.int64), max(self.bins - 1, 0))
+        sums = [int(np.rint(power / STEP).astype(np.int64).sum()) for power in (scaled, np.square(scaled))]
+        places = np.minimum(((scaled + 1) / 2 * self.bins).astype(np.int64), max(self.bins - 1, 0))
         histogram = _counted(places, self.bins) if self.bins else np.zeros(0, dtype=np.int64)
         return np.concatenate([counts, np.array(sums, dtype=np.int64), histogram])
 
     def numbers(self, total: NDArray[np.float64]) -> dict[str, NumberSums]:
-        """The statistics of the columns of numbers from the sum over clients, in steps."""
-        found = {}
+        """Return the statistics of the columns of numbers from the sum over clients, in steps."""
+        statistics = {}
         width = _HEAD + self.bins
         for place, (name, (low, high)) in enumerate(self.bounds.items()):
             part = total[place * width : (place + 1) * width] * STEP
-            present, missing, infinite = (max(float(one), 0.0) for one in part[:3])
+            present, missing, infinite = (max(float(count), 0.0) for count in part[:3])
             half, mean, variance = (high - low) / 2, math.nan, math.nan
-            if present >= 0.5:  # with noise, a count near 0 says that nothing is known
+            if present >= 0.5:  # with noise, a count near 0 tells nothing about the mean
                 first = min(max(float(part[3]) / present, -1.0), 1.0)
                 second = min(max(float(part[4]) / present, 0.0), 1.0)
                 mean = low + half + half * first
                 if present > 1:
                     variance = half**2 * max(second - first**2, 0.0) * present / (present - 1)
-            found[name] = NumberSums(present, missing, infinite, mean, variance, np.maximum(part[_HEAD:], 0.0))
-        return found
+            statistics[name] = NumberSums(present, missing, infinite, mean, variance, np.maximum(part[_HEAD:], 0.0))
+        return statistics
 
     def counts(self, total: NDArray[np.float64]) -> tuple[dict[str, Floats], dict[tuple[str, str], Floats]]:
-        """Counts of each column of text [categories + 2], then "other" and missing ones, and of each table [a, b]."""
+        """Return the counts of each column of text [categories, "other", missing], and of each table."""
         place = len(self.bounds) * (_HEAD + self.bins)
         single, tables = {}, {}
-        for name, known in self.categories.items():
-            single[name] = np.maximum(total[place : place + len(known) + 2] * STEP, 0.0)
-            place += len(known) + 2
-        for one, other in self.tables:
-            shape = (len(self.categories[one]), len(self.categories[other]))
-            tables[one, other] = np.maximum(total[place : place + shape[0] * shape[1]] * STEP, 0.0).reshape(shape)
+        for name, categories in self.categories.items():
+            single[name] = np.maximum(total[place : place + len(categories) + 2] * STEP, 0.0)
+            place += len(categories) + 2
+        for first, second in self.tables:
+            shape = (len(self.categories[first]), len(self.categories[second]))
+            tables[first, second] = np.maximum(total[place : place + shape[0] * shape[1]] * STEP, 0.0).reshape(shape)
             place += shape[0] * shape[1]
         return single, tables
 
 
 def bounds_reason(low: float, high: float) -> str | None:
-    """Why two numbers are no bounds of a column, or None."""
+    """Return why two numbers cannot be the bounds of a column, or None."""
     if not math.isfinite(low) or not math.isfinite(high - low):
         return "must be two numbers, low and high"
     # half of a narrower range is 0, and numbers in units of 0 are none
@@ -164,7 +179,7 @@ def bounds_reason(low: float, high: float) -> str | None:
 
 
 def as_text(values: Floats) -> NDArray[np.object_]:
-    """Numbers as categories [rows], whole ones as such: "3" for 3.0, others to six digits; None for missing ones."""
+    """Return numbers as categories [rows]: "3" for 3.0, others to six digits, None for missing ones."""
     return np.array([None if np.isnan(value) else _text(value) for value in values.tolist()], dtype=object)
 
 
@@ -172,11 +187,11 @@ def _text(value: float) -> str:
     return str(int(value)) if value.is_integer() else f"{value:g}"
 
 
-def _codes(values: NDArray[np.object_], known: Sequence[str]) -> Ints:
-    """The place of each value among the known ones; then comes "other", then missing ones."""
-    places = {value: place for place, value in enumerate(known)}
-    other = len(known)
-    return np.array([other + 1 if one is None else places.get(one, other) for one in values], dtype=np.int64)
+def _codes(values: NDArray[np.object_], categories: Sequence[str]) -> Ints:
+    """Return the place of each value among the categories; "other" comes after them, then missing ones."""
+    places = {category: place for place, category in enumerate(categories)}
+    other = len(categories)
+    return np.array([other + 1 if value is None else places.get(value, other) for value in values], dtype=np.int64)
 
 
 def _counted(codes: Ints, width: int) -> Ints:
@@ -184,7 +199,7 @@ def _counted(codes: Ints, width: int) -> Ints:
 
 
 def binned_quantiles(counts: Floats, edges: Floats, shares: Sequence[float]) -> list[float]:
-    """Quantiles from a histogram, linear within a bin: at most one bin's width from those of the numbers themselves.
+    """Return quantiles from a histogram, linear within a bin: at most one bin's width from those of the numbers.
 
     Args:
         counts: of bins [bins].
@@ -194,12 +209,53 @@ def binned_quantiles(counts: Floats, edges: Floats, shares: Sequence[float]) -> 
     reached = np.concatenate([[0.0], np.cumsum(counts)])
     if reached[-1] <= 0:
         return [math.nan for _ in shares]
-    found = []
+    quantiles = []
     for share in shares:
-        wanted = share * reached[-1]
-        place = min(int(np.searchsorted(reached, wanted, side="left")), len(counts))
+        rank = share * reached[-1]
+        place = min(int(np.searchsorted(reached, rank, side="left")), len(counts))
         place = max(place, 1 + int(np.argmax(counts > 0)))  # the first bin that holds any
         inside = counts[place - 1]
-        part = 0.0 if inside == 0 else (wanted - reached[place - 1]) / inside
-        found.append(float(edges[place - 1] + min(max(part, 0.0), 1.0) * (edges[place] - edges[place - 1])))
-    return found
+        part = 0.0 if inside == 0 else (rank - reached[place - 1]) / inside
+        quantiles.append(float(edges[place - 1] + min(max(part, 0.0), 1.0) * (edges[place] - edges[place - 1])))
+    return quantiles
+
+
+def secure_sum(vectors: Sequence[Ints]) -> Ints:
+    """Return the sum of clients' vectors [k], each of which leaves its client under masks.
+
+    Raises:
+        SettingError: there are too few clients, or too many.
+
+    Examples:
+        >>> secure_sum([np.array([1, 2]), np.array([10, 20]), np.array([100, -200])]).tolist()
+        [111, -178]
+    """
+    if not FEWEST_CLIENTS <= len(vectors) <= MOST_CLIENTS:
+        raise SettingError(f"secure sums are of {FEWEST_CLIENTS} to {MOST_CLIENTS:,} clients, got {len(vectors)}")
+    private = [secrets.token_bytes(masks.KEY) for _ in vectors]
+    total = np.zeros(vectors[0].shape, dtype=np.uint64)
+    for client, vector in enumerate(vectors):
+        total += masked(vector, private, client)  # wraps around at 2^64, as the masks do
+    return total.view(np.int64)
+
+
+def masked(vector: Ints, private: Sequence[bytes], client: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return what a client sends: its vector with the masks that it shares with each of the others.
+
+    Args:
+        vector: its whole numbers [k].
+        private: the clients' private keys; a client uses its own, and of the others the public ones.
+        client: its place.
+    """
+    public = [masks.public_key(key) for key in private]
+    words = b"".join(public)  # so that a seed belongs to this sum alone
+    seeds = {
+        other: masks.agree(private[client], public[other], "statistics", words)
+        for other in range(len(private))
+        if other != client
+    }
+    hidden = np.ascontiguousarray(vector, dtype=np.int64).view(np.uint64).copy()
+    plus = [seed for other, seed in seeds.items() if other > client]
+    minus = [seed for other, seed in seeds.items() if other < client]
+    masks.add_masks(hidden, plus, minus)
+    return hidden

@@ -1,4 +1,4 @@
-"""What clients hold, as columns with names: numbers with gaps, or text."""
+"""The rows of clients as columns with names: numbers with gaps, or text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from piebald.data.clients.convert import class_numbers
 from piebald.data.partition import clients_from
 from piebald.statistics.bounded_sums import as_text
 
-TARGET = "target"  # the name of a column of targets that has none
+TARGET = "target"  # the name of a column of targets that has no name
 MOST_COLUMNS = 4096
 MOST_CODES = 100  # categories of a column that become columns
 
@@ -44,11 +44,11 @@ class ClientColumns:
     texts: Mapping[str, NDArray[np.object_]]
 
     def matrix(self, names: Sequence[str]) -> Floats:
-        """Columns of numbers [n, d]."""
+        """Return columns of numbers [n, d]."""
         return np.stack([self.numbers[name] for name in names], 1) if names else np.zeros((self.rows, 0))
 
     def text(self, name: str) -> NDArray[np.object_]:
-        """A column as text [n]; whole numbers as such, "3" for 3.0."""
+        """Return a column as text [n]; "3" for 3.0."""
         if name in self.texts:
             return self.texts[name]
         return as_text(self.numbers[name])
@@ -57,14 +57,14 @@ class ClientColumns:
 def columns_of(
     source: Any, client: str | None, columns: Sequence[str] | None, split: Split, features: Sequence[str] | None = None
 ) -> list[ClientColumns]:
-    """Each client's columns, from anything that holds rows.
+    """Return the columns of each client, from anything that holds rows.
 
     Args:
         source: a pandas DataFrame or the path of a table, with the column `client`; a mapping from clients' names to
             such tables of their own; `Clients`; or anything else that `clients_from` accepts.
         client: the column that names the client of each row.
-        columns: the columns that are wanted; None for all.
-        split: whose rows, where clients have splits; tables are taken whole.
+        columns: names of columns; None for all.
+        split: the split, where clients have splits; tables are taken whole.
         features: names of the inputs, where clients have no tables; "x0", "x1", ... by default.
 
     Raises:
@@ -72,23 +72,24 @@ def columns_of(
     """
     frames = _frames(source, client)
     if frames is not None:
-        found = [_of_frame(name, frame, columns) for name, frame in frames.items()]
+        tables = [_of_frame(name, frame, columns) for name, frame in frames.items()]
     else:
         if client is not None:
             raise SettingError(f"client names a column of a table, got a {type(source).__name__}: leave client out")
         holders: Clients = cast(Clients, source) if isinstance(source, HoldsRows) else clients_from(source)
-        found = _of_clients(holders, split, features, columns)
-    if not found:
+        tables = _of_clients(holders, split, features, columns)
+    if not tables:
         raise SettingError("there are no clients: give at least one")
-    return _alike(found)
+    return _with_same_columns(tables)
 
 
 def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
-    """Each client's own table, None where the source has no tables."""
-    if isinstance(source, Mapping) and source and all(is_frame(one) or _is_path(one) for one in source.values()):
+    """Return the table of each client, None where the source has no tables."""
+    if isinstance(source, Mapping) and source and all(is_frame(table) or _is_path(table) for table in source.values()):
         if client is not None:
             raise SettingError("client names a column, but each client has a table of its own: leave client out")
-        return {str(name): read_table(Path(one)) if _is_path(one) else one for name, one in source.items()}
+        return {str(name): read_table(Path(part)) if _is_path(part) else part for name, part in source.items()}
+    # a name could be a path or a data set: only table files are read here
     table = read_table(Path(source)) if _is_path(source) else source
     if not is_frame(table):
         return None
@@ -104,7 +105,7 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
 
 
 def is_frame(value: Any) -> bool:
-    """Whether something is a pandas DataFrame, without importing pandas."""
+    """Return whether something is a pandas DataFrame, without importing pandas."""
     return any(
         base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
     )
@@ -119,20 +120,20 @@ def _listed(names: Any) -> str:
 
 
 def _of_frame(name: str, frame: Any, columns: Sequence[str] | None) -> ClientColumns:
-    known = [str(column) for column in frame.columns]
-    if len(set(known)) < len(known):
-        twice = next(column for place, column in enumerate(known) if column in known[:place])
+    names = [str(column) for column in frame.columns]
+    if len(set(names)) < len(names):
+        twice = next(column for place, column in enumerate(names) if column in names[:place])
         raise SettingError(f"column {twice!r} of client {name!r} occurs twice: rename one of them")
     for column in columns or ():
-        if column not in known:
-            raise SettingError(f"client {name!r} has no column {column!r}: it has {_listed(known)}")
+        if column not in names:
+            raise SettingError(f"client {name!r} has no column {column!r}: it has {_listed(names)}")
     numbers, texts = {}, {}
-    for column in known if columns is None else columns:
-        series = frame[column] if column in frame.columns else frame.iloc[:, known.index(column)]
+    for column in names if columns is None else columns:
+        series = frame[column] if column in frame.columns else frame.iloc[:, names.index(column)]
         kind = getattr(series.dtype, "kind", "O")
         if kind in "biuf":
             numbers[column] = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-        elif series.isna().all():  # nothing at all: whatever the other clients have there
+        elif series.isna().all():  # a column without a value takes the type that it has at the other clients
             numbers[column] = np.full(len(series), np.nan)
         else:
             texts[column] = np.array(
@@ -148,7 +149,7 @@ def _of_clients(
         raise SettingError(
             "rows are at the sites of a federation: ask them with piebald statistics FILE --credentials FOLDER"
         )
-    found = []
+    tables = []
     for client in range(len(clients)):
         rows = clients.rows(client, split)
         numbers = named_inputs(rows.x, features)
@@ -159,82 +160,93 @@ def _of_clients(
             texts[TARGET] = np.array([classes[label] for label in labels.tolist()], dtype=object)
         elif isinstance(rows.y, Tensor):
             flat = rows.y.detach().cpu().double().reshape(len(rows), -1).numpy()
-            own = [TARGET] if flat.shape[1] == 1 else [f"{TARGET}{place}" for place in range(flat.shape[1])]
-            numbers |= {name: flat[:, place] for place, name in enumerate(own)}
+            numbers |= {name: flat[:, place] for place, name in enumerate(target_names(flat.shape[1]))}
         for column in columns or ():
             if column not in numbers and column not in texts:
                 raise unknown("column", column, [*numbers, *texts])
-        wanted = [*numbers, *texts] if columns is None else columns
-        found.append(
-            ClientColumns(
-                str(clients.names[client]),
-                len(rows),
-                {name: numbers[name] for name in wanted if name in numbers},
-                {name: texts[name] for name in wanted if name in texts},
-            )
-        )
-    return found
+        if columns is not None:
+            numbers = {name: numbers[name] for name in columns if name in numbers}
+            texts = {name: texts[name] for name in columns if name in texts}
+        tables.append(ClientColumns(str(clients.names[client]), len(rows), numbers, texts))
+    return tables
 
 
 def named_inputs(x: Any, features: Sequence[str] | None) -> dict[str, Floats]:
-    """Inputs of one tensor [n, ...], flattened, as columns with names.
+    """Return inputs of one tensor [n, ...], flattened, as columns with names.
 
     Raises:
-        SettingError: names are not as many as numbers, or there are too many.
+        SettingError: there are too many columns, or another number of names.
     """
     flat = pytree.single(x, "statistics of inputs").detach().cpu().to(torch.float64)
-    flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))  # of a split without rows, too
-    width = flat.shape[1]
-    if features is not None and len(features) != width:
-        raise SettingError(f"features must name each of the {width} numbers of an input, got {len(features)} names")
-    if width > MOST_COLUMNS:
-        raise SettingError(f"statistics are for tables of at most {MOST_COLUMNS:,} columns, got {width:,}")
-    names = [f"x{place}" for place in range(width)] if features is None else features
-    return {name: flat[:, place].numpy() for place, name in enumerate(names)}
+    flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))  # -1 cannot stand for the width where there are no rows
+    return {name: flat[:, place].numpy() for place, name in enumerate(input_names(flat.shape[1], features))}
 
 
-def _alike(clients: list[ClientColumns]) -> list[ClientColumns]:
-    """Clients with the same columns, a column of numbers at one being one at all.
+def input_names(width: int, features: Sequence[str] | None, targets: int = 0) -> Sequence[str]:
+    """Return the names of inputs, "x0", "x1", ... by default.
+
+    Args:
+        width: how many numbers an input has.
+        features: their names, None for the default.
+        targets: how many numbers a target has, which counts as columns, too.
 
     Raises:
-        SettingError: they have different columns, or text where another has numbers.
+        SettingError: there are too many columns, or another number of names.
     """
-    wanted = [*clients[0].numbers, *clients[0].texts]
-    if not wanted:
+    if width + targets > MOST_COLUMNS:
+        raise SettingError(f"statistics are for at most {MOST_COLUMNS:,} columns, got {width + targets:,}")
+    if features is not None and len(features) != width:
+        raise SettingError(f"features must name each of the {width} numbers of an input, got {len(features)} names")
+    return [f"x{place}" for place in range(width)] if features is None else features
+
+
+def target_names(width: int) -> list[str]:
+    """Return the names of targets: "target", or "target0", "target1", ..."""
+    return [TARGET] if width == 1 else [f"{TARGET}{place}" for place in range(width)]
+
+
+def _with_same_columns(tables: list[ClientColumns]) -> list[ClientColumns]:
+    """Return the tables with the same columns of numbers, and the same of text, at all clients.
+
+    Raises:
+        SettingError: clients have different columns, or text where another has numbers.
+    """
+    names = [*tables[0].numbers, *tables[0].texts]
+    if not names:
         raise SettingError("there is no column: give at least one")
-    texts = {name for one in clients for name in one.texts}
-    found = []
-    for one in clients:
-        own = {*one.numbers, *one.texts}
-        if missing := sorted({*wanted} - own) or sorted(own - {*wanted}):
+    text_names = {name for table in tables for name in table.texts}
+    same = []
+    for table in tables:
+        present = {*table.numbers, *table.texts}
+        if missing := sorted({*names} - present) or sorted(present - {*names}):
             raise SettingError(
                 f"clients must have the same columns, but {shown(missing[0])} is not in the tables of both "
-                f"{clients[0].name!r} and {one.name!r}: add it, or name the columns that you want"
+                f"{tables[0].name!r} and {table.name!r}: add it, or name the columns that you want"
             )
-        for name in sorted(texts & {*one.numbers}):
-            if not np.isnan(one.numbers[name]).all():
-                holder = next(other for other in clients if name in other.texts)
+        for name in sorted(text_names & {*table.numbers}):
+            if not np.isnan(table.numbers[name]).all():
+                holder = next(text_table for text_table in tables if name in text_table.texts)
                 value = next(value for value in holder.texts[name] if value is not None)
                 raise SettingError(
-                    f"column {name!r} must hold numbers at all clients or text at all: client {one.name!r} has "
+                    f"column {name!r} must hold numbers at all clients or text at all: client {table.name!r} has "
                     f"numbers, client {holder.name!r} has text like {shown(value, 30)}"
                 )
-        empty = {name: np.full(one.rows, None, dtype=object) for name in texts & {*one.numbers}}
-        numbers = {name: one.numbers[name] for name in wanted if name not in texts}
-        found.append(ClientColumns(one.name, one.rows, numbers, {**one.texts, **empty}))
-    return found
+        empty = {name: np.full(table.rows, None, dtype=object) for name in text_names & {*table.numbers}}
+        numbers = {name: table.numbers[name] for name in names if name not in text_names}
+        same.append(ClientColumns(table.name, table.rows, numbers, {**table.texts, **empty}))
+    return same
 
 
-def categories(clients: Sequence[ClientColumns], names: Sequence[str]) -> dict[str, list[str]]:
-    """The categories of columns of text at any client, sorted.
+def categories_of(tables: Sequence[ClientColumns], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the categories of columns of text at any client, sorted.
 
     Raises:
         SettingError: there are more than a model can have a coefficient or a column for.
     """
-    found = {}
+    categories = {}
     for name in names:
-        values = {str(value) for one in clients for value in one.texts[name].tolist() if value is not None}
+        values = {str(value) for table in tables for value in table.texts[name].tolist() if value is not None}
         if len(values) > MOST_CODES:
             raise SettingError(f"column {name!r} has {len(values):,} categories, at most {MOST_CODES} are allowed")
-        found[name] = sorted(values)
-    return found
+        categories[name] = sorted(values)
+    return categories

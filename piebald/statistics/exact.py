@@ -1,8 +1,8 @@
 """Exact statistics: clients answer with counts and moments, which are merged to those of the pooled rows.
 
 Quantiles need no bounds and no sorted rows: the server bisects the order of all float64 numbers, and each client counts
-how many of its own are at most the number asked about.  After 64 questions at most, an order statistic is known to the
-bit.
+how many of its numbers are at most the threshold of the question.  After 64 questions at most, an order statistic is
+known to the bit.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from piebald.statistics.columns import ClientColumns
 
 
 class Answers(Protocol):
-    """What is asked of clients about d columns of numbers, wherever they are."""
+    """Answers of clients about d columns of numbers, on this machine or at sites."""
 
     def moments(self) -> list[Moments]:
-        """Each client's moments of the columns."""
+        """Return each client's moments of the columns."""
 
     def at_most(self, thresholds: Floats) -> Ints:
-        """How many finite numbers of each client are at most these thresholds [d, t]: counts [clients, d, t]."""
+        """Count the finite numbers of each client that are at most these thresholds [d, t]: [clients, d, t]."""
 
 
-class HereAnswers:
-    """Clients on this machine.
+class LocalAnswers:
+    """Answers of clients on this machine.
 
     Args:
-        clients: the clients.
+        clients: their rows.
         names: the columns of numbers, in order.
     """
 
     def __init__(self, clients: Sequence[ClientColumns], names: Sequence[str]) -> None:
         self._names = names
-        self._values = [one.matrix(names) for one in clients]
+        self._values = [client.matrix(names) for client in clients]
         self._sorted: list[list[Floats]] | None = None
 
     def moments(self) -> list[Moments]:
@@ -52,29 +52,29 @@ class HereAnswers:
 
 
 def order_statistics(count: Callable[[Floats], Ints], present: Ints, ranks: Ints) -> Floats:
-    """The numbers of some ranks, by bisection on pooled counts.
+    """Return the numbers of some ranks, by bisection on pooled counts.
 
     Args:
-        count: how many numbers of all clients are at most thresholds [d, t]: counts [d, t].
+        count: counts the numbers of all clients that are at most thresholds [d, t]: [d, t].
         present: finite numbers in each column [d].
         ranks: ranks from 0 to present - 1, [d, t].
 
     Returns:
         The order statistics [d, t], NaN for columns without numbers.
     """
-    wanted = np.clip(ranks, 0, np.maximum(present - 1, 0)[:, None])
-    low = np.full(ranks.shape, LOWEST, dtype=np.int64)  # its number has a rank below the one that is wanted
+    ranks = np.clip(ranks, 0, np.maximum(present - 1, 0)[:, None])
+    low = np.full(ranks.shape, LOWEST, dtype=np.int64)  # a number of a lower rank than the one that is looked for
     high = np.full(ranks.shape, HIGHEST, dtype=np.int64)
     while bool((low + 1 < high).any()):
         # keys are 64 bits, so their sum may not be one: half of each, and what both halves leave out
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        reached = count(number_of(middle)) > wanted
+        reached = count(number_of(middle)) > ranks
         low, high = np.where(reached, low, middle), np.where(reached, middle, high)
     return np.where(present[:, None] > 0, number_of(high) + 0.0, np.nan)  # -0.0 becomes 0.0
 
 
 def quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Floats:
-    """Quantiles [d, shares] of the pooled numbers, as numpy.quantile's default: linear between two order statistics."""
+    """Return quantiles [d, shares] of the pooled numbers, linear between order statistics like numpy.quantile."""
     if not shares:
         return np.zeros((len(present), 0))
     places = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)
@@ -89,7 +89,7 @@ def quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Float
 
 
 def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
-    """Edges [d, bins + 1] of bins of one width; as numpy.histogram's, around a constant column they are 1 apart."""
+    """Return edges [d, bins + 1] of bins of one width; as numpy.histogram's, a constant column has ends 1 apart."""
     same = low == high
     low, high = np.where(same, low - 0.5, low), np.where(same, high + 0.5, high)
     return np.stack([np.linspace(a, b, bins + 1) if np.isfinite(a) else np.full(bins + 1, np.nan)
@@ -97,7 +97,7 @@ def edges_of(low: Floats, high: Floats, bins: int) -> Floats:
 
 
 def histogram(answers: Answers, edges: Floats) -> Ints:
-    """Counts of bins [clients, d, bins]: each has its lower edge and not its upper one, but the last has both."""
+    """Return counts of bins [clients, d, bins]: each has its lower edge, and only the last has its upper one, too."""
     limits = np.nextafter(edges, -np.inf)
     limits[:, -1] = edges[:, -1]
     counts = answers.at_most(np.nan_to_num(limits))

@@ -1,8 +1,8 @@
 """Generalised linear models of the pooled rows, by federated iteratively reweighted least squares (IRLS).
 
 McCullagh and Nelder 1989, section 2.5, with canonical links.  In each iteration clients get the coefficients and answer
-with X'WX, X'Wz and their deviance; the sums over clients are those of the pooled rows, so the model is theirs (as in
-DataSHIELD's `ds.glm`, Jones et al. 2012).
+with X'WX, X'Wz and their deviance; the sums over clients are those of the pooled rows, so the model is that of the
+pooled rows (as in DataSHIELD's `ds.glm`, Jones et al. 2012).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments, merged
 from piebald.report.notebook import html_table
-from piebald.statistics.columns import TARGET, ClientColumns, categories, columns_of
+from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
 
 Family = Literal["gaussian", "binomial", "poisson"]
 INTERCEPT = "(intercept)"
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-13  # of the deviance's change, relative
 
 
 class Sums(NamedTuple):
-    """What one client answers to coefficients: X'WX [p, p], X'W(z - eta) [p], deviance."""
+    """The answer of one client to coefficients: X'WX [p, p], X'W(z - eta) [p], deviance."""
 
     information: Floats
     score: Floats
@@ -49,12 +49,11 @@ class Design:
     dropped: int
 
     def sums(self, family: Family, coefficients: Floats) -> Sums:
-        """The client's answer to some coefficients [p]."""
+        """Return the client's answer to some coefficients [p]."""
         eta = self.x @ coefficients
         mean, weight = _mean_and_weight(family, eta)
-        return Sums(
-            (self.x * weight[:, None]).T @ self.x, self.x.T @ (self.y - mean), deviance(family, self.y, eta, mean)
-        )
+        information = (self.x * weight[:, None]).T @ self.x
+        return Sums(information, self.x.T @ (self.y - mean), deviance(family, self.y, eta, mean))
 
 
 @checked_class
@@ -88,7 +87,7 @@ class Glm:
     iterations: int
 
     def __repr__(self) -> str:
-        """The model in one line."""
+        """Return the model in one line."""
         return (
             f"<Glm {self.target} ({self.family}): {len(self.names)} coefficients of {self.rows:,} rows, deviance "
             f"{self.deviance:.6g}>"
@@ -105,38 +104,35 @@ class Glm:
 
     @property
     def p_values(self) -> Floats:
-        """Two-sided p-values of the coefficients [p], by Student's t for "gaussian" (as R has it, while statsmodels
-        takes the normal distribution there) and the normal distribution otherwise.
+        """Two-sided p-values of the coefficients [p].
+
+        They are by Student's t for "gaussian", as in R (statsmodels takes the normal distribution there), and by the
+        normal distribution otherwise.
         """
         from scipy import stats
 
-        reach = np.abs(self.statistics)
-        return np.asarray(
-            2 * (stats.t.sf(reach, self.rows - len(self.names)) if self.family == "gaussian" else stats.norm.sf(reach))
-        )
+        size = np.abs(self.statistics)
+        gaussian = self.family == "gaussian"
+        return np.asarray(2 * (stats.t.sf(size, self.rows - len(self.names)) if gaussian else stats.norm.sf(size)))
 
     def table(self) -> list[list[Any]]:
-        """A table of the coefficients, with its heading as the first row."""
+        """Return a table of the coefficients, with its heading as the first row."""
         letter = "t" if self.family == "gaussian" else "z"
         rows = zip(self.names, self.coefficients, self.errors, self.statistics, self.p_values, strict=True)
         return [
             ["", "coefficient", "std. error", letter, "p"],
-            *([name, *(float(one) for one in values)] for name, *values in rows),
+            *([name, *map(float, values)] for name, *values in rows),
         ]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the model as JSON values."""
         heading, *rows = self.table()
         return {
             "family": self.family,
             "target": self.target,
             "coefficients": {row[0]: dict(zip(heading[1:], row[1:], strict=True)) for row in rows},
-            "dispersion": self.dispersion,
-            "deviance": self.deviance,
-            "null_deviance": self.null_deviance,
-            "rows": self.rows,
-            "dropped": self.dropped,
-            "iterations": self.iterations,
+            **{name: getattr(self, name) for name in ("dispersion", "deviance", "null_deviance")},
+            **{name: getattr(self, name) for name in ("rows", "dropped", "iterations")},
         }
 
 
@@ -167,91 +163,100 @@ def glm(
     Raises:
         SettingError: an argument is wrong, the target does not fit the family, columns depend on each other, or a
             combination of columns separates the classes, so that there is no finite estimate.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> trial = pd.DataFrame({"clinic": list("AABB"), "dose": [0.0, 1, 2, 3], "effect": [1.0, 3.1, 4.9, 7.0]})
+        >>> model = piebald.glm(trial, client="clinic", target="effect")
+        >>> dict(zip(model.names, model.coefficients.round(2).tolist()))
+        {'(intercept)': 1.03, 'dose': 1.98}
     """
-    goal = TARGET if target is None else target
-    wanted = None if columns is None else [*columns, goal]
-    if columns is not None and goal in columns:
-        raise SettingError(f"columns must not include the target {goal!r}: leave it out")
-    found = columns_of(clients, client, wanted, split, features)
-    known = [*found[0].numbers, *found[0].texts]
-    if goal not in known:
-        raise unknown("column", goal, known)
-    codes = categories(found, [name for name in found[0].texts if name != goal])
-    numbers = [name for name in found[0].numbers if name != goal]
-    second = _second(found, goal, family)
-    rows = [_regressors(one, numbers, codes, goal, second) for one in found]
-    names = [INTERCEPT, *numbers, *(f"{name}={value}" for name, values in codes.items() for value in values[1:])]
-    for who, (_, y, _) in zip(found, rows, strict=True):
-        _check_target(family, goal, y, who.name)
+    name = TARGET if target is None else target
+    if columns is not None and name in columns:
+        raise SettingError(f"columns must not include the target {name!r}: leave it out")
+    tables = columns_of(clients, client, None if columns is None else [*columns, name], split, features)
+    first = tables[0]
+    if name not in first.numbers and name not in first.texts:
+        raise unknown("column", name, [*first.numbers, *first.texts])
+    categories = categories_of(tables, [column for column in first.texts if column != name])
+    numbers = [column for column in first.numbers if column != name]
+    second = _second_class(tables, name, family)
+    rows = [_regressors(table, numbers, categories, name, second) for table in tables]
+    coded = [f"{column}={value}" for column, values in categories.items() for value in values[1:]]
+    names = [INTERCEPT, *numbers, *coded]
+    for table, (_, y, _) in zip(tables, rows, strict=True):
+        _check_target(family, name, y, table.name)
     moments = merged(Moments.of(x, names[1:]) for x, _, _ in rows)
     if moments.rows <= len(names):
         raise SettingError(
             f"{len(names)} coefficients need more than {len(names)} rows without gaps, got {moments.rows}"
         )
-    for place, name in enumerate(names[1:]):
+    for place, column in enumerate(names[1:]):
         if not moments.scatter[place]:
-            raise SettingError(f"column {name!r} is constant over all clients, like the intercept: leave it out")
+            raise SettingError(f"column {column!r} is constant over all clients, like the intercept: leave it out")
+    # standard scores, so that one threshold of `_newton_step` fits all columns
     spread = np.sqrt(moments.scatter / moments.rows)
     designs = [
         Design(np.column_stack([np.ones(len(y)), (x - moments.mean) / spread]), y, dropped) for x, y, dropped in rows
     ]
-    return _fitted(designs, names, goal, family, moments.mean, spread, max_iterations)
+    return _fitted(designs, names, name, family, moments.mean, spread, max_iterations)
 
 
 def _fitted(
     designs: Sequence[Design], names: Sequence[str], target: str, family: Family, mean: Floats, spread: Floats,
     most: int,
 ) -> Glm:  # fmt: skip
-    rows, width = sum(len(one.y) for one in designs), len(names)
-    start = np.zeros(width)
-    start[0] = _null(family, designs)
-    found, null, asked = start, _asked(designs, family, start), 1
-    at = null
+    rows, width = sum(len(design.y) for design in designs), len(names)
+    coefficients = np.zeros(width)
+    coefficients[0] = _null_intercept(family, designs)
+    null = _summed(designs, family, coefficients)
+    sums, questions = null, 1
     while True:
-        if asked >= most:
-            raise SettingError(_diverged(family, most))
-        step = _solved(at.information, at.score, names)
-        after = _asked(designs, family, found + step)
-        asked += 1
-        while not after.deviance <= at.deviance * (1 + 1e-9) + 1e-9 and asked < most:  # too far: half the step
+        if questions >= most:
+            reason = "its numbers may be too unlike for this family"
+            if family == "binomial":
+                reason = "a combination of columns probably separates the classes: leave one out"
+            raise SettingError(f"the model has no finite estimate after {most} iterations; {reason}")
+        step = _newton_step(sums.information, sums.score, names)
+        after = _summed(designs, family, coefficients + step)
+        questions += 1
+        while not after.deviance <= sums.deviance * (1 + 1e-9) + 1e-9 and questions < most:  # too far: half the step
             step = step / 2
-            after = _asked(designs, family, found + step)
-            asked += 1
-        found, before, at = found + step, at, after
-        if abs(before.deviance - at.deviance) <= _TOLERANCE * (abs(at.deviance) + 1e-3):
+            after = _summed(designs, family, coefficients + step)
+            questions += 1
+        coefficients, before, sums = coefficients + step, sums, after
+        if abs(before.deviance - sums.deviance) <= _TOLERANCE * (abs(sums.deviance) + 1e-3):
             break
-    _solved(at.information, at.score, names)  # where classes are separated, nothing is known of a direction any more
-    dispersion = at.deviance / (rows - width) if family == "gaussian" else 1.0
-    covariance = dispersion * np.linalg.inv(at.information)
+    # where classes are separated, the information in some direction has vanished by now, which this refuses
+    _newton_step(sums.information, sums.score, names)
+    dispersion = sums.deviance / (rows - width) if family == "gaussian" else 1.0
+    covariance = dispersion * np.linalg.inv(sums.information)
     back = np.diag(np.concatenate([[1.0], 1 / spread]))  # from standard scores to the columns themselves
     back[0, 1:] = -mean / spread
     covariance = back @ covariance @ back.T
     return Glm(
-        family, target, tuple(names), back @ found, np.sqrt(np.diag(covariance)), covariance, dispersion, at.deviance,
-        null.deviance, rows, sum(one.dropped for one in designs), asked,
+        family, target, tuple(names), back @ coefficients, np.sqrt(np.diag(covariance)), covariance, dispersion,
+        sums.deviance, null.deviance, rows, sum(design.dropped for design in designs), questions,
     )  # fmt: skip
 
 
-def _asked(designs: Sequence[Design], family: Family, coefficients: Floats) -> Sums:
-    """The sums over clients."""
-    told = [one.sums(family, coefficients) for one in designs]
-    return Sums(
-        np.sum([one.information for one in told], axis=0),
-        np.sum([one.score for one in told], axis=0),
-        math.fsum(one.deviance for one in told),
-    )
+def _summed(designs: Sequence[Design], family: Family, coefficients: Floats) -> Sums:
+    """Return the sums over clients."""
+    informations, scores, deviances = zip(*(design.sums(family, coefficients) for design in designs), strict=True)
+    return Sums(np.sum(informations, axis=0), np.sum(scores, axis=0), math.fsum(deviances))
 
 
-def _solved(information: Floats, score: Floats, names: Sequence[str]) -> Floats:
-    """A Newton step.
+def _newton_step(information: Floats, score: Floats, names: Sequence[str]) -> Floats:
+    """Return the step of Newton's method.
 
     Raises:
         SettingError: columns depend on each other.
     """
     values, vectors = np.linalg.eigh(information)
     if values[0] <= max(1e-11 * values[-1], 1e-9):  # in rows, since columns are standard scores
-        heavy = np.argsort(-np.abs(vectors[:, 0]))
-        involved = [names[place] for place in heavy if abs(vectors[place, 0]) > 0.1]
+        by_weight = np.argsort(-np.abs(vectors[:, 0]))
+        involved = [names[place] for place in by_weight if abs(vectors[place, 0]) > 0.1]
         raise SettingError(
             f"the columns {', '.join(involved[:4])} depend on each other over all clients, or separate the target: "
             "leave one of them out"
@@ -260,19 +265,19 @@ def _solved(information: Floats, score: Floats, names: Sequence[str]) -> Floats:
 
 
 def _mean_and_weight(family: Family, eta: Floats) -> tuple[Floats, Floats]:
-    """Means and their derivatives at linear predictors [n]."""
+    """Return means and their derivatives at linear predictors [n]."""
     if family == "gaussian":
         return eta, np.ones_like(eta)
     if family == "poisson":
         mean = np.exp(np.minimum(eta, 700.0))
         return mean, mean
-    small = np.exp(-np.abs(eta))
+    small = np.exp(-np.abs(eta))  # at most 1, so that nothing overflows
     mean = np.where(eta >= 0, 1 / (1 + small), small / (1 + small))
     return mean, small / np.square(1 + small)
 
 
 def deviance(family: Family, y: Floats, eta: Floats, mean: Floats) -> float:
-    """Twice the log-likelihood that the model lacks to a perfect one, for means at linear predictors [n]."""
+    """Return twice the log-likelihood that the model lacks to a perfect one, for means at linear predictors [n]."""
     if family == "gaussian":
         return math.fsum(np.square(y - mean).tolist())
     if family == "poisson":
@@ -281,9 +286,9 @@ def deviance(family: Family, y: Floats, eta: Floats, mean: Floats) -> float:
     return 2 * math.fsum((np.logaddexp(0.0, eta) - y * eta).tolist())
 
 
-def _null(family: Family, designs: Sequence[Design]) -> float:
-    """The intercept of a model with nothing else."""
-    mean = math.fsum(float(one.y.sum()) for one in designs) / sum(len(one.y) for one in designs)
+def _null_intercept(family: Family, designs: Sequence[Design]) -> float:
+    """Return the intercept of a model with nothing else."""
+    mean = math.fsum(float(design.y.sum()) for design in designs) / sum(len(design.y) for design in designs)
     if family == "gaussian":
         return mean
     if mean <= 0 or (family == "binomial" and mean >= 1):
@@ -291,11 +296,11 @@ def _null(family: Family, designs: Sequence[Design]) -> float:
     return math.log(mean) if family == "poisson" else math.log(mean / (1 - mean))
 
 
-def _second(clients: Sequence[ClientColumns], target: str, family: Family) -> str | None:
-    """The category of a target of text that counts as 1, None where it has numbers."""
-    if target not in clients[0].texts:
+def _second_class(tables: Sequence[ClientColumns], target: str, family: Family) -> str | None:
+    """Return the category of a target of text that counts as 1, None where it has numbers."""
+    if target not in tables[0].texts:
         return None
-    values = categories(clients, [target])[target]
+    values = categories_of(tables, [target])[target]
     if family != "binomial" or len(values) != 2:
         got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
         raise SettingError(f"the target {target!r} must hold numbers, or two categories under 'binomial', got {got}")
@@ -303,37 +308,30 @@ def _second(clients: Sequence[ClientColumns], target: str, family: Family) -> st
 
 
 def _regressors(
-    client: ClientColumns, numbers: Sequence[str], codes: dict[str, list[str]], target: str, second: str | None
+    table: ClientColumns, numbers: Sequence[str], categories: dict[str, list[str]], target: str, second: str | None
 ) -> tuple[Floats, Floats, int]:
-    """A client's regressors [n, p - 1] and targets [n] of rows without gaps, and how many rows have some."""
-    columns = [client.numbers[name] for name in numbers]
-    whole = np.ones(client.rows, dtype=bool)
-    for name, values in codes.items():
-        text = client.texts[name]
-        whole &= np.array([one is not None for one in text], dtype=bool)
-        columns += [np.array([float(one == value) for one in text]) for value in values[1:]]
+    """Return a client's regressors [n, p - 1] and targets [n] of rows without gaps, and the number of other rows."""
+    columns = [table.numbers[name] for name in numbers]
+    whole = np.ones(table.rows, dtype=bool)
+    for name, values in categories.items():
+        texts = table.texts[name]
+        whole &= np.array([text is not None for text in texts], dtype=bool)
+        columns += [np.array([float(text == value) for text in texts]) for value in values[1:]]
     if second is None:
-        y = client.numbers[target]
+        y = table.numbers[target]
     else:
-        y = np.array([math.nan if one is None else float(one == second) for one in client.texts[target]])
-    x = np.column_stack(columns) if columns else np.zeros((client.rows, 0))
+        y = np.array([math.nan if text is None else float(text == second) for text in table.texts[target]])
+    x = np.column_stack(columns) if columns else np.zeros((table.rows, 0))
     whole &= np.isfinite(x).all(1) & np.isfinite(y)
-    return x[whole], y[whole], int(client.rows - whole.sum())
+    return x[whole], y[whole], int(table.rows - whole.sum())
 
 
-def _check_target(family: Family, target: str, y: Floats, who: str) -> None:
+def _check_target(family: Family, target: str, y: Floats, client: str) -> None:
     if family == "binomial" and bool(((y != 0) & (y != 1)).any()):
         raise SettingError(
-            f"under 'binomial' the target {target!r} must be 0 or 1, and client {who!r} has other numbers"
+            f"under 'binomial' the target {target!r} must be 0 or 1, and client {client!r} has other numbers"
         )
     if family == "poisson" and bool(((y < 0) | (y != np.round(y))).any()):
         raise SettingError(
-            f"under 'poisson' the target {target!r} must be counts, and client {who!r} has other numbers"
+            f"under 'poisson' the target {target!r} must be counts, and client {client!r} has other numbers"
         )
-
-
-def _diverged(family: Family, most: int) -> str:
-    why = "a combination of columns probably separates the classes: leave one out" if family == "binomial" else (
-        "its numbers may be too unlike for this family"
-    )  # fmt: skip
-    return f"the model has no finite estimate after {most} iterations; {why}"

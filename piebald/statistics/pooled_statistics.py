@@ -1,4 +1,4 @@
-"""What federated statistics are: columns, histograms, counts of categories, tables."""
+"""The result of federated statistics: columns, histograms, counts of categories, tables."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from piebald.data.clients.standardise import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.report.notebook import html_table
 
+Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another
 Mode = Literal["exact", "secure", "private", "secure and private"]
 
 
@@ -21,7 +22,7 @@ class NumberColumn:
     """A column of numbers over all clients.
 
     Attributes:
-        present: finite numbers; they are what the other statistics are of.
+        present: finite numbers, which the other statistics are of.
         missing: rows without a number.
         infinite: rows with an infinite number.
         mean: their mean, NaN where there are none.
@@ -48,27 +49,27 @@ class NumberColumn:
         return math.sqrt(self.variance)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values; NaN becomes None."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in ("present", "missing", "infinite")}
-        found |= {"mean": _known(self.mean), "deviation": _known(self.deviation)}
+        """Return the column as JSON values; NaN becomes None."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in ("present", "missing", "infinite")}
+        values |= {"mean": _or_none(self.mean), "deviation": _or_none(self.deviation)}
         if self.quantiles:
-            found["quantiles"] = {f"{share:g}": _known(value) for share, value in self.quantiles.items()}
-            found["quantile_error"] = self.quantile_error
+            values["quantiles"] = {f"{share:g}": _or_none(value) for share, value in self.quantiles.items()}
+            values["quantile_error"] = self.quantile_error
         if self.counts:
-            found |= {"edges": [_known(edge) for edge in self.edges], "counts": list(self.counts)}
-        return found
+            values |= {"edges": [_or_none(edge) for edge in self.edges], "counts": list(self.counts)}
+        return values
 
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """A column of text over all clients: rows of each category, in other ones where categories were stated, in none."""
+    """A column of text over all clients: rows of each stated category, of other ones, and without a value."""
 
     counts: Mapping[str, float]
     other: float
     missing: float
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the column as JSON values."""
         return {"counts": dict(self.counts), "other": self.other, "missing": self.missing}
 
 
@@ -79,13 +80,13 @@ class FederatedStatistics:
 
     Attributes:
         clients: the clients' names.
-        mode: how the answers were summed.
+        mode: the way in which answers were summed.
         rows: rows of each client; None where only sums are known.
         numbers: columns of numbers, by name.
         texts: columns of text, by name.
         tables: contingency tables, by their two columns: rows of one category and of the other, nested.
-        by_client: each client's own columns of numbers, where that was wanted.
-        privacy: what was spent, None without noise.
+        by_client: each client's own columns of numbers, where they were asked for.
+        privacy: the budget that was spent, None without noise.
         noise: standard deviation of the noise on each count, 0 without noise.
     """
 
@@ -94,13 +95,13 @@ class FederatedStatistics:
     rows: Sequence[int] | None
     numbers: Mapping[str, NumberColumn]
     texts: Mapping[str, TextColumn] = field(default_factory=dict)
-    tables: Mapping[tuple[str, str], Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    tables: Mapping[tuple[str, str], Table] = field(default_factory=dict)
     by_client: Mapping[str, Mapping[str, NumberColumn]] = field(default_factory=dict)
     privacy: PrivacyBudget | None = None
     noise: float = 0.0
 
     def __repr__(self) -> str:
-        """How much there is, in one line."""
+        """Return the size of the statistics in one line."""
         rows = "" if self.rows is None else f"{sum(self.rows):,} rows of "
         return (
             f"<FederatedStatistics, {self.mode}: {rows}{len(self.clients)} clients, {len(self.numbers)} columns of "
@@ -112,52 +113,59 @@ class FederatedStatistics:
         return html_table(heading, rows)
 
     def __getitem__(self, column: str) -> NumberColumn | TextColumn:
-        """A column.
+        """Return a column.
 
         Raises:
             SettingError: there is none of this name.
         """
-        found: NumberColumn | TextColumn | None = self.numbers.get(column) or self.texts.get(column)
-        if found is None:
+        statistics: NumberColumn | TextColumn | None = self.numbers.get(column) or self.texts.get(column)
+        if statistics is None:
             raise unknown("column", column, [*self.numbers, *self.texts])
-        return found
+        return statistics
 
     @checked
     def only(self, columns: Sequence[str]) -> FederatedStatistics:
-        """The same of some columns.
+        """Return the statistics of some columns alone.
 
         Raises:
             SettingError: there is none of a name.
         """
         for column in columns:
             self[column]
-        numbers = {name: one for name, one in self.numbers.items() if name in columns}
-        texts = {name: one for name, one in self.texts.items() if name in columns}
-        own = {client: {name: held[name] for name in numbers} for client, held in self.by_client.items()}
-        return replace(self, numbers=numbers, texts=texts, by_client=own)
+        numbers = {name: column for name, column in self.numbers.items() if name in columns}
+        texts = {name: column for name, column in self.texts.items() if name in columns}
+        by_client = {client: {name: held[name] for name in numbers} for client, held in self.by_client.items()}
+        return replace(self, numbers=numbers, texts=texts, by_client=by_client)
 
     def table(self) -> list[list[Any]]:
-        """A table of the columns of numbers, with its heading as the first row."""
+        """Return a table of the columns of numbers, with its heading as the first row."""
         shares = next(iter(self.numbers.values())).quantiles if self.numbers else {}
         heading = ["column", "count", "missing", "mean", "sd", *(f"{100 * share:g}%" for share in shares)]
-        infinite = any(round(one.infinite) for one in self.numbers.values())
+        infinite = any(round(column.infinite) for column in self.numbers.values())
         heading[3:3] = ["infinite"] if infinite else []
         rows = []
-        for name, one in self.numbers.items():
-            counts = [one.present, one.missing, *([one.infinite] if infinite else [])]
-            values = [one.mean, one.deviation, *(one.quantiles[share] for share in shares)]
-            rows.append([name, *(round(count) for count in counts), *(_known(value) for value in values)])
+        for name, column in self.numbers.items():
+            counts = [column.present, column.missing, *([column.infinite] if infinite else [])]
+            values = [column.mean, column.deviation, *(column.quantiles[share] for share in shares)]
+            rows.append([name, *(round(count) for count in counts), *(_or_none(value) for value in values)])
         return [heading, *rows]
 
     @checked
     def standardisation(self, columns: Sequence[str] | None = None) -> Standardisation:
-        """The constants that give columns mean 0 and deviation 1.
+        """Return the constants that give columns mean 0 and deviation 1.
 
         Args:
             columns: in the order of the model's inputs; all columns of numbers by default.
 
         Raises:
             SettingError: a column has no numbers, or none of this name exists.
+
+        Examples:
+            >>> import numpy as np
+            >>> import piebald
+            >>> rows = {"A": (np.array([[1.0], [3.0]]), [0, 1]), "B": (np.array([[5.0], [7.0]]), [1, 0])}
+            >>> piebald.statistics(rows, columns=["x0"]).standardisation().mean
+            [4.0]
         """
         names = list(self.numbers) if columns is None else list(columns)
         for name in names:
@@ -165,28 +173,34 @@ class FederatedStatistics:
                 raise unknown("column of numbers", name, self.numbers)
             if math.isnan(self.numbers[name].mean):
                 raise SettingError(f"column {name!r} has no numbers, so it has no mean: leave it out")
-        found = [self.numbers[name] for name in names]
-        # divided by the count, as in scikit-learn's StandardScaler
-        spread = [math.sqrt(max(one.variance, 0.0) * (one.present - 1) / one.present) if one.present > 1 else 0.0
-                  for one in found]  # fmt: skip
-        return Standardisation(mean=[one.mean for one in found], deviation=[one or 1.0 for one in spread])
+        chosen = [self.numbers[name] for name in names]
+        # squared deviations are divided by the count and not by one less, as in scikit-learn's StandardScaler
+        deviations = [
+            math.sqrt(max(column.variance, 0.0) * (column.present - 1) / column.present) if column.present > 1 else 0.0
+            for column in chosen
+        ]
+        # a constant column keeps its scale
+        return Standardisation(
+            mean=[column.mean for column in chosen], deviation=[deviation or 1.0 for deviation in deviations]
+        )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the statistics as JSON values."""
         return {
             "clients": list(self.clients),
             "mode": self.mode,
             "rows": None if self.rows is None else list(self.rows),
-            "columns": {name: one.plain() for name, one in self.numbers.items()}
-            | {name: one.plain() for name, one in self.texts.items()},
+            "columns": {name: column.plain() for name, column in self.numbers.items()}
+            | {name: column.plain() for name, column in self.texts.items()},
             "tables": [{"columns": list(pair), "counts": table} for pair, table in self.tables.items()],
             "by_client": {
-                client: {name: one.plain() for name, one in own.items()} for client, own in self.by_client.items()
+                client: {name: column.plain() for name, column in columns.items()}
+                for client, columns in self.by_client.items()
             },
             "privacy": None if self.privacy is None else self.privacy.plain(),
             "noise": self.noise,
         }
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value

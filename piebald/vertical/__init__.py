@@ -1,6 +1,7 @@
 """Vertical transfer learning: two parties with different features of partly the same people train together.
 
-Only encrypted moments leave a party.
+Only encrypted moments leave a party.  Here lie the parties, their messages, the encryption of these and the ledger of
+what was disclosed; networks, partitions and the accounting of budgets are in other rooms.
 
     from piebald import vertical
 

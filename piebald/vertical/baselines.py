@@ -49,6 +49,7 @@ def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore
     from sklearn.metrics import f1_score, precision_score, roc_auc_score
 
     predicted = np.zeros(len(scores), dtype=bool)
+    # a stable order, so that equal scores are cut in the same way in each run
     predicted[np.argsort(-scores.numpy(), kind="stable")[: round(rate * len(scores))]] = True
     true = (labels > 0).numpy()
     return TransferScore(
@@ -59,12 +60,12 @@ def transfer_score(scores: Tensor, labels: Tensor, rate: float) -> TransferScore
 
 
 def train_jointly(
-    holdings: Mapping[Role, PartyHolding], settings: TransferSettings, kernel: Kernel | None = None, exact: bool = True
+    data: Mapping[Role, PartyHolding], settings: TransferSettings, kernel: Kernel | None = None, exact: bool = True
 ) -> tuple[Party, Party]:
     """Train both parties in one place, with gradients by autograd through both networks.
 
     Args:
-        holdings: the data of both parties.
+        data: the data of both parties.
         settings: settings with method smmd; the backend is not used.
         kernel: a kernel to use instead of the settings' kernel, for instance `MultiGaussianKernel`.
         exact: use the exact kernels; otherwise their moment forms, which the protocol computes.
@@ -74,9 +75,7 @@ def train_jointly(
     """
     if not isinstance(settings.method, Smmd):
         raise SettingError(f"method must be smmd to be trained in one place, got {settings.method.kind}")
-    source, target = (
-        Party(role, holdings[role], settings, PartySecret.simulated(settings.seed, role)) for role in ROLES
-    )
+    source, target = (Party(role, data[role], settings, PartySecret.simulated(settings.seed, role)) for role in ROLES)
     chosen = kernel or settings.method.kernel
     for step in range(settings.steps):
         source.done = target.done = step
@@ -87,8 +86,8 @@ def train_jointly(
         loss = taylor_loss(views[1].common @ phi, labels)
         for x, y in zip(views[0].layers, views[1].layers, strict=True):
             loss = loss + settings.method.alpha * mmd2(chosen, x, y, exact)
-        if views[0].own is not None:
-            loss = loss + views[0].own
+        if views[0].own_loss is not None:
+            loss = loss + views[0].own_loss
         for party in (source, target):
             party.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -99,9 +98,9 @@ def train_jointly(
     return source, target
 
 
-def source_only(holdings: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
+def source_only(data: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
     """Score the source's model on the target's test rows, with the source's mean for features that the target lacks."""
-    source, target = holdings["source"], holdings["target"]
+    source, target = data["source"], data["target"]
     assert source.y is not None
     model = supervised(source.x, source.y, settings, "source only")
     mean = source.x.mean(0)
@@ -112,9 +111,9 @@ def source_only(holdings: Mapping[Role, PartyHolding], settings: TransferSetting
     return transfer_score(model(rows), target.test_y, float((source.y > 0).double().mean()))
 
 
-def overlap_only(holdings: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
+def overlap_only(data: Mapping[Role, PartyHolding], settings: TransferSettings) -> TransferScore:
     """Score the target's network, trained on the co-occurring rows with the source's labels and on no other rows."""
-    source, target = holdings["source"], holdings["target"]
+    source, target = data["source"], data["target"]
     assert source.y is not None
     labels = source.y[source.overlap]
     model = supervised(target.x[target.overlap], labels, settings, "overlap only")
@@ -164,7 +163,7 @@ def supervised(x: Tensor, y: Tensor, settings: TransferSettings, name: str) -> C
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The mean over seeds and half the width of its 95% confidence interval (Student's t); nan for a single value."""
+    """Return the mean over seeds and half the width of its 95% confidence interval (Student's t), nan for one value."""
     from scipy.stats import t
 
     mean = float(np.mean(values))

@@ -62,10 +62,10 @@ class InMemoryChannel(Channel):
 
     @classmethod
     def pair(cls) -> tuple[InMemoryChannel, InMemoryChannel]:
-        """Two ends of one connection."""
-        one: queue.Queue[bytes | None] = queue.Queue()
-        other: queue.Queue[bytes | None] = queue.Queue()
-        return cls(one, other), cls(other, one)
+        """Return the two ends of one connection."""
+        to_first: queue.Queue[bytes | None] = queue.Queue()
+        to_second: queue.Queue[bytes | None] = queue.Queue()
+        return cls(to_first, to_second), cls(to_second, to_first)
 
     def send(self, frame: bytes) -> None:
         self.sent += len(frame)
@@ -92,6 +92,7 @@ class SocketChannel(Channel):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
         self._socket = connection
+        # a writer of its own, so that no party waits for the other one to read: both may send at once
         self._waiting: queue.Queue[bytes | None] = queue.Queue()
         self._writer = threading.Thread(target=self._write, name="transfer writer", daemon=True)
         self._writer.start()
@@ -115,28 +116,28 @@ class SocketChannel(Channel):
         return head + body
 
     def _read(self, count: int, until: float, timeout: float) -> bytes:
-        found = bytearray()
-        while len(found) < count:
+        data = bytearray()
+        while len(data) < count:
             try:
-                piece = self._take(min(count - len(found), 1 << 20), max(until - time.monotonic(), 0.001))
+                piece = self._take(min(count - len(data), 1 << 20), max(until - time.monotonic(), 0.001))
             except TimeoutError:
                 raise PartyEnded(f"the other party was silent for {timeout:g} seconds") from None
             except OSError:
                 raise PartyEnded(GONE) from None
             if not piece:
-                if found:
+                if data:
                     raise MessageFault(f"{GONE} in the middle of a message")
                 raise PartyEnded(GONE)
-            found += piece
+            data += piece
             until += len(piece) / SLOWEST  # a slow link takes its time; a trickle does not
-        return bytes(found)
+        return bytes(data)
 
     def _put(self, frame: bytes) -> None:
         """Send all of a frame."""
         self._socket.sendall(frame)
 
     def _take(self, most: int, seconds: float) -> bytes:
-        """Receive at most so many bytes; none when the other side has ended."""
+        """Receive some bytes; none when the other side has ended."""
         self._socket.settimeout(seconds)
         return self._socket.recv(most)
 
@@ -171,7 +172,7 @@ def connect(address: str, timeout: float) -> SocketChannel:
     """Connect to the other party at "host:port", and try again until it is there.
 
     Raises:
-        RuntimeFault: it is not there after so many seconds.
+        RuntimeFault: it is not there in time.
     """
     target, until = parse(address), time.monotonic() + timeout
     while True:
@@ -181,11 +182,12 @@ def connect(address: str, timeout: float) -> SocketChannel:
         except OSError:
             if time.monotonic() > until:
                 raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
+            # the other party may start later than this one
             time.sleep(0.05)
 
 
 def parse(address: str) -> tuple[str, int]:
-    """Host and port of an address."""
+    """Return the host and port of an address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SettingError(f"address must be host:port, like 127.0.0.1:7400, got {address!r}")
@@ -193,7 +195,7 @@ def parse(address: str) -> tuple[str, int]:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host is a loopback address, so that nobody outside this machine can listen."""
+    """Return whether a host is a loopback address, so that nobody outside this machine can listen."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -201,5 +203,5 @@ def is_this_machine(host: str) -> bool:
 
 
 def _quick(connection: socket.socket) -> socket.socket:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step waits for many short messages
     return connection

@@ -12,9 +12,8 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
-from piebald.vertical.secrecy import is_simulated, secrecy
 from piebald.vertical.transfer_page import write_page
-from piebald.vertical.transfer_results import TransferResult
+from piebald.vertical.transfer_results import TransferResult, is_simulated, secrecy
 from piebald.vertical.transfer_runs import Watcher
 from piebald.vertical.transfer_settings import TransferSettings
 
@@ -32,7 +31,7 @@ def start(
 ) -> tuple[TransferResult, list[tuple[str, str]]]:
     """Run a file, both parties or one; return the result and its rows for a table.
 
-    `say` is called with what the run says about its secrecy before it starts.
+    `say` is called with the statements of the run about its secrecy before it starts.
     """
     settings = TransferSettings.load(file, flags, out)
     folder = Path(settings.out) if settings.out is not None else _free()
@@ -41,10 +40,10 @@ def start(
     _announce(settings, role is None, say)
     with progress(settings, folder, bar) as watch:
         if role is None:
-            made = runs.run(settings, out=folder, watch=watch, tell=_caution)
+            finished = runs.run(settings, out=folder, watch=watch, tell=_caution)
         else:
-            made = runs.run_party("source" if role == "source" else "target", settings, folder, watch, _caution)
-    return made, finish(made)
+            finished = runs.run_party("source" if role == "source" else "target", settings, folder, watch, _caution)
+    return finished, result_rows(finished)
 
 
 def resume(folder: Path, bar: bool, say: Say) -> tuple[TransferResult, list[tuple[str, str]]]:
@@ -52,8 +51,8 @@ def resume(folder: Path, bar: bool, say: Say) -> tuple[TransferResult, list[tupl
     settings = read_settings(folder)
     _announce(settings, is_simulated(folder), say)
     with progress(settings, folder, bar) as watch:
-        made = runs.resume(folder, watch, _caution)
-    return made, finish(made)
+        finished = runs.resume(folder, watch, _caution)
+    return finished, result_rows(finished)
 
 
 def _announce(settings: TransferSettings, simulated: bool, say: Say) -> None:
@@ -65,23 +64,23 @@ def _caution(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr)
 
 
-def finish(made: TransferResult) -> list[tuple[str, str]]:
+def result_rows(finished: TransferResult) -> list[tuple[str, str]]:
     """Write the report page if both parties' folders are here; return the result as rows for a table."""
     rows = []
-    if made.score is not None:
-        score = made.score
+    if finished.score is not None:
+        score = finished.score
         rows += [("AUC", f"{score.auc:.4f}"), ("F1", f"{score.f1:.4f}"), ("precision", f"{score.precision:.4f}")]
-    for name, value in made.last.items():
-        rows.append((f"{name}, first to last", f"{made.first[name]:.4g} to {value:.4g}"))
+    for name, value in finished.last.items():
+        rows.append((f"{name}, first to last", f"{finished.first[name]:.4g} to {value:.4g}"))
     rows += [
-        ("steps", str(made.steps)),
-        ("seconds per step", f"{made.seconds:.3f}"),
-        ("kB per step to the target", f"{made.bytes_to_target / 1000:,.1f}"),
-        ("kB per step to the source", f"{made.bytes_to_source / 1000:,.1f}"),
-        ("privacy", made.statement),
-        *made.secrecy.items(),
+        ("steps", str(finished.steps)),
+        ("seconds per step", f"{finished.seconds:.3f}"),
+        ("kB per step to the target", f"{finished.bytes_to_target / 1000:,.1f}"),
+        ("kB per step to the source", f"{finished.bytes_to_source / 1000:,.1f}"),
+        ("privacy", finished.statement),
+        *finished.secrecy.items(),
     ]
-    folder = made.folder
+    folder = finished.folder
     if folder is not None:
         rows.append(("run", str(folder)))
         if all((folder / role / "after.safetensors").exists() for role in ROLES):
@@ -121,7 +120,7 @@ def _bar(settings: TransferSettings, wanted: bool) -> Iterator[Watcher | None]:
 
 
 def _free() -> Path:
-    """The first free name under runs/."""
+    """Return the first free name under runs/."""
     number = 1
     while (folder := Path("runs") / ("transfer" if number == 1 else f"transfer-{number}")).exists():
         number += 1

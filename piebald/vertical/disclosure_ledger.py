@@ -1,12 +1,12 @@
-"""A party's ledger of what it has told about its rows: counted when it leaves, on disk before it is sent.
+"""A party's ledger of the numbers about its rows that it has disclosed, written to disk before they are sent.
 
-    RUN/source/told.jsonl    one line for each thing that was told: what, of which chunk, at which step, and its digest
+    RUN/source/told.jsonl    one line for each disclosure: its kind, chunk, step and digest
 
-What a run may tell is what its steps tell if nothing interrupts it (`ToldLedger.plan`).  After an interruption both
-parties repeat some steps.  A repeated step that computes the same numbers tells nothing new: noise is a function of the
-party's secret and of what it hides, so the numbers that leave are the very same ones, and they are not counted again.
-If the other party came back with other messages, this party's weights move elsewhere, and what it tells is new: it is
-counted, and at the end of the plan the run ends.
+A run may disclose as much as its steps do if nothing interrupts them (`plan`).  After an interruption both parties
+repeat some steps.  A repeated step that computes the same numbers discloses nothing new: noise is a function of the
+party's secret and of the numbers that it hides, so the messages are the same, and they are not counted again.  If the
+other party came back with other messages, this party's weights move elsewhere, and its numbers are new: they are
+counted, and when the plan is used up the run ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import read_bytes
 
 LEDGER = "told.jsonl"
-What = Literal["own", "common", "gradient", "whole"]
+DisclosureKind = Literal["own", "common", "gradient", "whole"]
 
 
 class _Line(BaseModel):
@@ -31,74 +31,89 @@ class _Line(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    what: What
+    what: DisclosureKind
     chunk: int
     step: int
     digest: str
 
 
-def plan(steps: int, own: int, common: int) -> dict[tuple[What, int], int]:
-    """How often an undisturbed run tells something, by what it is and the number of the chunk.
+def plan(steps: int, own_chunks: int, common_chunks: int) -> dict[tuple[DisclosureKind, int], int]:
+    """Return how often an undisturbed run makes a disclosure, by its kind and the number of the chunk.
 
     Args:
         steps: of the run.
-        own, common: how many chunks there are of own and of co-occurring rows.
+        own_chunks, common_chunks: numbers of chunks of own and of co-occurring rows.
     """
-    chunks: list[tuple[What, int]] = [("own", own), ("gradient", own), ("common", common)]
-    found = {(what, chunk): len(range(chunk, steps, count)) for what, count in chunks for chunk in range(count)}
-    return found | {("whole", 0): 2}  # the share of positives, and the final translator
+    chunks: list[tuple[DisclosureKind, int]] = [
+        ("own", own_chunks), ("gradient", own_chunks), ("common", common_chunks)
+    ]  # fmt: skip
+    counts = {(kind, chunk): len(range(chunk, steps, count)) for kind, count in chunks for chunk in range(count)}
+    return counts | {("whole", 0): 2}  # the share of positives, and the final translator
 
 
-class ToldLedger:
-    """What one party has told about its rows.
+class DisclosureLedger:
+    """The disclosures of one party about its rows.
 
     Args:
-        plan: how often something may be told, by what it is and the number of the chunk.
-            "own": what one step tells about a chunk of own rows; "common": about one of co-occurring rows;
-            "gradient": a chunk's gradient with noise; "whole": about all own rows at once.
+        plan: the most disclosures of each kind and chunk.  "own" is a step's disclosure about a chunk of own rows,
+            "common" about one of co-occurring rows, "gradient" a chunk's gradient with noise, and "whole" is about all
+            own rows at once.
         path: the file; None keeps the ledger in memory.
 
     Raises:
         RunFolderError: the file cannot be read, or is damaged.
+
+    Examples:
+        >>> ledger = DisclosureLedger(plan(steps=10, own_chunks=5, common_chunks=5))
+        >>> ledger.count("own", 0, step=0, content=b"sums of a chunk")
+        >>> ledger.count("own", 0, step=0, content=b"sums of a chunk")  # repeated after an interruption
+        >>> ledger.uses("own")
+        1
     """
 
-    def __init__(self, plan: Mapping[tuple[What, int], int], path: Path | None = None) -> None:
+    def __init__(self, plan: Mapping[tuple[DisclosureKind, int], int], path: Path | None = None) -> None:
         self.plan, self._path, self._size = dict(plan), path, 0
-        self._told: dict[tuple[What, int], set[str]] = {}
+        self._digests: dict[tuple[DisclosureKind, int], set[str]] = {}
         for line in self._lines():
-            self._told.setdefault((line.what, line.chunk), set()).add(line.digest)
+            self._digests.setdefault((line.what, line.chunk), set()).add(line.digest)
 
-    def count(self, what: What, chunk: int, step: int, content: bytes) -> None:
-        """Count something that is about to leave, unless the very same has left before.
+    def count(self, kind: DisclosureKind, chunk: int, step: int, content: bytes) -> None:
+        """Count a disclosure that is about to be made, unless the same content was disclosed before.
+
+        Args:
+            kind: its kind.
+            chunk: number of the chunk.
+            step: number of the step.
+            content: the bytes on which the disclosure depends.
 
         Raises:
             RunFolderError: the plan allows no more, or the ledger cannot be written; nothing may be sent then.
         """
         digest = hashlib.blake2b(content, digest_size=16, person=b"piebald told").hexdigest()
-        told = self._told.setdefault((what, chunk), set())
-        if digest in told:
+        digests = self._digests.setdefault((kind, chunk), set())
+        if digest in digests:
             return
-        most = self.plan.get((what, chunk), 0)
-        if len(told) >= most:
+        most = self.plan.get((kind, chunk), 0)
+        if len(digests) >= most:
             raise RunFolderError(
                 f"step {step + 1} would tell about the same rows once more than the {most} times that this run's "
-                "settings allow: it was interrupted, and what came after was not the same as before; a new run in a "
-                "new folder tells more about these rows"
+                "settings allow: it was interrupted, and its steps afterwards were not the same as before; a new run "
+                "in a new folder tells more about these rows"
             )
-        self._append(_Line(what=what, chunk=chunk, step=step, digest=digest))
-        told.add(digest)
+        self._append(_Line(what=kind, chunk=chunk, step=step, digest=digest))
+        digests.add(digest)
 
-    def uses(self, *whats: What) -> int:
-        """How often a row was in what was told: that of the chunk that was used most, in all these together."""
-        chunks = {chunk for _, chunk in self._told}
-        return max((sum(len(self._told.get((what, chunk), ())) for what in whats) for chunk in chunks), default=0)
+    def uses(self, *kinds: DisclosureKind) -> int:
+        """Return the number of disclosures of these kinds about one row: those of the chunk that was used most."""
+        chunks = {chunk for _, chunk in self._digests}
+        return max((sum(len(self._digests.get((kind, chunk), ())) for kind in kinds) for chunk in chunks), default=0)
 
     def _lines(self) -> list[_Line]:
         if self._path is None or not self._path.exists():
             return []
         try:
             data = read_bytes(self._path, None, links=False)
-            # A line that a killed process left incomplete was not followed by what it counts: the next one replaces it.
+            # a killed process sent nothing after a line that it left incomplete: the next line replaces it
             self._size = data.rfind(b"\n") + 1
             return [_Line.model_validate_json(line) for line in data[: self._size].splitlines()]
         except (OSError, ValueError):
@@ -116,7 +131,7 @@ class ToldLedger:
                 file.seek(self._size)
                 self._size += file.write(line.model_dump_json().encode() + b"\n")
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # before anything is sent, also if the machine loses power
         except OSError as error:
             raise RunFolderError(
                 f"{self._path} cannot be written, so nothing is sent: {(error.strerror or str(error)).lower()}"

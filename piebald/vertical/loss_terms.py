@@ -33,7 +33,7 @@ class PartyView:
         common: outputs of the last layer for the co-occurring batch [m, d].
         labels: labels of the co-occurring batch, -1 or 1 [m]; only the source has them.
         phi: the translator [d]; only the source has it.
-        own: a loss of the source that stays there.
+        own_loss: a loss of the source that stays there.
         traces: of its network, for its own batch and for the co-occurring one.
         moments: statistics of each layer with noise, in place of the exact ones (`row_noise`).
         signed: the translator without noise, through which gradients by it go on; `phi` itself without noise.
@@ -43,7 +43,7 @@ class PartyView:
     common: Tensor
     labels: Tensor | None = None
     phi: Tensor | None = None
-    own: Tensor | None = None
+    own_loss: Tensor | None = None
     traces: tuple[Trace, Trace] = ([], [])
     moments: list[list[ProductStatistics]] | None = None
     signed: Tensor | None = None
@@ -60,46 +60,46 @@ class LossTerm(ABC):
     Attributes:
         name: name of its value in the records.
         owned: products of this party's statistics.
-        asked: products of the other party's statistics.
+        requested: products of the other party's statistics.
         probes: products that the source requests once more to compute the value of the loss.
-        told_own: how many numbers one step tells the other party about this party's own batch.
-        told_common: how many about its hidden rows of the co-occurring batch.
-        told_watched: how many more about those at steps that compute the losses.
+        disclosed_own: numbers about this party's own batch that one step discloses to the other party.
+        disclosed_common: numbers about its hidden rows of the co-occurring batch.
+        disclosed_watched: further numbers about those rows at steps that compute the losses.
     """
 
     name: str
     owned: list[ProductSize]
-    asked: list[ProductSize]
+    requested: list[ProductSize]
     probes: list[int]
-    told_own = told_common = told_watched = 0
+    disclosed_own = disclosed_common = disclosed_watched = 0
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
-        """This party's statistics, one for each of `owned`."""
+        """Return this party's statistics, one for each of `owned`."""
         raise NotImplementedError
 
     def coefficients(self, view: PartyView) -> list[Floats]:
-        """This party's coefficients, one for each of `asked`."""
+        """Return this party's coefficients, one for each of `requested`."""
         raise NotImplementedError
 
     @abstractmethod
     def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
-        """Gradients that depend on the other party's data."""
+        """Return the gradients that depend on the other party's data."""
 
     def local(self, view: PartyView) -> Tensor | None:
-        """The part of the loss that this party can compute alone."""
+        """Return the part of the loss that this party can compute alone."""
         return None
 
     def probe(self, view: PartyView) -> list[Floats]:
-        """The source's coefficients for `probes`."""
+        """Return the source's coefficients for `probes`."""
         return []
 
     def target_value(self, view: PartyView) -> float:
-        """The target's own part of the term's value, which it sends to the source."""
+        """Return the target's own part of the term's value, which it sends to the source."""
         return 0.0
 
     @abstractmethod
     def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:
-        """The term's value, at the source."""
+        """Return the term's value, at the source."""
 
 
 class LabelTerm(LossTerm):
@@ -119,19 +119,19 @@ class LabelTerm(LossTerm):
         bound = width / 4 + 0.5  # units lie in (0, 1), so those of Phi in (-1, 1)
         to_target = ProductSize(rows, width, width, bound)
         to_source = ProductSize(1, width + rows, width, bound)
-        self.owned, self.asked = ([to_target], [to_source]) if role == "source" else ([to_source], [to_target])
+        self.owned, self.requested = ([to_target], [to_source]) if role == "source" else ([to_source], [to_target])
         self.probes = [0]
         if role == "source":
-            self.told_own = width  # Phi
+            self.disclosed_own = width  # Phi
         else:
-            self.told_common = self.told_watched = width
+            self.disclosed_common = self.disclosed_watched = width
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         if self.role == "target":
             u = _numpy(view.common)
             matrix = np.concatenate([u.T @ u / (4 * len(u)), -u / (2 * len(u))])
             return [ProductStatistics(matrix, np.zeros(u.shape[1]))]
-        phi, labels = _numpy(_given(view.phi)), _numpy(_given(view.labels))
+        phi, labels = _numpy(_of_source(view.phi)), _numpy(_of_source(view.labels))
         return [ProductStatistics(np.outer(phi, phi) / 4, -np.outer(labels, phi) / 2)]
 
     def coefficients(self, view: PartyView) -> list[Floats]:
@@ -140,19 +140,19 @@ class LabelTerm(LossTerm):
         return [self._coefficients(view, 1.0)]
 
     def _coefficients(self, view: PartyView, part: float) -> Floats:
-        return np.concatenate([part * _numpy(_given(view.phi)), _numpy(_given(view.labels))])[None]
+        return np.concatenate([part * _numpy(_of_source(view.phi)), _numpy(_of_source(view.labels))])[None]
 
     def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
         if self.role == "target":
             return [(view.common, results[0] / len(view.common))]
-        return [(_given(view.phi if view.signed is None else view.signed), results[0][0])]
+        return [(_of_source(view.phi if view.signed is None else view.signed), results[0][0])]
 
     def probe(self, view: PartyView) -> list[Floats]:
-        # The loss is quadratic in Phi, so its change from Phi = 0 is Phi times the gradient half way.
+        # the loss is quadratic in Phi, so its change from Phi = 0 is Phi times the gradient half way
         return [self._coefficients(view, 0.5)]
 
     def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:
-        return math.log(2) + float(_numpy(_given(view.phi)) @ probed[0][0])
+        return math.log(2) + float(_numpy(_of_source(view.phi)) @ probed[0][0])
 
 
 class DiscrepancyTerm(LossTerm):
@@ -171,46 +171,40 @@ class DiscrepancyTerm(LossTerm):
     name = "mmd2"
 
     def __init__(
-        self,
-        role: Role,
-        kernel: Kernel,
-        alpha: float,
-        rows: int,
-        widths: Sequence[int],
-        unit: bool = True,
+        self, role: Role, kernel: Kernel, alpha: float, rows: int, widths: Sequence[int], unit: bool = True,
         hidden: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.role, self.kernel, self.alpha = role, kernel, alpha
         room = 2.0 if hidden else 1.0  # statistics with noise are no moments of rows, but no longer than those
         longest = [1.0 if unit else width**0.5 for width in widths]  # units lie in (0, 1)
         self._sizes = [kernel.sizes(rows, width, most) for width, most in zip(widths, longest, strict=True)]
         self._sizes = [[ProductSize(s.rows, s.inner, s.width, s.bound * room) for s in sizes] for sizes in self._sizes]
-        self.owned = self.asked = [size for sizes in self._sizes for size in sizes]
-        self.probes = list(range(len(self.asked))) * len(nodes(kernel)[0])
-        seen = sum(min(kernel.moments(width, unit), rows * width) for width in widths)
-        self.told_own = seen + 1  # and the party's own part of the losses
+        self.owned = self.requested = [size for sizes in self._sizes for size in sizes]
+        self.probes = list(range(len(self.requested))) * len(nodes(kernel)[0])
+        numbers = sum(min(kernel.moments(width, unit), rows * width) for width in widths)
+        self.disclosed_own = numbers + 1  # and the party's own part of the losses
         self._warned = False
 
     def statistics(self, view: PartyView) -> list[ProductStatistics]:
         self._warn(view)
         moments = view.moments or [self.kernel.statistics(_numpy(rows)) for rows in view.layers]
-        return [own for layer in moments for own in layer]
+        return [statistics for layer in moments for statistics in layer]
 
     def coefficients(self, view: PartyView) -> list[Floats]:
         return [matrix for rows in view.layers for matrix in self.kernel.coefficients(_numpy(rows))]
 
     def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
         weight, cross = -2 * self.alpha, self._layers(results)
-        found = [
+        gradients = [
             (rows, weight * self.kernel.gradient(_numpy(rows), part))
             for rows, part in zip(view.layers, cross, strict=True)
         ]
-        for rows, own in zip(view.layers, view.moments or (), strict=False):
-            # The local part by the moments that were told: then a row's gradient depends on no other row.
+        for rows, layer in zip(view.layers, view.moments or (), strict=False):
+            # the local part by the released moments: then a row's gradient depends on no other row
             x = _numpy(rows)
-            products = [c @ s.matrix + s.constant for c, s in zip(self.kernel.coefficients(x), own, strict=True)]
-            found.append((rows, -weight * self.kernel.gradient(x, products)))
-        return found
+            products = [c @ s.matrix + s.constant for c, s in zip(self.kernel.coefficients(x), layer, strict=True)]
+            gradients.append((rows, -weight * self.kernel.gradient(x, products)))
+        return gradients
 
     def local(self, view: PartyView) -> Tensor | None:
         if view.moments is not None:
@@ -226,28 +220,28 @@ class DiscrepancyTerm(LossTerm):
         ]
 
     def target_value(self, view: PartyView) -> float:
-        return sum(self._own(rows) - 2 * self.kernel.at_zero(_numpy(rows)) for rows in view.layers)
+        return sum(self._mean_kernel(rows) - 2 * self.kernel.at_zero(_numpy(rows)) for rows in view.layers)
 
     def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:
         cross = 0.0
         for number, (place, weight) in enumerate(zip(*nodes(self.kernel), strict=True)):
-            part = probed[number * len(self.asked) : (number + 1) * len(self.asked)]
-            for rows, own in zip(view.layers, self._layers(part), strict=True):
+            part = probed[number * len(self.requested) : (number + 1) * len(self.requested)]
+            for rows, layer in zip(view.layers, self._layers(part), strict=True):
                 x = _numpy(rows)
-                cross += weight * float((x * self.kernel.gradient(place * x, own)).sum())
-        return sum(self._own(rows) for rows in view.layers) + target_value - 2 * cross
+                cross += weight * float((x * self.kernel.gradient(place * x, layer)).sum())
+        return sum(self._mean_kernel(rows) for rows in view.layers) + target_value - 2 * cross
 
-    def _own(self, rows: Tensor) -> float:
+    def _mean_kernel(self, rows: Tensor) -> float:
         with torch.no_grad():
             return float(self.kernel.expand(rows, rows).mean())
 
     def _layers(self, results: list[Floats]) -> list[list[Floats]]:
-        """Results by layer."""
-        found, start = [], 0
+        """Return the results by layer."""
+        layers, start = [], 0
         for sizes in self._sizes:
-            found.append(results[start : start + len(sizes)])
+            layers.append(results[start : start + len(sizes)])
             start += len(sizes)
-        return found
+        return layers
 
     def _warn(self, view: PartyView) -> None:
         if self._warned or not isinstance(self.kernel, GaussianKernel):
@@ -264,11 +258,49 @@ class DiscrepancyTerm(LossTerm):
             )
 
 
+class AlignmentTerm(LossTerm):
+    """The alignment loss of FTL (Liu, Chen, Yang 2018, eq. 4), a baseline that makes co-occurring rows similar.
+
+        L = -kappa * mean over i of u_i^source . u_i^target
+
+    Its gradient with respect to one party's row is the other party's row.  Whatever the encryption, each party learns
+    the hidden rows of the other's co-occurring samples.  It uses the same exchange as all other terms: a product of
+    zeros, with the row as the constant.
+
+    Args:
+        role: role of this party.
+        kappa: weight of the term.
+        rows: number of rows in a co-occurring batch.
+        width: number of units of the last aligned layer.
+    """
+
+    name = "alignment"
+
+    def __init__(self, role: Role, kappa: float, rows: int, width: int) -> None:
+        self.role, self.kappa = role, kappa
+        self.owned = self.requested = [ProductSize(rows, 1, width, 1.0)]
+        self.probes = []
+        self.disclosed_common = rows * width
+
+    def statistics(self, view: PartyView) -> list[ProductStatistics]:
+        rows = view.common.detach().numpy()
+        return [ProductStatistics(np.zeros((1, rows.shape[1])), -rows)]
+
+    def coefficients(self, view: PartyView) -> list[Floats]:
+        return [np.ones((len(view.common), 1))]
+
+    def gradients(self, view: PartyView, results: list[Floats]) -> list[TensorGradient]:
+        return [(view.common, self.kappa * results[0] / len(view.common))]
+
+    def value(self, view: PartyView, results: list[Floats], probed: list[Floats], target_value: float) -> float:
+        return float((results[0] * view.common.detach().numpy()).sum() / len(view.common))
+
+
 def _numpy(tensor: Tensor) -> Floats:
-    found: Floats = tensor.detach().numpy()
-    return found
+    array: Floats = tensor.detach().numpy()
+    return array
 
 
-def _given(tensor: Tensor | None) -> Tensor:
+def _of_source(tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "only the source has labels and a translator"
     return tensor

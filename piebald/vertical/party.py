@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piebald.core.errors import RuntimeFault
 from piebald.vertical.chunks import common_chunks, own_chunks
-from piebald.vertical.disclosure_ledger import ToldLedger, plan
+from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
 from piebald.vertical.loss_terms import PartyView
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import MessageFault, MessageKind
@@ -44,7 +44,7 @@ class TransferStep:
     losses: dict[str, float] | None = None
 
     def table(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -53,30 +53,26 @@ class Party:
 
     Args:
         role: "source" or "target".
-        holding: its data.
+        data: its data.
         settings: settings that both parties have agreed on.
         secret: this party's secret, from which its first weights and the chunks of its rows are drawn.
-        told: file of its ledger of what it tells about its rows; None keeps that in memory.
+        ledger_file: file of its ledger of disclosures; None keeps the ledger in memory.
     """
 
     def __init__(
-        self,
-        role: Role,
-        holding: PartyHolding,
-        settings: TransferSettings,
-        secret: PartySecret,
-        told: Path | None = None,
-    ) -> None:
-        holding.check(role, settings)
-        self.role, self.holding, self.settings = role, holding, settings
+        self, role: Role, data: PartyHolding, settings: TransferSettings, secret: PartySecret,
+        ledger_file: Path | None = None,
+    ) -> None:  # fmt: skip
+        data.check(role, settings)
+        self.role, self.data, self.settings = role, data, settings
         shape = settings.network
-        self.network = PartyNetwork(holding.x.shape[1], shape.hidden, shape.aligned, secret)
-        self.own = own_chunks(holding, settings.batch, secret, by_label=not settings.method.hides_rows)
-        self.common = common_chunks(holding.overlap, settings.overlap_batch, settings.seed)
+        self.network = PartyNetwork(data.x.shape[1], shape.hidden, shape.aligned, secret)
+        self.own = own_chunks(data, settings.batch, secret, by_label=not settings.method.hides_rows)
+        self.common = common_chunks(data.overlap, settings.overlap_batch, settings.seed)
         # beta/2 |w|^2 in the loss, so it goes through Adam like every other gradient
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, weight_decay=settings.beta)
         self.terms = settings.terms(role)
-        self.ledger = ToldLedger(plan(settings.steps, len(self.own), len(self.common)), told)
+        self.ledger = DisclosureLedger(plan(settings.steps, len(self.own), len(self.common)), ledger_file)
         self.noise = settings.method.row_noise(settings.balanced, secret, self.ledger)
         self.done = 0
         self.phi: Tensor | None = None
@@ -90,8 +86,8 @@ class Party:
             after_step: called after each step, to write checkpoints.
         """
         owned = [size for term in self.terms for size in term.owned]
-        asked = [size for term in self.terms for size in term.asked]
-        products = Products(session, self.settings.backend, owned, asked)
+        requested = [size for term in self.terms for size in term.requested]
+        products = Products(session, self.settings.backend, owned, requested)
         while self.done < self.settings.steps:
             yield self._step(session, products)
             if after_step is not None:
@@ -99,14 +95,14 @@ class Party:
         self._hand_over(session)
 
     def predict(self, x: Tensor) -> Tensor:
-        """The target's own scores of rows of its features: sigmoid(Phi.u) [n], higher for positives."""
+        """Return the target's own scores of rows of its features: sigmoid(Phi.u) [n], higher for positives."""
         if self.phi is None:
             raise RuntimeFault("the target can predict only after training, with the source's translator")
         with torch.no_grad():
             return torch.sigmoid(self.network(x)[-1] @ self.phi)
 
     def aligned(self, x: Tensor) -> Tensor:
-        """Outputs of the last aligned layer [n, d], scaled as the method compares them."""
+        """Return the outputs of the last aligned layer [n, d], scaled as the method compares them."""
         with torch.no_grad():
             rows: Tensor = self.network(x)[-1]
         return unit_rows(rows) if self.settings.method.unit else rows
@@ -116,8 +112,8 @@ class Party:
     def _step(self, session: PartySession, products: Products) -> TransferStep:
         began, sent, received = time.perf_counter(), session.channel.sent, session.channel.received
         watch = self.settings.watches(self.done)
-        view = self._told(self.view())
-        statistics = [own for term in self.terms for own in term.statistics(view)]
+        view = self._disclosed(self.view())
+        statistics = [part for term in self.terms for part in term.statistics(view)]
         coefficients = [matrix for term in self.terms for matrix in term.coefficients(view)]
         extra = self._extra() if watch else []
         if self.role == "source":
@@ -133,48 +129,48 @@ class Party:
         return TransferStep(self.done - 1, seconds, channel.sent - sent, channel.received - received, losses)
 
     def view(self) -> PartyView:
-        """This party's data of the next step."""
-        settings, holding = self.settings, self.holding
-        mine, common = self.own[self.done % len(self.own)], self.common[self.done % len(self.common)]
+        """Return this party's data of the next step."""
+        settings, data = self.settings, self.data
+        batch, common = self.own[self.done % len(self.own)], self.common[self.done % len(self.common)]
         traces: tuple[Trace, Trace] = ([], [])
-        rows = self.network(holding.x[mine], traces[0])
-        u = self.network(holding.x[common], traces[1])[-1]
-        layers = [unit_rows(one) for one in rows] if settings.method.unit else rows
-        if holding.y is None:
+        rows = self.network(data.x[batch], traces[0])
+        u = self.network(data.x[common], traces[1])[-1]
+        layers = [unit_rows(layer) for layer in rows] if settings.method.unit else rows
+        if data.y is None:
             return PartyView(layers, u, traces=traces)
-        phi = translator(rows[-1], holding.y[mine], settings.balanced)
-        own = settings.own * taylor_loss(rows[-1] @ phi, holding.y[mine]) if settings.own else None
-        return PartyView(layers, u, holding.y[common], phi, own, traces)
+        phi = translator(rows[-1], data.y[batch], settings.balanced)
+        own_loss = settings.own * taylor_loss(rows[-1] @ phi, data.y[batch]) if settings.own else None
+        return PartyView(layers, u, data.y[common], phi, own_loss, traces)
 
-    def _told(self, view: PartyView) -> PartyView:
-        """The data of the next step as it may be told: counted, and with noise if the method adds it."""
+    def _disclosed(self, view: PartyView) -> PartyView:
+        """Return the data of the next step as it may be disclosed: counted, and with noise if the method adds it."""
         step, chunk = self.done, self.done % len(self.own)
-        # The same weights tell the same sums over the same chunks.
+        # from the same weights and chunks follow the same sums, so that they are counted once
         weights = torch.cat([part.detach().ravel() for part in self.network.parameters()])
         content = step.to_bytes(8, "little") + weights.numpy().tobytes()
         self.ledger.count("common", step % len(self.common), step, content)
         if self.noise is None:
             self.ledger.count("own", chunk, step, content)
             return view
-        labels = None if self.holding.y is None else self.holding.y[self.own[chunk]]
-        told = self.noise.hide(view, labels, self.share if labels is not None else 0.5, chunk, step)
-        if labels is None or told.phi is None or not self.settings.own:
-            return told
-        return replace(told, own=self.settings.own * taylor_loss(told.rows @ told.phi, labels))
+        labels = None if self.data.y is None else self.data.y[self.own[chunk]]
+        hidden = self.noise.hide(view, labels, self.share if labels is not None else 0.5, chunk, step)
+        if labels is None or hidden.phi is None or not self.settings.own:
+            return hidden
+        return replace(hidden, own_loss=self.settings.own * taylor_loss(hidden.rows @ hidden.phi, labels))
 
     @cached_property
     def share(self) -> float:
-        """The source's share of positives in its chunks, as it is told."""
-        assert self.holding.y is not None, "only the source has labels"
-        labels = self.holding.y[np.concatenate(self.own)]
+        """The source's share of positives in its chunks, as it is disclosed."""
+        assert self.data.y is not None, "only the source has labels"
+        labels = self.data.y[np.concatenate(self.own)]
         return float((labels > 0).double().mean()) if self.noise is None else self.noise.share(labels)
 
     def _update(self, view: PartyView, results: list[Any]) -> None:
         tensors: list[Tensor] = []
         gradients: list[Tensor | None] = []
         for term in self.terms:
-            own, results = results[: len(term.asked)], results[len(term.asked) :]
-            for tensor, gradient in term.gradients(view, own):
+            part, results = results[: len(term.requested)], results[len(term.requested) :]
+            for tensor, gradient in term.gradients(view, part):
                 tensors.append(tensor)
                 # copied into torch's own memory: the alignment of an array can change the last bit of a product
                 gradients.append(torch.tensor(gradient))
@@ -182,45 +178,45 @@ class Party:
             if local is not None:
                 tensors.append(local)
                 gradients.append(None)
-        if view.own is not None:
-            tensors.append(view.own)
+        if view.own_loss is not None:
+            tensors.append(view.own_loss)
             gradients.append(None)
         self.optimizer.zero_grad()
         if self.noise is None:
             torch.autograd.backward(tensors, gradients)
         else:
             released = self.noise.gradient(view, tensors, gradients, self.done % len(self.own), self.done)
-            for parameter, part in zip(self.network.parameters(), released, strict=True):
-                parameter.grad = part
+            for parameter, noisy in zip(self.network.parameters(), released, strict=True):
+                parameter.grad = noisy
         self.optimizer.step()
 
     # -------------------------------------------------------------------------------------------------------- watching
 
     def _extra(self) -> list[int]:
-        """Numbers of the products that the source requests once more: of its `asked`, the target's `owned`."""
-        found, start = [], 0
+        """Return the numbers of the products that the source requests once more: of its own, or of the target's."""
+        numbers, start = [], 0
         for term in self.terms:
-            found += [start + place for place in term.probes]
-            start += len(term.asked if self.role == "source" else term.owned)
-        return found
+            numbers += [start + place for place in term.probes]
+            start += len(term.requested if self.role == "source" else term.owned)
+        return numbers
 
     def _watch(self, session: PartySession, view: PartyView, results: list[Any]) -> dict[str, float]:
         """Compute the losses at the source and send them to the target."""
         names = [term.name for term in self.terms]
         if self.role == "target":
             send_numbers(session, MessageKind.WATCH, np.array([term.target_value(view) for term in self.terms]))
-            found = receive_numbers(session, MessageKind.WATCH, len(names))
+            losses = receive_numbers(session, MessageKind.WATCH, len(names))
         else:
             target_values = receive_numbers(session, MessageKind.WATCH, len(names))
-            probed = results[sum(len(term.asked) for term in self.terms) :]
+            probed = results[sum(len(term.requested) for term in self.terms) :]
             values = []
             for term, target_value in zip(self.terms, target_values, strict=True):
-                own, results = results[: len(term.asked)], results[len(term.asked) :]
+                part, results = results[: len(term.requested)], results[len(term.requested) :]
                 extra, probed = probed[: len(term.probes)], probed[len(term.probes) :]
-                values.append(term.value(view, own, extra, float(target_value)))
-            found = np.array(values)
-            send_numbers(session, MessageKind.WATCH, found)
-        return dict(zip(names, found.tolist(), strict=True))
+                values.append(term.value(view, part, extra, float(target_value)))
+            losses = np.array(values)
+            send_numbers(session, MessageKind.WATCH, losses)
+        return dict(zip(names, losses.tolist(), strict=True))
 
     # ------------------------------------------------------------------------------------------------------- at the end
 
@@ -239,15 +235,15 @@ class Party:
         session.receive(MessageKind.DONE, [])
 
     def summary(self) -> tuple[Tensor, float]:
-        """The translator of all chunks of the source's own rows, and their share of positives.
+        """Return the translator of all chunks of the source's own rows, and their share of positives.
 
-        Rows in no chunk are left out: the difference to what the chunks have told would be those few rows alone.
+        Rows in no chunk are left out: the difference to the disclosures about the chunks would be those few rows alone.
         """
-        assert self.holding.y is not None, "only the source has labels"
+        assert self.data.y is not None, "only the source has labels"
         used = np.concatenate(self.own)
-        labels = self.holding.y[used]
+        labels = self.data.y[used]
         with torch.no_grad():
-            rows = self.network(self.holding.x[used])[-1]
+            rows = self.network(self.data.x[used])[-1]
             if self.noise is not None:
                 return self.noise.final_translator(rows, labels, self.share, self.done), self.share
             return translator(rows, labels, self.settings.balanced), self.share

@@ -69,7 +69,7 @@ class PartyHolding:
 
 
 def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The source's features and those that both parties have, for data sets whose features have a natural division.
+    """Return the source's features and those of both parties, for data sets whose features have a natural division.
 
     credit: the source knows the person, bills and payments; the target the person and the repayment history.
     census: the source knows age, sex, race, origin and the household; the target age, sex and race, and work.
@@ -81,8 +81,8 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if data.name == "census":
         both = tuple(name for name in names if name == "age" or name.startswith(("sex=", "race=")))
         home = ("marital-status=", "relationship=", "native-country=", "education=")
-        others = tuple(name for name in names if name.startswith(home) or name in ("fnlwgt", "education-num"))
-        return (*both, *others), both
+        household = tuple(name for name in names if name.startswith(home) or name in ("fnlwgt", "education-num"))
+        return (*both, *household), both
     return tuple(names[::2]), ()
 
 
@@ -97,15 +97,15 @@ def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
 def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Divide any table with two classes between both parties; the second class is the positive one."""
     names = feature_names(data)
-    own, both = division(data)
-    own, both = settings.source or own, settings.common if settings.common is not None else both
-    for name in (*own, *both):
+    of_source, both = division(data)
+    of_source, both = settings.source or of_source, settings.common if settings.common is not None else both
+    for name in (*of_source, *both):
         if name not in names:
             raise unknown(f"feature of {data.name} called", name, names)
     train, test = train_test_rows(data, settings.test, seed)
     if len(train) < settings.overlap:
         raise SettingError(f"data.overlap must be at most the {len(train)} training rows, got {settings.overlap}")
-    features = tuple(dict.fromkeys((*own, *both)))
+    features = tuple(dict.fromkeys((*of_source, *both)))
     split = Vertical(overlap=settings.overlap, features=features, active_share=settings.source_share, seed=seed)
     parties = split.split(data, train)
     columns: dict[Role, list[int]] = {
@@ -128,7 +128,7 @@ def divide(data: DataSet, settings: TransferData, seed: int) -> dict[Role, Party
 
 
 def train_test_rows(data: DataSet, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Row numbers for training and for testing: the published split, or a share drawn by the seed."""
+    """Return row numbers for training and for testing: the published split, or a share drawn by the seed."""
     if data.train is not None and data.test is not None:
         return data.train, data.test
     order = generator(seed, "transfer", "test").permutation(len(data))

@@ -3,8 +3,7 @@
 A frame is a header (magic, kind, sender, session, sequence number, length), the message's parts, each after its length,
 and a tag over everything.  The session id comes from both parties' nonces, so frames of an earlier run or of another
 connection are refused; sequence numbers refuse replayed frames, and the sender refuses a party's own frames that are
-sent back to it.  With a shared secret the tag is a keyed hash
-(BLAKE2b).
+sent back to it.  With a shared secret the tag is a keyed hash (BLAKE2b).
 """
 
 from __future__ import annotations
@@ -75,21 +74,21 @@ class PartyEnded(RuntimeFault):
 
 
 def limit(lengths: Sequence[MessageLength]) -> int:
-    """Largest number of bytes of a message with these parts, without its header."""
+    """Return the largest number of bytes of a message with these parts, without its header."""
     return sum(8 + length.most for length in lengths)
 
 
 def pack_frame(
     kind: MessageKind, sender: int, session: bytes, number: int, parts: Sequence[bytes], secret: bytes
 ) -> bytes:
-    """A message as a frame; the sender is 0 for the source and 1 for the target."""
+    """Return a message as a frame; the sender is 0 for the source and 1 for the target."""
     body = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     head = HEADER.pack(MAGIC, kind, sender, session, number, len(body))
     return head + body + _tag(head + body, secret)
 
 
 def body_length(head: bytes, most: int) -> int:
-    """Number of bytes that follow a header, including the tag.
+    """Return the number of bytes that follow a header, including the tag.
 
     Raises:
         MessageFault: it is not a header, or announces more bytes than the expected message may have.
@@ -103,20 +102,15 @@ def body_length(head: bytes, most: int) -> int:
 
 
 def unpack_frame(
-    frame: bytes,
-    kind: MessageKind,
-    sender: int | None,
-    session: bytes,
-    number: int,
-    lengths: Sequence[MessageLength],
+    frame: bytes, kind: MessageKind, sender: int | None, session: bytes, number: int, lengths: Sequence[MessageLength],
     secret: bytes,
-) -> list[bytes]:
-    """The parts of a frame.
+) -> list[bytes]:  # fmt: skip
+    """Return the parts of a frame.
 
     Args:
         frame: the whole frame.
         kind: kind of the expected message.
-        sender: who must have sent it: 0 for the source, 1 for the target, None for either.
+        sender: the party that must have sent it: 0 for the source, 1 for the target, None for either.
         session: session id of this run.
         number: number of messages received before.
         lengths: lengths of its parts.
@@ -127,23 +121,25 @@ def unpack_frame(
         PartyEnded: the other party ended the run.
     """
     head, body, tag = frame[: HEADER.size], frame[HEADER.size : -TAG], frame[-TAG:]
-    magic, found, by, theirs, counted, length = (
+    magic, sent_kind, sent_by, sent_session, sent_number, length = (
         HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, b"", 0, 0)
     )
+    # the tag comes first: nothing else of a frame is believed before it fits
     if magic != MAGIC or len(body) != length or tag != _tag(head + body, secret):
         raise MessageFault("a message of the other party is damaged, cut off, or made with another secret")
-    if sender is not None and by != sender:
-        raise MessageFault(f"this party's own {_named(found)} message, or one in its name, was sent back to it")
-    if theirs != session:
+    if sender is not None and sent_by != sender:
+        raise MessageFault(f"this party's own {_kind_name(sent_kind)} message, or one in its name, was sent back to it")
+    if sent_session != session:
         raise MessageFault("a message of the other party belongs to another session: it is replayed or misdirected")
-    if counted != number:
+    if sent_number != number:
         raise MessageFault(
-            f"message {counted} of the other party came where message {number} must: it is replayed or lost"
+            f"message {sent_number} of the other party came where message {number} must: it is replayed or lost"
         )
-    if found == MessageKind.ABORT:
+    if sent_kind == MessageKind.ABORT:
         raise PartyEnded(f"the other party ended the run: {_reason(body)}")
-    if found != kind:
-        raise MessageFault(f"the other party sent message kind {found} ({_named(found)}) where {kind.name} must come")
+    if sent_kind != kind:
+        name = _kind_name(sent_kind)
+        raise MessageFault(f"the other party sent message kind {sent_kind} ({name}) where {kind.name} must come")
     return _parts(body, kind, lengths)
 
 
@@ -162,8 +158,8 @@ def _parts(body: bytes, kind: MessageKind, lengths: Sequence[MessageLength]) -> 
     return parts
 
 
-def _named(kind: int) -> str:
-    return next((known.name for known in MessageKind if known == kind), "unknown")
+def _kind_name(number: int) -> str:
+    return next((kind.name for kind in MessageKind if kind == number), "unknown")
 
 
 def _reason(body: bytes) -> str:

@@ -36,13 +36,7 @@ class PartyNetwork(nn.Module):
         secret: what the initial weights are drawn from (Glorot and Bengio 2010, uniform; with gain 4 after a sigmoid).
     """
 
-    def __init__(
-        self,
-        features: int,
-        hidden: Sequence[int],
-        aligned: Sequence[int],
-        secret: PartySecret,
-    ) -> None:
+    def __init__(self, features: int, hidden: Sequence[int], aligned: Sequence[int], secret: PartySecret) -> None:
         super().__init__()
         widths = [features, *hidden, *aligned]
         linear = [nn.Linear(before, after, dtype=torch.float64) for before, after in pairwise(widths)]
@@ -86,6 +80,7 @@ def row_gradients(trace: Trace, slopes: Sequence[Tensor | None], longest: float 
         return None
     # A layer's gradient for one row is the outer product of slope and inputs, with a 1 for the bias.
     squares = torch.stack([(slope**2).sum(1) * ((x**2).sum(1) + 1) for x, slope in layers]).sum(0)
+    # a row with a gradient of 0 has an infinite share, which the clamp makes 1
     share = torch.ones_like(squares) if longest is None else (longest / squares.sqrt()).clamp(max=1.0)
     return [part for x, slope in layers for part in ((share[:, None] * slope).T @ x, share @ slope)]
 

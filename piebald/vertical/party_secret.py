@@ -1,8 +1,8 @@
 """A party's own secret, from which its first weights, the chunks of its rows and its noise are drawn.
 
-Both parties know `settings.seed`.  Whoever knows a party's first weights can turn its hidden rows back into features,
-and whoever knows which rows are in a batch can solve for single ones.  So neither comes from the seed: a party alone
-draws a secret from the operating system and keeps it in its own run folder (mode 0600), because a resumed run needs it.
+Both parties know `settings.seed`.  Knowledge of a party's first weights turns its hidden rows back into features, and
+knowledge of the rows in a batch lets one solve for single ones.  So neither comes from the seed: a party alone draws a
+secret from the operating system and keeps it in its own run folder (mode 0600), because a resumed run needs it.
 A simulation of both parties on one machine derives both secrets from the seed, so that it can be repeated; it protects
 nobody.
 """
@@ -40,26 +40,26 @@ class PartySecret:
 
     @classmethod
     def fresh(cls) -> PartySecret:
-        """A secret from the operating system."""
+        """Return a secret from the operating system."""
         return cls(secrets.token_bytes(LENGTH))
 
     @classmethod
     def simulated(cls, seed: int, party: str) -> PartySecret:
-        """A secret that follows from the run's seed, for simulations, baselines and tests: everybody can make it."""
+        """Return a secret that follows from the run's seed, which everybody can make: for simulations and tests."""
         text = json.dumps([seed, party]).encode()
         return cls(hashlib.blake2b(text, digest_size=LENGTH, person=b"piebald party").digest())
 
     def uniform(self, count: int, *words: str | int) -> NDArray[np.float64]:
-        """Uniform numbers in [0, 1) with 53 bits each; the same words give the same numbers."""
-        found: NDArray[np.float64] = (self._bits(count, words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return found
+        """Return uniform numbers in [0, 1) with 53 bits each; the same words give the same numbers."""
+        numbers: NDArray[np.float64] = (self._bits(count, words) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return numbers
 
     def permutation(self, count: int, *words: str | int) -> NDArray[np.int64]:
-        """The numbers below `count` in random order."""
+        """Return the numbers below `count` in random order."""
         return np.argsort(self._bits(count, words), kind="stable").astype(np.int64)
 
     def noise(self, content: bytes) -> NoiseSource:
-        """Noise that hides this content: the same content gets the same noise, any other one other noise."""
+        """Return the noise that hides this content; the same content always gets the same noise."""
         return NoiseSource(hashlib.blake2b(content, digest_size=32, key=self.key, person=b"piebald hidden").digest())
 
     def _bits(self, count: int, words: Sequence[str | int]) -> NDArray[np.uint64]:

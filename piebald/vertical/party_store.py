@@ -4,16 +4,16 @@
     RUN/source/, RUN/target/               each party's own folder; on two machines, each has only one of them
         steps.jsonl                        one line per step: seconds, bytes, losses
         checkpoint-00000040.safetensors    weights and optimizer; the last two are kept
-        secret                                 what the first weights and batches are drawn from; not in a simulation
-        told.jsonl                             what was told about the party's rows, counted before it was sent
+        secret                                 the seed of the first weights and batches; not in a simulation
+        told.jsonl                             the party's disclosures about its rows, counted before they were sent
         partner                                the name in the other party's certificate
         before.safetensors, after.safetensors    aligned rows for the figure, and scores of test rows at the target
 
 Only the owner can read the folder and its files, whatever the umask.  Keys, masks and messages of the other party are
 never written.  The secret stays after the run: if the other party has not finished, both take their last step again.
 
-A checkpoint is passed when both parties have a later one, and then it is deleted: whoever could have this party go back
-again and again would be told more each time.
+A checkpoint is passed when both parties have a later one, and then it is deleted: a partner that could make this party
+go back again and again would learn more each time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_text
 from piebald.settings.toml_document import Document
 from piebald.storage.lock import RunLock
+from piebald.storage.schema import explained
+from piebald.vertical.disclosure_ledger import LEDGER
 from piebald.vertical.party import Party, TransferStep
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferSettings
 
 SETTINGS = "transfer.toml"
-SECRET, PARTNER, TOLD = "secret", "partner", "told.jsonl"
+SECRET, PARTNER = "secret", "partner"
 KEPT = 2  # the parties' newest checkpoints are at most one apart, so the last two have one in common
 
 
@@ -58,43 +60,36 @@ class PartyStore:
 
     def __init__(self, run: Path, role: Role) -> None:
         self.folder = run / role
-        try:
+        with explained(f"{self.folder} cannot be written"):
             private_folder(self.folder)
             os.close(os.open(self.folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             for path in self.folder.iterdir():
-                if not path.is_symlink():
+                if not path.is_symlink():  # a link may lead to a file that is not the run's
                     path.chmod(0o600)
-        except OSError as error:
-            raise RunFolderError(f"{self.folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
         self._lock = RunLock(self.folder)
 
     @property
-    def told(self) -> Path:
+    def ledger_file(self) -> Path:
         """The file of the party's ledger.
 
         Raises:
             RunFolderError: it is missing although the run has begun.
         """
-        path = self.folder / TOLD
+        path = self.folder / LEDGER
         if not path.exists() and self._checkpoints():
             raise RunFolderError(f"{path} is missing, so nobody knows what this run has told: start it in a new folder")
         return path
 
     def keep_to(self, partner: str) -> None:
         """Note the other party's name, so that the run goes on with no other one."""
-        try:
-            write_private(self.folder / PARTNER, partner)
-        except OSError as error:
-            raise RunFolderError(
-                f"{self.folder / PARTNER} cannot be written: {(error.strerror or str(error)).lower()}"
-            ) from None
+        self._replace(PARTNER, partner)
 
     def close(self) -> None:
         """Release the folder for other processes."""
         self._lock.release()
 
     def secret(self, simulated: PartySecret | None = None) -> PartySecret:
-        """This party's secret: the one in the folder, else that of a simulation, else a fresh one, which is kept.
+        """Return this party's secret: the one in the folder, that of a simulation, or a new one, which is stored.
 
         Raises:
             RunFolderError: the secret is damaged, or missing although the run has begun.
@@ -107,18 +102,18 @@ class PartyStore:
                 return simulated
             if self._checkpoints():
                 raise RunFolderError(f"{path} is missing, so this run cannot be continued: start it in a new folder")
-            made = PartySecret.fresh()
-            write_private(path, made.key)
+            secret = PartySecret.fresh()
+            write_private(path, secret.key)
         except ValueError:
             raise RunFolderError(
                 f"{path} is damaged, so this run cannot be continued: start it in a new folder"
             ) from None
         except OSError as error:
             raise RunFolderError(f"{path} cannot be used: {(error.strerror or str(error)).lower()}") from None
-        return made
+        return secret
 
     def last_steps(self) -> tuple[int, int]:
-        """The steps from which a run can be resumed, at most two."""
+        """Return the steps from which a run can be resumed, at most two."""
         steps = self._checkpoints() or [0]
         return steps[-1], steps[-KEPT:][0]
 
@@ -139,7 +134,7 @@ class PartyStore:
         if step == 0 and not self._checkpoints():
             self.save(party)
         tensors = read(self.folder / self._name(step))
-        self._forget([other for other in self._checkpoints() if other != step])
+        self._forget([number for number in self._checkpoints() if number != step])
         remaining = [line for line in self.steps() if line["step"] < step]
         self._replace("steps.jsonl", "".join(json.dumps(line) + "\n" for line in remaining).encode())
         party.done = step
@@ -160,7 +155,7 @@ class PartyStore:
             opened.write(json.dumps(step.table()) + "\n")
 
     def steps(self) -> list[dict[str, Any]]:
-        """Records of all steps, without one that a killed process left incomplete."""
+        """Return the records of all steps, without one that a killed process left incomplete."""
         return read_steps(self.folder)
 
     def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -172,8 +167,8 @@ class PartyStore:
             (self.folder / self._name(step)).unlink(missing_ok=True)
 
     def _checkpoints(self) -> list[int]:
-        found = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"checkpoint-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def _name(self, step: int) -> str:
         return f"checkpoint-{step:08d}.safetensors"
@@ -181,12 +176,9 @@ class PartyStore:
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self._replace(name, save({key: tensor.detach().clone() for key, tensor in tensors.items()}))
 
-    def _replace(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        try:
-            write_private(path, data)
-        except OSError as error:
-            raise RunFolderError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    def _replace(self, name: str, data: str | bytes) -> None:
+        with explained(f"{self.folder / name} cannot be written"):
+            write_private(self.folder / name, data)
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -204,17 +196,17 @@ def read(path: Path) -> dict[str, Tensor]:
 def read_steps(folder: Path) -> list[dict[str, Any]]:
     """Read the steps that a party recorded in its folder."""
     path = folder / "steps.jsonl"
-    found = []
+    records = []
     for line in read_bytes(path, most=None).decode().splitlines() if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            records.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return found
+    return records
 
 
 def read_partner(folder: Path) -> str | None:
-    """The other party's name, as a party noted it in its folder."""
+    """Return the other party's name, as a party noted it in its folder."""
     try:
         return (folder / PARTNER).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -232,11 +224,9 @@ def write_settings(run: Path, settings: TransferSettings) -> None:
     path = run / SETTINGS
     if path.exists() and read_settings(run).lasting() != settings.lasting():
         raise RunFolderError(f"{run} holds a transfer with other settings: give another folder with --out")
-    try:
+    with explained(f"{run} cannot be written"):
         private_folder(run)
         write_private(path, settings.text())
-    except OSError as error:
-        raise RunFolderError(f"{run} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def private_folder(path: Path) -> None:
@@ -245,9 +235,9 @@ def private_folder(path: Path) -> None:
     A folder that is there already is closed to others if it is empty, a run folder, or a party's folder in one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = not path.exists()
+    new = not path.exists()
     path.mkdir(mode=0o700, exist_ok=True)
-    if made or is_transfer(path) or is_transfer(path.parent) or not any(path.iterdir()):
+    if new or is_transfer(path) or is_transfer(path.parent) or not any(path.iterdir()):
         path.chmod(0o700)
 
 
@@ -264,17 +254,17 @@ def read_settings(run: Path) -> TransferSettings:
 
 
 def is_transfer(run: Path) -> bool:
-    """Whether a folder is the run folder of a transfer."""
+    """Return whether a folder is the run folder of a transfer."""
     return (run / SETTINGS).is_file()
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if not found:
+    part = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not part:
         raise KeyError(prefix)
-    return found
+    return part
 
 
 def sample(rows: Tensor, most: int = 500) -> Tensor:
-    """The first rows, enough for a figure."""
+    """Return the first rows, enough for a figure."""
     return rows[:most].to(torch.float64)

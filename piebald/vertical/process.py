@@ -19,8 +19,8 @@ def main(arguments: list[str]) -> int:
     folder, role, place = arguments
     try:
         settings = read_settings(Path(folder))
-        where = {"credentials" if settings.runtime.kind == "federation" else "address": place}
-        runtime = TransferRuntime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **where)
+        connection = {"credentials" if settings.runtime.kind == "federation" else "address": place}
+        runtime = TransferRuntime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **connection)
         run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder, simulated=True)
     except PiebaldError as error:
         print(printable(error), file=sys.stderr)

@@ -69,7 +69,7 @@ class PartySession:
     def receive(self, kind: MessageKind, lengths: Sequence[MessageLength]) -> list[bytes]:
         """Receive the expected message."""
         frame = self.channel.receive(max(limit(lengths), 64), self.timeout)
-        # at the greeting, two parties of the same role get a sentence of their own
+        # HELLO may come from either role, so that two parties of the same role get a sentence of their own
         sender = None if kind is MessageKind.HELLO else 1 - ROLES.index(self.role)
         parts = unpack_frame(frame, kind, sender, self._session, self._received, lengths, self._secret)
         self._received += 1
@@ -95,34 +95,37 @@ class PartySession:
         Returns:
             The last step that both can resume.
         """
+        # sorted, so that the digest does not depend on the order in which settings were written
         text = json.dumps(settings, sort_keys=True).encode()
         digest, nonce = hashlib.blake2b(text, digest_size=32).digest(), secrets.token_bytes(16)
         role = bytes([ROLES.index(self.role)])
         self.send(MessageKind.HELLO, [struct.pack("<H", VERSION), role, digest, nonce, struct.pack("<2q", *steps)])
-        version, other, theirs, noise, kept = self.receive(MessageKind.HELLO, HELLO)
+        version, partner_role, partner_digest, partner_nonce, resumable = self.receive(MessageKind.HELLO, HELLO)
         if struct.unpack("<H", version)[0] != VERSION:
             raise SettingsDiffer(
                 f"the other party speaks version {struct.unpack('<H', version)[0]} of the protocol and this one "
                 f"{VERSION}: install the same Piebald on both sides"
             )
-        if noise == nonce:
+        # the sender of HELLO is not checked, so a reflected one is recognised by its nonce
+        if partner_nonce == nonce:
             raise MessageFault("this party's own HELLO message was sent back to it")
-        if other == role:
+        if partner_role == role:
             raise SettingsDiffer(f"both parties say they are the {self.role}: start one as the other")
-        if theirs != digest:
+        if partner_digest != digest:
             keys = ", and tables with the same keys" if "keys" in settings else ""
             raise SettingsDiffer(
                 f"the two parties' settings differ: give both the same file and the same --set options{keys}"
             )
-        common = set(steps) & set(struct.unpack("<2q", kept))
+        common = set(steps) & set(struct.unpack("<2q", resumable))
         if not common:
             raise SettingsDiffer(
                 f"the two parties have no checkpoint of the same step: this one goes on from step {max(steps)} and the "
-                f"other one asks for step {max(struct.unpack('<2q', kept))}, and none goes back to a checkpoint that "
+                f"other one from step {max(struct.unpack('<2q', resumable))}, and none goes back to a checkpoint that "
                 "was passed, since other steps in place of those would tell more about its rows: start both again, "
                 "each in a new folder"
             )
-        first, second = (nonce, noise) if self.role == "source" else (noise, nonce)
+        first, second = (nonce, partner_nonce) if self.role == "source" else (partner_nonce, nonce)
+        # from both nonces, so that neither party alone can make a session repeat
         self._session = hashlib.blake2b(first + second, digest_size=16).digest()
         return max(common)
 
@@ -134,12 +137,12 @@ class PartySession:
         except PartyEnded:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            known = {
+            reasons = {
                 KeyboardInterrupt: EndReason.INTERRUPTED,
                 SettingsDiffer: EndReason.SETTINGS,
                 InvalidMessage: EndReason.MESSAGE,
             }
-            reason = next((reason for kind, reason in known.items() if isinstance(error, kind)), EndReason.BROKEN)
+            reason = next((reason for kind, reason in reasons.items() if isinstance(error, kind)), EndReason.BROKEN)
             self.send(MessageKind.ABORT, [bytes([reason])])
             raise
         finally:
@@ -153,50 +156,48 @@ class Products:
         session: a session after its handshake; keys are exchanged here.
         backend: the encryption backend.
         owned: sizes of the products of this party's statistics.
-        asked: sizes of the products of the other party's statistics.
+        requested: sizes of the products of the other party's statistics.
     """
 
     def __init__(
-        self, session: PartySession, backend: Backend, owned: Sequence[ProductSize], asked: Sequence[ProductSize]
+        self, session: PartySession, backend: Backend, owned: Sequence[ProductSize], requested: Sequence[ProductSize]
     ) -> None:
         self._session, self._backend = session, backend
-        self.owned, self.asked = list(owned), list(asked)
+        self.owned, self.requested = list(owned), list(requested)
         self._owner = backend.owner(self.owned)
         session.send(MessageKind.KEY, [self._owner.announcement])
-        (announced,) = session.receive(MessageKind.KEY, [backend.announced(self.asked)])
+        (announced,) = session.receive(MessageKind.KEY, [backend.announced(self.requested)])
         with session.reading(MessageKind.KEY):
-            self._evaluator = backend.evaluator(announced, self.asked)
+            self._evaluator = backend.evaluator(announced, self.requested)
 
     def exchange(
-        self,
-        statistics: Sequence[ProductStatistics],
-        coefficients: Sequence[Floats],
-        repeats: Sequence[int] = (),
+        self, statistics: Sequence[ProductStatistics], coefficients: Sequence[Floats], repeats: Sequence[int] = (),
         repeated: Sequence[int] = (),
-    ) -> list[Floats]:
+    ) -> list[Floats]:  # fmt: skip
         """Exchange statistics for products with this party's coefficients.
 
         Args:
             statistics: this party's statistics, one for each of `owned`.
-            coefficients: coefficients, one for each of `asked`, then one for each of `repeats`.
-            repeats: numbers of products of `asked` that this party requests once more.
+            coefficients: coefficients, one for each of `requested`, then one for each of `repeats`.
+            repeats: numbers of products of `requested` that this party requests once more.
             repeated: numbers of products of `owned` that the other party requests once more.
 
         Returns:
             C S + K for each matrix of coefficients.
         """
         session, lengths = self._session, self._backend.lengths
-        encrypted = [self._owner.encrypt(own.matrix, size) for own, size in zip(statistics, self.owned, strict=True)]
+        encrypted = [self._owner.encrypt(part.matrix, size) for part, size in zip(statistics, self.owned, strict=True)]
         session.send(MessageKind.STATISTICS, encrypted)
-        places = [*range(len(self.asked)), *repeats]
-        asked = [self.asked[place] for place in places]
-        prepared = [self._evaluator.prepare(c, size) for c, size in zip(coefficients, asked, strict=True)]
+        places = [*range(len(self.requested)), *repeats]
+        sizes = [self.requested[place] for place in places]
+        # encoded while the other party encrypts and its message is under way
+        prepared = [self._evaluator.prepare(c, size) for c, size in zip(coefficients, sizes, strict=True)]
 
-        given = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.asked])
+        received = session.receive(MessageKind.STATISTICS, [lengths(size)[0] for size in self.requested])
         with session.reading(MessageKind.STATISTICS):
             masked = [
-                self._evaluator.multiply(given[place], ready, size)
-                for place, ready, size in zip(places, prepared, asked, strict=True)
+                self._evaluator.multiply(received[place], ready, size)
+                for place, ready, size in zip(places, prepared, sizes, strict=True)
             ]
         session.send(MessageKind.MASKED, [blob for blob, _ in masked])
 
@@ -209,11 +210,11 @@ class Products:
             ]
         session.send(MessageKind.DECRYPTED, decrypted)
 
-        ours = session.receive(MessageKind.DECRYPTED, [lengths(size)[2] for size in asked])
+        ours = session.receive(MessageKind.DECRYPTED, [lengths(size)[2] for size in sizes])
         with session.reading(MessageKind.DECRYPTED):
             return [
                 self._evaluator.unmask(blob, mask, size)
-                for blob, (_, mask), size in zip(ours, masked, asked, strict=True)
+                for blob, (_, mask), size in zip(ours, masked, sizes, strict=True)
             ]
 
 

@@ -37,8 +37,9 @@ class SecureChannel(SocketChannel):
     Attributes:
         certificate: the other party's, as of `ssl.SSLSocket.getpeercert`.
         over: event that is set when the connection has ended here.
-        unwelcome: why the other party is not admitted any more, "" as long as it is.
-        listener: what admitted it and looks every second whether it still may be here; None where this party connected.
+        unwelcome: the reason why the other party is not admitted any more, "" as long as it is.
+        listener: the listener that admitted it and checks every second that it is still admitted; None where this party
+            connected.
     """
 
     def __init__(self, connection: SharedSocket, partner: str) -> None:
@@ -59,6 +60,7 @@ class SecureChannel(SocketChannel):
 
     def _put(self, frame: bytes) -> None:
         rest = memoryview(frame)
+        # in pieces, between which the other direction of the shared connection gets its turn
         while len(rest):
             rest = rest[self._secured.send_within(rest[: 1 << 20], math.inf) :]
 
@@ -86,25 +88,25 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
         SettingError: the credentials do not list the other party, or the address cannot be listened on.
         RuntimeFault: the other party did not connect, or is not there.
     """
-    came: queue.Queue[SecureChannel] = queue.Queue()
+    channels: queue.Queue[SecureChannel] = queue.Queue()
     over = threading.Event()
-    known = credentials.sites() if credentials.party == SERVER else [SERVER]
-    if not known:
+    partners = credentials.sites() if credentials.party == SERVER else [SERVER]
+    if not partners:
         raise SettingError(f"the credentials in {credentials.folder} list no site that could be the other party")
-    if partner is not None and partner not in known:
-        raise unknown(f"party in {credentials.folder} called", partner, known)
-    known = known if partner is None else [partner]
+    if partner is not None and partner not in partners:
+        raise unknown(f"party in {credentials.folder} called", partner, partners)
+    partners = partners if partner is None else [partner]
 
     def carry(connection: SharedSocket) -> None:
-        """Take the first connection of a known party, and hold it until it ends."""
+        """Take the first connection of a listed party, and hold it until it ends."""
         name = _name(connection)
-        if name not in known or over.is_set():
-            log.warning("refused a connection from %s: expected %s", name, " or ".join(known))
+        if name not in partners or over.is_set():
+            log.warning("refused a connection from %s: expected %s", name, " or ".join(partners))
             return
         over.set()
         log.info("the other party is %s, by its certificate", name)
         channel = SecureChannel(connection, name)
-        came.put(channel)
+        channels.put(channel)
         channel.over.wait()
 
     def refusal(who: str, error: Exception) -> None:
@@ -113,26 +115,23 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
 
     address = f"{credentials.host}:{credentials.port}"
     if credentials.party == SERVER:
-        return _listen(credentials, carry, refusal, came, timeout)
+        return _listen(credentials, carry, refusal, channels, timeout)
     arguments = (credentials.host, credentials.port), _context(credentials, server=False), carry, refusal, over
     threading.Thread(target=keep_connecting, args=arguments, name="transfer connection", daemon=True).start()
     try:
-        return came.get(timeout=timeout)
+        return channels.get(timeout=timeout)
     except queue.Empty:
         over.set()
         raise RuntimeFault(f"the other party was not at {address} for {timeout:g} seconds") from None
 
 
 def _listen(
-    credentials: Credentials,
-    carry: Callable[[SharedSocket], None],
-    refusal: Callable[[str, Exception], None],
-    came: queue.Queue[SecureChannel],
-    timeout: float,
-) -> SecureChannel:
+    credentials: Credentials, carry: Callable[[SharedSocket], None], refusal: Callable[[str, Exception], None],
+    channels: queue.Queue[SecureChannel], timeout: float,
+) -> SecureChannel:  # fmt: skip
     """Wait for the other party, and go on looking whether it is still admitted until the channel is closed."""
     address = f"{credentials.host}:{credentials.port}"
-    here = credentials.host if credentials.host in ("127.0.0.1", "localhost") else "0.0.0.0"
+    host = credentials.host if credentials.host in ("127.0.0.1", "localhost") else "0.0.0.0"
     admission = Admission(credentials.folder)
     channel: SecureChannel | None = None
 
@@ -146,12 +145,12 @@ def _listen(
         return True
 
     try:
-        listener = Listener((here, credentials.port), _context(credentials, server=True), carry, refusal, reject)
+        listener = Listener((host, credentials.port), _context(credentials, server=True), carry, refusal, reject)
     except OSError as error:
         raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
     threading.Thread(target=listener.serve_forever, args=(0.1,), name="transfer listener", daemon=True).start()
     try:
-        channel = came.get(timeout=timeout)
+        channel = channels.get(timeout=timeout)
     except queue.Empty:
         listener.shutdown()
         listener.server_close()
@@ -167,6 +166,6 @@ def _context(credentials: Credentials, server: bool) -> RenewedContext:
 
 
 def _name(connection: ssl.SSLSocket) -> str:
-    """The common name in the other side's certificate, "" for none."""
+    """Return the common name in the other side's certificate, "" for none."""
     certificate = connection.getpeercert()
     return name_in(certificate) if certificate else ""

@@ -58,6 +58,7 @@ def load(files: PartyFiles, role: Role, test: float, seed: int, public: bool = F
     if role == "target" and labels is not None:
         held_out[_held_out(labels, keys, file, test, seed)] = True
     x, names = _features(frame, file, ~held_out, role if public else None)
+    # held-out rows have no place among the training rows
     number = np.cumsum(~held_out) - 1  # position among the training rows
     nothing = torch.zeros(0, dtype=torch.float64)
     return PartyHolding(
@@ -79,8 +80,9 @@ def both(files: PartyFiles, test: float, seed: int, public: bool = False) -> dic
     """
     held: dict[Role, PartyHolding] = {role: load(files, role, test, seed, public) for role in ROLES}
     if held["source"].keys != held["target"].keys:
-        one, other = len(held["source"].overlap), len(held["target"].overlap)
-        counts = f"{one} and {other}" if one != other else f"{one} each, not the same"
+        of_source, of_target = (len(held[role].overlap) for role in ROLES)
+        same = of_source == of_target
+        counts = f"{of_source} each, not the same" if same else f"{of_source} and {of_target}"
         raise SettingError(
             f"the two tables must have the same keys in their co-occurring rows, got {counts}: "
             "leave the key empty in rows that only one party has"
@@ -100,7 +102,7 @@ def _check_columns(frame: DataFrame, file: PartyFile) -> None:
 
 
 def _keys(column: Series[Any], file: PartyFile) -> tuple[Texts, Ints]:
-    """The keys [n], "" for rows without one, and the positions of co-occurring rows in the order of their keys."""
+    """Return the keys [n], "" for rows without one, and the positions of co-occurring rows in the order of keys."""
     keys = _texts(column, file)
     place = np.flatnonzero(keys != "")
     place = place[np.argsort(keys[place], kind="stable")]
@@ -113,7 +115,7 @@ def _keys(column: Series[Any], file: PartyFile) -> tuple[Texts, Ints]:
 
 
 def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.float64]:
-    """Labels -1 and 1 [n], and 0 for the target's rows without a label."""
+    """Return labels -1 and 1 [n], and 0 for the target's rows without a label."""
     texts = _texts(column, file)
     if role == "source" and (gaps := int((texts == "").sum())):
         raise SettingError(
@@ -123,14 +125,15 @@ def _labels(column: Series[Any], file: PartyFile, role: Role) -> NDArray[np.floa
     positive = values[-1] if file.positive is None and values else str(file.positive)
     if len(values) != 2 or positive not in values:
         shown = ", ".join(values[:5]) + (", ..." if len(values) > 5 else "")
-        wanted = "two values" if file.positive is None else f"two values, one of them {positive!r}"
-        raise SettingError(f"column {file.label!r} of {file.path} must have {wanted}, got {shown or 'none'}")
+        allowed = "two values" if file.positive is None else f"two values, one of them {positive!r}"
+        raise SettingError(f"column {file.label!r} of {file.path} must have {allowed}, got {shown or 'none'}")
     signs: NDArray[np.float64] = np.where(texts == "", 0.0, np.where(texts == positive, 1.0, -1.0))
     return signs
 
 
 def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: float, seed: int) -> Ints:
-    """The target's held-out rows: a share of those with a label and without a key."""
+    """Return the target's held-out rows: a share of those with a label and without a key."""
+    # rows with a key are trained on, so they cannot be held out
     free = np.flatnonzero((labels != 0) & (keys == ""))
     chosen = np.sort(generator(seed, "transfer", "test").permutation(free)[: round(len(free) * test)])
     if len(np.unique(labels[chosen])) != 2:
@@ -145,7 +148,7 @@ def _held_out(labels: NDArray[np.float64], keys: Texts, file: PartyFile, test: f
 def _features(
     frame: DataFrame, file: PartyFile, train: NDArray[np.bool_], public: Role | None
 ) -> tuple[torch.Tensor, list[str]]:
-    """Inputs [n, f] and their names; `public` is the party whose columns must all have bounds or values."""
+    """Return inputs [n, f] and their names; `public` is the party whose columns must all have bounds or values."""
     chosen = file.columns or [str(name) for name in frame.columns if name not in (file.key, file.label)]
     numbers, texts = [], []
     for name in chosen:
@@ -189,22 +192,22 @@ def _features(
         names += [f"{name}={value}" for value in values]
     numbers, texts = ([name for name in kind if name not in prepared] for kind in (numbers, texts))
     if numbers or texts:
-        x, others = encode(frame, numbers, texts, train)
+        x, encoded = encode(frame, numbers, texts, train)
         columns += list(x.double().numpy().T)
-        names += others
+        names += encoded
     return torch.from_numpy(np.stack(columns, 1)), names
 
 
 def _texts(column: Series[Any], file: PartyFile) -> Texts:
-    """A column as text, "" for gaps.  Whole numbers get no decimal point, although gaps make the column floating."""
+    """Return a column as text, "" for gaps; whole numbers get no decimal point, although gaps make them floats."""
     gaps = column.isna().to_numpy()
     values: list[Any] = column.tolist()
     if column.dtype.kind == "f":
-        known = np.array([value for value, gap in zip(values, gaps, strict=True) if not gap])
-        if np.any(np.abs(known) >= 2.0**53):
+        present = np.array([value for value, gap in zip(values, gaps, strict=True) if not gap])
+        if np.any(np.abs(present) >= 2.0**53):
             raise SettingError(
                 f"column {column.name!r} of {file.path} holds numbers of more than 15 digits: quote them"
             )
-        if np.all(known == np.rint(known)):
+        if np.all(present == np.rint(present)):
             values = [0 if gap else int(value) for value, gap in zip(values, gaps, strict=True)]
     return np.array(["" if gap else str(value).strip() for value, gap in zip(values, gaps, strict=True)], dtype=np.str_)

@@ -11,10 +11,9 @@ from pydantic import Field, field_serializer, field_validator
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
-from piebald.vertical.disclosure_ledger import ToldLedger
-from piebald.vertical.ftl import Alignment
+from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.kernels import GaussianKernel, Kernel, MultiGaussianKernel
-from piebald.vertical.loss_terms import DiscrepancyTerm, LossTerm
+from piebald.vertical.loss_terms import AlignmentTerm, DiscrepancyTerm, LossTerm
 from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import Role
 from piebald.vertical.row_noise import RowNoise
@@ -26,30 +25,30 @@ class Method(Component):
     axis = "method"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
-        """The term at one party, for these batch sizes and widths of aligned layers."""
+        """Return the term at one party, for these batch sizes and widths of aligned layers."""
         raise NotImplementedError
 
     @property
     def unit(self) -> bool:
-        """Whether rows are scaled to length 1 before they are aligned."""
+        """True if rows are scaled to length 1 before they are aligned."""
         return False
 
     @property
     def hides_rows(self) -> bool:
-        """Whether noise hides single rows of a party's own."""
+        """True if noise hides single rows of a party's own."""
         return False
 
-    def row_noise(self, balanced: bool, secret: PartySecret, ledger: ToldLedger) -> RowNoise | None:
-        """The noise on what one party computes from its own rows; None for none."""
+    def row_noise(self, balanced: bool, secret: PartySecret, ledger: DisclosureLedger) -> RowNoise | None:
+        """Return the noise on the numbers that one party computes from its own rows, or None."""
         return None
 
     @property
-    def told(self) -> str:
-        """What the method tells each party about the other's rows, in words."""
+    def disclosure(self) -> str:
+        """The information that the method gives each party about the other's rows, in words."""
         raise NotImplementedError
 
     def statement(self, role: Role, releases: int) -> str:
-        """The statement about differential privacy of a party that has made so many releases about one of its rows."""
+        """Return the statement about differential privacy of a party after some releases about one of its rows."""
         return "no noise is added, and nothing is claimed about differential privacy"
 
 
@@ -61,8 +60,9 @@ class Smmd(Method):
         alpha: weight in the loss, at least 0.
         normalize: scale hidden rows to length 1 before they are compared.  The Gaussian's expansion needs it, and it
             keeps the meaning of alpha the same for all kernels.
-        noise: standard deviation of Gaussian noise on all that depends on a party's own rows (`row_noise`), in units of
-            how far one row can move it; 0 for none.  No losses are computed with it, since they have none.
+        noise: standard deviation of Gaussian noise on every number that depends on a party's own rows (`row_noise`), in
+            units of the largest change by one row; 0 for none.  With noise no losses are computed, since they would
+            have none.
         clip: with noise, the largest norm of a row's gradient.
         delta: delta of the statement about differential privacy.
     """
@@ -94,7 +94,7 @@ class Smmd(Method):
         return self.normalize
 
     @property
-    def told(self) -> str:
+    def disclosure(self) -> str:
         return "each party learns moments of the other's batches; the target learns the labels of co-occurring rows"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
@@ -104,14 +104,12 @@ class Smmd(Method):
     def hides_rows(self) -> bool:
         return self.noise > 0
 
-    def row_noise(self, balanced: bool, secret: PartySecret, ledger: ToldLedger) -> RowNoise | None:
+    def row_noise(self, balanced: bool, secret: PartySecret, ledger: DisclosureLedger) -> RowNoise | None:
         return RowNoise(self.noise, self.clip, self.kernel, balanced, secret, ledger) if self.hides_rows else None
 
     def model_post_init(self, _: object) -> None:
         if self.noise and not self.normalize:
-            raise SettingError(
-                "noise needs normalize = true: without it, how far a row can move the moments is unknown"
-            )
+            raise SettingError("noise needs normalize = true: without it, a row can change the moments without bound")
 
     def statement(self, role: Role, releases: int) -> str:
         if not self.hides_rows:
@@ -119,10 +117,10 @@ class Smmd(Method):
         epsilon = gaussian_epsilon(self.noise / math.sqrt(releases), self.delta) if releases else 0.0
         label = ", another label included" if role == "source" else ""
         return (
-            f"all that the {role} has told in this run is ({epsilon:.3g}, {self.delta:g})-differentially private for "
+            f"all that the {role} has sent in this run is ({epsilon:.3g}, {self.delta:g})-differentially private for "
             f"one of its own rows replaced{label}, by {releases} releases about one row that were counted when they "
-            "left. Not covered are co-occurring rows, how columns were prepared unless by given bounds and values, and "
-            "other runs on the same rows"
+            "were sent. Not covered are co-occurring rows, the preparation of columns unless by given bounds and "
+            "values, and other runs on the same rows"
         )
 
 
@@ -136,8 +134,8 @@ class Ftl(Method):
     kappa: float = Field(default=0.01, ge=0)
 
     @property
-    def told(self) -> str:
+    def disclosure(self) -> str:
         return "each party learns the other's hidden rows of all co-occurring samples, and the target their labels"
 
     def term(self, role: Role, batch: int, overlap_batch: int, widths: Sequence[int]) -> LossTerm:
-        return Alignment(role, self.kappa, overlap_batch, widths[-1])
+        return AlignmentTerm(role, self.kappa, overlap_batch, widths[-1])

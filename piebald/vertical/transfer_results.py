@@ -1,4 +1,4 @@
-"""The result of a transfer, from the records and predictions of a run."""
+"""The result of a transfer, from the records and predictions of a run, and its statements about secrecy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError
 from piebald.core.private_files import write_private
 from piebald.vertical.baselines import TransferScore, transfer_score
-from piebald.vertical.disclosure_ledger import ToldLedger
+from piebald.vertical.disclosure_ledger import LEDGER, DisclosureLedger
 from piebald.vertical.party import Party
-from piebald.vertical.party_store import TOLD, read, read_partner, read_settings, read_steps
+from piebald.vertical.party_store import SECRET, read, read_partner, read_settings, read_steps
 from piebald.vertical.protocol import ROLES, Role
-from piebald.vertical.secrecy import is_simulated, secrecy
 from piebald.vertical.transfer_settings import TransferSettings
+
+CONNECTIONS = {
+    "memory": "inside one process",
+    "sockets": "not encrypted: whoever listens reads the losses, the translator, and all that the backend leaves open",
+    "federation": "encrypted, both parties identified by certificates (TLS 1.3)",
+}
 
 
 @checked_class
@@ -51,13 +56,13 @@ class TransferResult:
     folder: Path | None
 
     def table(self) -> dict[str, Any]:
-        """Plain values, as in `result.json`."""
+        """Return plain values, as in `result.json`."""
         return asdict(self) | {"folder": None if self.folder is None else str(self.folder)}
 
 
 @checked
 def result(folder: PathLike) -> TransferResult:
-    """The result of a finished run, from both parties' folders."""
+    """Return the result of a finished run, from both parties' folders."""
     folder = Path(folder)
     settings = read_settings(folder)
     if not is_finished(settings, folder, "target"):
@@ -66,40 +71,36 @@ def result(folder: PathLike) -> TransferResult:
     score = None
     if len(predictions["labels"]):
         score = transfer_score(predictions["scores"], predictions["labels"], float(predictions["rate"]))
-    ledgers: dict[Role, ToldLedger] = {
-        role: ToldLedger({}, folder / role / TOLD) for role in ROLES if (folder / role / TOLD).exists()
+    ledgers: dict[Role, DisclosureLedger] = {
+        role: DisclosureLedger({}, folder / role / LEDGER) for role in ROLES if (folder / role / LEDGER).exists()
     }
     partner = None if "source" in ledgers else read_partner(folder / "target")
-    made = make_result(settings, ledgers, read_steps(folder / "target"), score, folder, partner)
-    write_result(made)
-    return made
+    finished = make_result(settings, ledgers, read_steps(folder / "target"), score, folder, partner)
+    write_result(finished)
+    return finished
 
 
 def is_finished(settings: TransferSettings, folder: Path, role: Role) -> bool:
-    """Whether a party has finished all steps and written its results."""
+    """Return whether a party has finished all steps and written its results."""
     return (folder / role / "after.safetensors").exists() and len(read_steps(folder / role)) == settings.steps
 
 
 def score_target(target: Party) -> TransferScore | None:
     """Score the target's predictions; None if it has no labels of held-out rows."""
-    if not len(target.holding.test_y):
+    if not len(target.data.test_y):
         return None
-    return transfer_score(target.predict(target.holding.test), target.holding.test_y, target.rate)
+    return transfer_score(target.predict(target.data.test), target.data.test_y, target.rate)
 
 
 def make_result(
-    settings: TransferSettings,
-    ledgers: Mapping[Role, ToldLedger],
-    lines: list[dict[str, Any]],
-    score: TransferScore | None,
-    folder: Path | None,
-    partner: str | None = None,
-) -> TransferResult:
-    """The result of a run, from one party's records of its steps.
+    settings: TransferSettings, ledgers: Mapping[Role, DisclosureLedger], lines: list[dict[str, Any]],
+    score: TransferScore | None, folder: Path | None, partner: str | None = None,
+) -> TransferResult:  # fmt: skip
+    """Return the result of a run, from one party's records of its steps.
 
     Args:
         settings: settings of the run.
-        ledgers: what the parties that are known here have told; the records are the target's if it is among them.
+        ledgers: the ledgers of the parties that ran here; the records are the target's if it is among them.
         lines: records of the steps.
         score: score of the target's predictions.
         folder: the run folder.
@@ -109,7 +110,8 @@ def make_result(
     count = max(len(lines), 1)
     mean = {name: sum(line[name] for line in lines) / count for name in ("seconds", "sent", "received")}
     to_target, to_source = ("received", "sent") if "target" in ledgers else ("sent", "received")
-    releases = {role: told.uses("own", "gradient") + told.uses("whole") for role, told in ledgers.items()}
+    releases = {role: ledger.uses("own", "gradient") + ledger.uses("whole") for role, ledger in ledgers.items()}
+    statements = [settings.method.statement(role, count) for role, count in sorted(releases.items())]
     return TransferResult(
         score=score,
         first=watched[0] if watched else {},
@@ -118,13 +120,42 @@ def make_result(
         seconds=mean["seconds"],
         bytes_to_target=mean[to_target],
         bytes_to_source=mean[to_source],
-        statement="; ".join(dict.fromkeys(settings.method.statement(*told) for told in sorted(releases.items()))),
+        statement="; ".join(dict.fromkeys(statements)),
         secrecy=secrecy(settings, is_simulated(folder), partner),
         folder=folder,
     )
 
 
-def write_result(made: TransferResult) -> None:
+def write_result(finished: TransferResult) -> None:
     """Write result.json into the run folder, if there is one."""
-    if made.folder is not None:
-        write_private(made.folder / "result.json", json.dumps(made.table(), indent=1) + "\n")
+    if finished.folder is not None:
+        write_private(finished.folder / "result.json", json.dumps(finished.table(), indent=1) + "\n")
+
+
+def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = None) -> dict[str, str]:
+    """Return the statements of a run about its own secrecy, by subject: keys, randomness, connection, method.
+
+    Args:
+        settings: settings of the run.
+        simulated: whether one user runs both parties, with secrets that follow from the seed.
+        partner: the name in the other party's certificate, once it is known.
+    """
+    runtime = settings.runtime
+    kind = "sockets" if runtime.kind == "memory" and runtime.address is not None else runtime.kind
+    named = {} if partner is None else {"other party": f"{partner}, by its certificate"}
+    return {
+        "keys": settings.backend.security,
+        "weights, batches, noise": (
+            "from the seed, as both parties are simulated by one user: this run protects nobody"
+            if simulated
+            else "from each party's own secret"
+        ),
+        "connection": CONNECTIONS[kind],
+        **named,
+        "method": settings.method.disclosure,
+    }
+
+
+def is_simulated(folder: Path | None) -> bool:
+    """Return whether a run folder was made by one user for both parties."""
+    return folder is None or not any((folder / role / SECRET).exists() for role in ROLES)

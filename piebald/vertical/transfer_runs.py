@@ -23,23 +23,15 @@ from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link.flare_link import SERVER
-from piebald.vertical import party_data as data_of_parties
-from piebald.vertical import table_files
+from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, is_this_machine, listen, parse
 from piebald.vertical.chunks import exposures, warning
-from piebald.vertical.disclosure_ledger import ToldLedger
+from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
 from piebald.vertical.party_messages import PartyEnded
 from piebald.vertical.party_secret import PartySecret
-from piebald.vertical.party_store import (
-    PartyStore,
-    read_partner,
-    read_settings,
-    read_steps,
-    sample,
-    write_settings,
-)
+from piebald.vertical.party_store import PartyStore, read_partner, read_settings, read_steps, sample, write_settings
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.secure_channel import SecureChannel, open_channel
 from piebald.vertical.transfer_results import (
@@ -65,7 +57,7 @@ def warn(sentence: str) -> None:
 @checked
 def run(
     settings: TransferSettings,
-    holdings: Mapping[Role, PartyHolding] | None = None,
+    data: Mapping[Role, PartyHolding] | None = None,
     out: PathLike | None = None,
     watch: Watcher | None = None,
     tell: Teller = warn,
@@ -74,12 +66,12 @@ def run(
 
     Args:
         settings: settings of the transfer.
-        holdings: data of each party; by default the settings' files, or their data set, divided.  Only with runtime
+        data: data of each party; by default the settings' files, or their data set, divided.  Only with runtime
             "memory".
         out: the run folder; None writes nothing, which only runtime "memory" allows.  An unfinished run in this folder
             is continued.
         watch: called with the record of each step.
-        tell: called with a sentence if the run goes beyond the bound on what is told about rows; by default a warning.
+        tell: called with a sentence if the run goes beyond the bound on disclosures about rows; by default a warning.
 
     Raises:
         SettingError: the settings cannot work.
@@ -90,16 +82,16 @@ def run(
         write_settings(folder, settings)
     kind = settings.runtime.kind
     if kind != "memory":
-        if folder is None or holdings is not None:
+        if folder is None or data is not None:
             raise SettingError(f"runtime {kind} needs a run folder (out) and a data set that both processes can load")
         if settings.runtime.credentials is not None:
             raise SettingError("credentials belong to one party: choose it with --party source or --party target")
         _tell_exposure(settings, _both(settings), tell)
         _two_processes(settings, folder, watch)
         return result(folder)
-    holdings = holdings or _both(settings)
-    _tell_exposure(settings, holdings, tell)
-    return _two_threads(settings, holdings, folder, watch)
+    data = data or _both(settings)
+    _tell_exposure(settings, data, tell)
+    return _two_threads(settings, data, folder, watch)
 
 
 @checked
@@ -135,16 +127,16 @@ def run_party(
         settings: settings of the transfer.
         out: the party's run folder.
         watch: called with the record of each step.
-        tell: called with a sentence if the run goes beyond the bound on what is told about rows; by default a warning.
+        tell: called with a sentence if the run goes beyond the bound on disclosures about rows; by default a warning.
         simulated: whether the party's own secret follows from the seed, because one user runs both parties.
     """
     folder = Path(out)
     open_own_channel = _channel_opener(role, settings.runtime, folder)
-    shared, holding = _secret(), _one(settings, role)
-    holding.check(role, settings)
+    shared, data = _secret(), _one(settings, role)
+    data.check(role, settings)
     write_settings(folder, settings)
     if not simulated:
-        _tell_exposure(settings, {role: holding}, tell)
+        _tell_exposure(settings, {role: data}, tell)
     channel = open_own_channel()
     if isinstance(channel, SecureChannel) and settings.runtime.partner is None and not simulated:
         tell(
@@ -152,44 +144,42 @@ def run_party(
             f"runtime.partner={channel.partner})"
         )
     with one_thread():
-        trained = train_party(role, settings, holding, channel, folder, watch, shared, simulated)
+        trained = train_party(role, settings, data, channel, folder, watch, shared, simulated)
     lines = read_steps(folder / role)
     score = score_target(trained) if role == "target" else None
     return make_result(settings, {role: trained.ledger}, lines, score, folder, read_partner(folder / role))
 
 
-def _channel_opener(role: Role, where: TransferRuntime, folder: Path) -> Callable[[], Channel]:
-    """A function that connects one party to the other; wrong settings are refused before data is loaded."""
-    if where.credentials is not None:
-        credentials = read_credentials(Path(where.credentials))
+def _channel_opener(role: Role, runtime: TransferRuntime, folder: Path) -> Callable[[], Channel]:
+    """Return a function that connects one party to the other; refuse wrong settings before data is loaded."""
+    if runtime.credentials is not None:
+        credentials = read_credentials(Path(runtime.credentials))
         noted = read_partner(folder / role)
-        if noted is not None and where.partner not in (None, noted):
-            raise SettingError(
-                f"the run in {folder} began with {noted}, got runtime.partner={where.partner}: start it in a new folder"
-            )
-        return lambda: open_channel(credentials, where.timeout, where.partner or noted)
-    if where.address is None:
+        if noted is not None and runtime.partner not in (None, noted):
+            partner = f"runtime.partner={runtime.partner}"
+            raise SettingError(f"the run in {folder} began with {noted}, got {partner}: start it in a new folder")
+        return lambda: open_channel(credentials, runtime.timeout, runtime.partner or noted)
+    if runtime.address is None:
         raise SettingError(
             "a party alone needs an address: --set runtime.address=host:port, the same on both sides, "
             "or credentials: --set runtime.kind=federation --set runtime.credentials=FOLDER"
         )
-    address = where.address
+    address = runtime.address
     host, _ = parse(address)
-    if not (where.allow_unencrypted or is_this_machine(host)):
+    if not (runtime.allow_unencrypted or is_this_machine(host)):
         raise SettingError(
             f"address {address!r} is not on this machine, and sockets are not encrypted, so others can read the losses "
             "and the translator: use credentials (--set runtime.kind=federation --set runtime.credentials=FOLDER), or "
             "accept it with --set runtime.allow_unencrypted=true"
         )
-    return lambda: (listen if role == "target" else connect)(address, where.timeout)
+    return lambda: (listen if role == "target" else connect)(address, runtime.timeout)
 
 
-def _tell_exposure(settings: TransferSettings, holdings: Mapping[Role, PartyHolding], tell: Teller) -> None:
-    """Tell each party whose rows may be determined by what the other one is told."""
-    for role, holding in holdings.items():
-        holding.check(role, settings)
-        sentence = warning(role, exposures(role, holding, settings))
-        if sentence:
+def _tell_exposure(settings: TransferSettings, data: Mapping[Role, PartyHolding], tell: Teller) -> None:
+    """Tell each party whose rows the other one may determine."""
+    for role, own_data in data.items():
+        own_data.check(role, settings)
+        if sentence := warning(role, exposures(role, own_data, settings)):
             tell(sentence)
 
 
@@ -197,31 +187,25 @@ def _one(settings: TransferSettings, role: Role) -> PartyHolding:
     """Load one party's data, without reading the other party's file."""
     if settings.files is not None:
         return table_files.load(settings.files, role, settings.data.test, settings.seed, settings.method.hides_rows)
-    return data_of_parties.load(settings.data, settings.seed)[role]
+    return party_data.load(settings.data, settings.seed)[role]
 
 
 def _both(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
     if settings.files is not None:
         return table_files.both(settings.files, settings.data.test, settings.seed, settings.method.hides_rows)
-    return data_of_parties.load(settings.data, settings.seed)
+    return party_data.load(settings.data, settings.seed)
 
 
 def train_party(
-    role: Role,
-    settings: TransferSettings,
-    holding: PartyHolding,
-    channel: Channel,
-    folder: Path | None,
-    watch: Watcher | None = None,
-    shared: bytes = b"",
-    simulated: bool = False,
-) -> Party:
+    role: Role, settings: TransferSettings, data: PartyHolding, channel: Channel, folder: Path | None,
+    watch: Watcher | None = None, shared: bytes = b"", simulated: bool = False,
+) -> Party:  # fmt: skip
     """Run one party over an open channel, from the handshake to the end.
 
     Args:
         role: the party.
         settings: settings of the transfer.
-        holding: the party's data.
+        data: the party's data.
         channel: channel to the other party.
         folder: the run folder, or None to write nothing.
         watch: called with the record of each step.
@@ -232,28 +216,28 @@ def train_party(
     with session.closing():
         store = None if folder is None else PartyStore(folder, role)
         try:
-            known = PartySecret.simulated(settings.seed, role) if simulated else None
-            secret = store.secret(known) if store else known or PartySecret.fresh()
-            made = Party(role, holding, settings, secret, store.told if store else None)
+            secret = PartySecret.simulated(settings.seed, role) if simulated else None
+            secret = store.secret(secret) if store else secret or PartySecret.fresh()
+            party = Party(role, data, settings, secret, store.ledger_file if store else None)
             if store and isinstance(channel, SecureChannel):
                 store.keep_to(channel.partner)
-            keys = {"keys": holding.keys} if holding.keys else {}
-            made.done = session.handshake(settings.agreed() | keys, store.last_steps() if store else (0, 0))
+            keys = {"keys": data.keys} if data.keys else {}
+            party.done = session.handshake(settings.agreed() | keys, store.last_steps() if store else (0, 0))
             if store:
-                store.restore(made, made.done)
-            if store and made.done == 0:
-                store.write("before", {"rows": sample(made.aligned(holding.x))})
-            for step in made.train(session, _checkpoint_writer(settings, store)):
+                store.restore(party, party.done)
+            if store and party.done == 0:
+                store.write("before", {"rows": sample(party.aligned(data.x))})
+            for step in party.train(session, _checkpoint_writer(settings, store)):
                 if store:
                     store.record(step)
                 if watch:
                     watch(step.table())
             if store:
-                _write_results(made, store)
+                _write_results(party, store)
         finally:
             if store:
                 store.close()
-    return made
+    return party
 
 
 @contextmanager
@@ -274,10 +258,11 @@ def one_thread() -> Iterator[None]:
 
 
 def _checkpoint_writer(settings: TransferSettings, store: PartyStore | None) -> Callable[[Party], None] | None:
-    """A function that writes the checkpoints and deletes passed ones; also after the last step, before the handover."""
+    """Return a function that writes checkpoints, also after the last step, and deletes passed ones."""
 
     def write_checkpoint(party: Party) -> None:
         assert store is not None
+        # the last step has a checkpoint, from which a lost handover is repeated
         if party.done % settings.checkpoint_every == 0 or party.done == settings.steps:
             store.save(party)
         else:
@@ -287,9 +272,9 @@ def _checkpoint_writer(settings: TransferSettings, store: PartyStore | None) -> 
 
 
 def _write_results(party: Party, store: PartyStore) -> None:
-    tensors = {"rows": sample(party.aligned(party.holding.x))}
+    tensors = {"rows": sample(party.aligned(party.data.x))}
     if party.role == "target":
-        tensors |= {"scores": party.predict(party.holding.test), "labels": party.holding.test_y}
+        tensors |= {"scores": party.predict(party.data.test), "labels": party.data.test_y}
         tensors["rate"] = torch.tensor(party.rate, dtype=torch.float64)
     store.write("after", tensors)
 
@@ -298,19 +283,19 @@ def _write_results(party: Party, store: PartyStore) -> None:
 
 
 def _two_threads(
-    settings: TransferSettings, holdings: Mapping[Role, PartyHolding], folder: Path | None, watch: Watcher | None
+    settings: TransferSettings, data: Mapping[Role, PartyHolding], folder: Path | None, watch: Watcher | None
 ) -> TransferResult:
     import torch._dynamo  # optimizers import it when first used, which two threads must not do at once
 
     ends = dict(zip(ROLES, InMemoryChannel.pair(), strict=True))
-    ledgers: dict[Role, ToldLedger] = {}
+    ledgers: dict[Role, DisclosureLedger] = {}
     errors: list[BaseException] = []
     lines: list[dict[str, Any]] = []
 
     def train_source() -> None:
         torch.set_num_threads(1)  # the setting is per thread
         try:
-            source = train_party("source", settings, holdings["source"], ends["source"], folder, simulated=True)
+            source = train_party("source", settings, data["source"], ends["source"], folder, simulated=True)
             ledgers["source"] = source.ledger
         except BaseException as error:  # raised in the waiting thread
             errors.append(error)
@@ -320,24 +305,24 @@ def _two_threads(
         if watch:
             watch(line)
 
-    other = threading.Thread(target=train_source, name="transfer source", daemon=True)
-    other.start()
+    thread = threading.Thread(target=train_source, name="transfer source", daemon=True)
+    thread.start()
     try:
         with one_thread():
-            target = train_party("target", settings, holdings["target"], ends["target"], folder, note, simulated=True)
+            target = train_party("target", settings, data["target"], ends["target"], folder, note, simulated=True)
     except PartyEnded as ended:
-        other.join()
+        thread.join()
         raise next((error for error in errors if not isinstance(error, PartyEnded)), ended) from None
     finally:
-        other.join()
+        thread.join()
     if errors:
         raise errors[0]
     if folder is not None:
         lines = read_steps(folder / "target")
     ledgers["target"] = target.ledger
-    made = make_result(settings, ledgers, lines, score_target(target), folder)
-    write_result(made)
-    return made
+    finished = make_result(settings, ledgers, lines, score_target(target), folder)
+    write_result(finished)
+    return finished
 
 
 # -------------------------------------------------------------------------------------------------------- two processes
@@ -348,6 +333,7 @@ def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | No
     with TemporaryDirectory(prefix="piebald-") as folder_of_credentials:
         places = _places(settings.runtime, Path(folder_of_credentials))
         environment = os.environ | {SECRET: secrets.token_hex(32)}
+        # a new interpreter for each party: the two share no memory, only a connection
         command = [sys.executable, "-m", "piebald.vertical.process", str(folder)]
         begun = {
             role: subprocess.Popen([*command, role, places[role]], env=environment, stderr=subprocess.PIPE, text=True)
@@ -356,10 +342,10 @@ def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | No
         _wait(begun, folder, watch)
 
 
-def _places(where: TransferRuntime, credentials: Path) -> dict[Role, str]:
-    """Where two processes of this machine connect: an address, or a credentials folder for each."""
-    if where.kind == "sockets":
-        return dict.fromkeys(ROLES, where.address or f"127.0.0.1:{free_port()}")
+def _places(runtime: TransferRuntime, credentials: Path) -> dict[Role, str]:
+    """Return the place of each process of this machine: an address, or a folder of credentials."""
+    if runtime.kind == "sockets":
+        return dict.fromkeys(ROLES, runtime.address or f"127.0.0.1:{free_port()}")
     description = Description(name="transfer", host="127.0.0.1", port=free_port(), days=30, sites=["source"])
     provision(description, credentials)
     return {"source": str(credentials / "source"), "target": str(credentials / SERVER)}
@@ -368,14 +354,14 @@ def _places(where: TransferRuntime, credentials: Path) -> dict[Role, str]:
 def _wait(begun: Mapping[Role, subprocess.Popen[str]], folder: Path, watch: Watcher | None) -> None:
     """Report the target's steps until both processes have ended; terminate both on an error."""
     try:
-        seen = len(read_steps(folder / "target"))
+        reported = len(read_steps(folder / "target"))
         while any(process.poll() is None for process in begun.values()):
             time.sleep(0.1)
-            lines = read_steps(folder / "target")[seen:] if watch else []
+            lines = read_steps(folder / "target")[reported:] if watch else []
             for line in lines:
                 if watch:
                     watch(line)
-            seen += len(lines)
+            reported += len(lines)
     except BaseException:
         for process in begun.values():
             process.terminate()

@@ -162,7 +162,7 @@ class TransferRuntime(TransferSection):
 
     @property
     def is_one_party(self) -> bool:
-        """Whether these are the settings of one party that runs alone."""
+        """True if these are the settings of one party that runs alone."""
         return self.address is not None or self.credentials is not None
 
 
@@ -195,6 +195,14 @@ class TransferSettings(TransferSection):
         files: both parties' own tables, `[files.source]` and `[files.target]`, instead of the data set of `[data]`.
         method: the method that aligns the hidden layers, see `transfer_methods`.
         backend: the encryption backend, see `encryption`.
+
+    Examples:
+        >>> from piebald import vertical
+        >>> settings = vertical.TransferSettings(steps=10, backend="plain", watch_every=5)
+        >>> settings.method.kind, settings.backend.security
+        ('smmd', '0 bits: nothing is encrypted')
+        >>> [step for step in range(settings.steps) if settings.watches(step)]
+        [0, 5, 9]
     """
 
     steps: int = Field(default=200, ge=1)
@@ -273,7 +281,7 @@ class TransferSettings(TransferSection):
         return {key: value for key, value in self.lasting().items() if key != "files"}
 
     def watches(self, step: int) -> bool:
-        """Whether a step computes the losses: every `watch_every`-th from the first, and the last; none with noise."""
+        """Return whether a step computes the losses: every `watch_every`-th, and the last; none with noise."""
         if self.method.hides_rows:
             return False
         return step % self.watch_every == 0 or step == self.steps - 1
@@ -308,5 +316,5 @@ class TransferSettings(TransferSection):
                 f"overlap_batch must be at most data.overlap = {self.data.overlap}, got {self.overlap_batch}"
             )
         for term in self.terms("source"):
-            for size in (*term.owned, *term.asked):
+            for size in (*term.owned, *term.requested):
                 self.backend.check(size)

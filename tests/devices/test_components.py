@@ -27,11 +27,9 @@ from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.validate import Validate
 from piebald.methods.transforms.compression import Compressor
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.statistics.boosting.settings import TreeSettings
-from piebald.statistics.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
-from piebald.statistics.queries.statistics import StatisticsQuery
-from piebald.statistics.queries.tree_sums import MaskedTreeSumsQuery
-from piebald.statistics.queries.trees import TreeScoresQuery, TreesQuery
+from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
+from piebald.statistics.queries.trees import MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
+from piebald.statistics.trees.settings import TreeSettings
 from tests.contract.conftest import TABLE, method, plain_network
 from tests.devices.there import ENGINES, NAME, assert_as_on_the_cpu, carry_out, equal_clients, there
 

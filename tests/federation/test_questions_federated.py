@@ -11,9 +11,9 @@ pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[tre
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.federation.site.policy import Policy
-from piebald.statistics.columns_asked import wanted_of_numbers
 from piebald.statistics.exact_at_sites import statistics_at_sites
-from piebald.statistics.trees.trees_at_sites import trees_at_sites
+from piebald.statistics.request import statistics_request
+from piebald.statistics.trees.site_clients import trees_at_sites
 from tests.statistics.test_at_sites import InProcess
 from tests.statistics.test_trees_at_sites import PLAN, SETTINGS
 
@@ -30,7 +30,7 @@ def told_by(folder: Path) -> set[str]:
 def test_statistics_and_trees_over_mutual_tls(tmp_path: Path) -> None:
     """They are to the bit those of sites in this process; a site whose policy does not name trees grows none."""
     policies = [Policy(queries=["statistics", "trees"])] * 2 + [Policy(queries=["statistics"])]
-    wanted = wanted_of_numbers((0.1, 0.5), None, {}, True)
+    wanted = statistics_request((0.1, 0.5), None, {}, True)
     with connected(PLAN, policies, tmp_path / "credentials") as server:
         told = statistics_at_sites(server, PLAN.work, PLAN.clients, wanted)
         grown = trees_at_sites(server, PLAN.work, PLAN.clients, SETTINGS, out=tmp_path / "trees")

@@ -27,9 +27,9 @@ from piebald.federation.link.wire_messages import Hello, Piece, TermsRequest, We
 from piebald.privacy.secure_aggregation import server_side
 from piebald.privacy.secure_aggregation.server_side import SecureRound
 from piebald.privacy.secure_aggregation.transform import SecureAggregation
-from piebald.statistics import at_sites as statistics_at_sites
-from piebald.statistics.queries.column_sums import MaskedSumsQuery
-from piebald.statistics.trees import of_experiment as trees_of_experiment
+from piebald.statistics.experiment import statistics_of_sites
+from piebald.statistics.queries.columns import MaskedSumsQuery
+from piebald.statistics.trees import experiment as trees_of_experiment
 
 from .conftest import Server, Sites, carry_out, provisioned, settings, until
 
@@ -217,7 +217,7 @@ def test_others_whose_bounds_hide_their_rows(five: Sites, monkeypatch: pytest.Mo
     bounds = {f"x{place}": (0.0, 1.0) for place in range(64)}
     file, flags = as_file(five)
     folder = five.folder / "server"
-    honest = statistics_at_sites.ask(file, flags, folder, bounds=bounds, secure=True)
+    honest = statistics_of_sites(file, flags, folder, bounds=bounds, secure=True)
     server = LyingServer(monkeypatch)
 
     def far(task: Task) -> Task:
@@ -228,7 +228,7 @@ def test_others_whose_bounds_hide_their_rows(five: Sites, monkeypatch: pytest.Mo
     server.show_others(far)
     present = None
     with suppress(PiebaldError):  # where the server got no sum; else the others gave shares, and it is noise
-        present = statistics_at_sites.ask(file, flags, folder, bounds=bounds, secure=True).numbers["x20"].present
+        present = statistics_of_sites(file, flags, folder, bounds=bounds, secure=True).numbers["x20"].present
     rows = honest.numbers["x20"].present
     assert present is None or not present <= rows
     assert all(abs(float(total.view("<i8")[0])) > rows * 2.0**30 for total in server.totals)

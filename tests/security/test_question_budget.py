@@ -35,12 +35,12 @@ from piebald.privacy import SecureAggregation
 from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_records
 from piebald.runs.prepare import Options, prepare
 from piebald.server.client_queries import ClientQueries
-from piebald.statistics.boosting.settings import TreeSettings
-from piebald.statistics.columns_asked import wanted_of_numbers
 from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
-from piebald.statistics.queries.statistics import StatisticsQuery
+from piebald.statistics.experiment import open_sites, question_recipe
+from piebald.statistics.queries.columns import StatisticsQuery
 from piebald.statistics.queries.trees import TreeScoresQuery
-from piebald.statistics.question_run import asked, asking_recipe
+from piebald.statistics.request import statistics_request
+from piebald.statistics.trees.settings import TreeSettings
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
@@ -307,7 +307,7 @@ def test_an_approved_run_answers_what_its_terms_name_and_nothing_else() -> None:
 def test_terms_name_the_questions_that_are_asked(quantiles: tuple[float, ...]) -> None:
     """Statistics with bins and bounds at a site that answers what it has approved."""
     bounds: dict[str, Any] = {name: (-9.0, 9.0) for name in ("x0", "x1", "x2")}
-    wanted = wanted_of_numbers(quantiles, 2, bounds, False)
+    wanted = statistics_request(quantiles, 2, bounds, False)
     stated = tuple(json.loads(json.dumps(one.stated())) for one in stated_questions(CLIENTS, wanted, None, "train"))
     assert len(stated) == 2
     work = dataclasses.replace(PLAN.work, questions=stated, trains=False)
@@ -323,7 +323,7 @@ def test_what_is_asked_trains_as_the_files_recipe(name: str, masked: bool) -> No
     """Before, sites that accept the recipe refused: its training was not that of its name."""
     made = recipes.make(name)
     masks = (SecureAggregation(bits=64),) if masked else ()
-    recipe = asking_recipe(made, masks)
+    recipe = question_recipe(made, masks)
     assert recipe is None or recipe.training == made.training
     assert recipe is not None or masked
 
@@ -490,7 +490,7 @@ def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
     opened.append(made := Federation(tmp_path, "queries = ['masked_tree_sums', 'tree_scores']", rows))
     server, masks = made.credentials / "server", (SecureAggregation(bits=64),)
     query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))
-    with asked(made.file, site_flags(made.file, None, server), server, "trees", masks, lambda *_: []) as lying:
+    with open_sites(made.file, site_flags(made.file, None, server), server, "trees", masks, lambda *_: []) as lying:
         model = lying.spec.initial[: lying.spec.layout.shared]
         queries = ClientQueries(lying.runtime, lying.spec)
         tasks = [

@@ -21,7 +21,7 @@ from piebald.privacy.secure_aggregation.client_side import masked, replied
 from piebald.privacy.secure_aggregation.key_material import rounding_seed
 from piebald.privacy.secure_aggregation.key_queries import DIGEST
 from piebald.privacy.secure_aggregation.server_side import SecureRound
-from piebald.statistics.queries.column_sums import MaskedSumsQuery
+from piebald.statistics.queries.columns import MaskedSumsQuery
 from tests.fakes import few
 
 from .lying_server import Clients

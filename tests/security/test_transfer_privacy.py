@@ -16,7 +16,7 @@ import torch
 from piebald.core.errors import SettingError
 from piebald.privacy.accounting import gaussian_epsilon
 from piebald.vertical.chunks import own_chunks
-from piebald.vertical.disclosure_ledger import ToldLedger
+from piebald.vertical.disclosure_ledger import DisclosureLedger
 from piebald.vertical.kernels import LinearKernel
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding
@@ -43,7 +43,7 @@ def noisy(kernel: object = "linear", noise: float = 2.0, **changes: object) -> T
     return small(**{"method": method, "steps": 6, "data": {"overlap": 18}} | changes)
 
 
-def holdings(role: str, rows: int = 58, features: int = 5) -> tuple[PartyHolding, PartyHolding]:
+def party_data(role: str, rows: int = 58, features: int = 5) -> tuple[PartyHolding, PartyHolding]:
     """Two that differ in one row of the party's own, and its label: the first of them in the chunk of step 0."""
     rng = torch.Generator().manual_seed(3)
     x = 2 * torch.randn(rows, features, generator=rng, dtype=torch.float64)
@@ -119,14 +119,14 @@ class Followed(RowNoise):
 def answers(party: Party) -> list[np.ndarray]:
     """What the other party could answer."""
     rng = np.random.default_rng(5)
-    return [rng.uniform(-0.2, 0.2, (size.rows, size.width)) for term in party.terms for size in term.asked]
+    return [rng.uniform(-0.2, 0.2, (size.rows, size.width)) for term in party.terms for size in term.requested]
 
 
 def steps(party: Party, count: int) -> list[np.ndarray]:
     """Take steps against fixed answers; everything that the party told."""
     told = []
     for _ in range(count):
-        view = party._told(party.view())
+        view = party._disclosed(party.view())
         told += [part for term in party.terms for s in term.statistics(view) for part in (s.matrix, s.constant)]
         party._update(view, answers(party))
         party.done += 1
@@ -144,7 +144,7 @@ def test_the_whole_transcript_is_within_the_stated_epsilon(role, kernel, aligned
     and the releases are no further apart than as many Gaussian mechanisms as were counted."""
     settings = noisy(kernel, network={"hidden": [10], "aligned": aligned})
     found = []
-    for held in holdings(role):
+    for held in party_data(role):
         transcript = Transcript(found[0][0].released if found else None)
         party = transcript.follow(Party(role, held, settings, PartySecret.simulated(0, role)))
         told = steps(party, settings.steps)
@@ -168,7 +168,7 @@ def test_no_row_moves_a_release_by_more_than_is_said(kernel, seed):
     """Each part for itself, for any rows and the same weights: the first step's."""
     rng = torch.Generator().manual_seed(seed)
     settings, found = noisy(kernel), []
-    held = holdings("source")[0]
+    held = party_data("source")[0]
     place = own_chunks(held, 20, PartySecret.simulated(0, "source"), by_label=False)[0][seed]
     for _ in range(8):
         x, y = held.x.clone(), held.y.clone()
@@ -189,7 +189,7 @@ def test_no_row_moves_a_release_by_more_than_is_said(kernel, seed):
 
 def test_rows_are_dealt_by_their_numbers_and_not_by_what_they_hold():
     """Before, chunks were dealt over the rows in the order of their labels: one flipped label moved all after it."""
-    held, other = holdings("source")
+    held, other = party_data("source")
     secret = PartySecret.fresh()
     for one, two in zip(own_chunks(held, 20, secret, False), own_chunks(other, 20, secret, False), strict=True):
         assert np.array_equal(one, two)
@@ -206,7 +206,7 @@ DELTA = 0.3  # an attacker by experiment sees large deltas best
 def audit(noise: float, runs: int) -> float:
     """A lower bound on epsilon at `DELTA`, at 99 %: an attacker who knows all but the noise tells two rows apart."""
     settings = noisy(steps=1, noise=AUDITED)
-    pair = holdings("source", rows=38)
+    pair = party_data("source", rows=38)
 
     def told(held: PartyHolding, forced: Transcript | None = None) -> Transcript:
         transcript = Transcript(None if forced is None else forced.released)
@@ -248,11 +248,11 @@ def test_no_losses_are_computed_with_noise_and_the_statement_counts_releases(tmp
     settings = noisy(data={"name": "breast_cancer", "overlap": 100})
     made = run(settings, out=tmp_path / "run", tell=lambda _: None)
     assert made.first == made.last == {}
-    counted = ToldLedger({}, tmp_path / "run" / "source" / "told.jsonl")
+    counted = DisclosureLedger({}, tmp_path / "run" / "source" / "told.jsonl")
     releases = counted.uses("own", "gradient") + counted.uses("whole")
     assert f"by {releases} releases about one row" in made.statement
-    assert "all that the source has told in this run is (" in made.statement
-    assert "all that the target has told in this run is (" in made.statement
+    assert "all that the source has sent in this run is (" in made.statement
+    assert "all that the target has sent in this run is (" in made.statement
     assert "Not covered are co-occurring rows" in made.statement
     page = write_page(tmp_path / "run")[0].read_text()
     assert "No losses were computed" in page
@@ -281,7 +281,7 @@ def test_what_reaches_the_other_party_is_what_was_released(monkeypatch):
 
 def test_noise_is_the_same_for_the_same_numbers_and_other_for_others():
     """So a repeated step tells nothing new, and two different sums never have the same noise."""
-    secret, ledger = PartySecret.fresh(), ToldLedger({("own", 0): 2})
+    secret, ledger = PartySecret.fresh(), DisclosureLedger({("own", 0): 2})
     method = noisy().method
     noise = RowNoise(2.0, 1.0, method.kernel, True, secret, ledger)
     one, again, other = (

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from piebald.core.errors import PiebaldError, RunFolderError
 from piebald.federation.hub.local_federation import free_port
 from piebald.vertical.channel import Channel, InMemoryChannel, connect
-from piebald.vertical.disclosure_ledger import ToldLedger, plan
+from piebald.vertical.disclosure_ledger import DisclosureLedger, plan
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import load
 from piebald.vertical.party_messages import HEADER, MessageKind, PartyEnded
@@ -57,14 +57,14 @@ def attack(channel: Channel, made: TransferSettings, claim: tuple[int, int], ste
         channel.close()
 
 
-def told(folder: Path) -> ToldLedger:
-    return ToldLedger({}, folder / "target" / "told.jsonl")
+def told(folder: Path) -> DisclosureLedger:
+    return DisclosureLedger({}, folder / "target" / "told.jsonl")
 
 
 def assert_within_plan(folder: Path, made: TransferSettings) -> None:
     party = Party("target", load(made.data, made.seed)["target"], made, PartySecret.fresh())
     allowed = plan(made.steps, len(party.own), len(party.common))
-    counted: dict[tuple[str, int], set[str]] = told(folder)._told
+    counted: dict[tuple[str, int], set[str]] = told(folder)._digests
     assert counted
     assert all(len(digests) <= allowed[what] for what, digests in counted.items())
 
@@ -103,7 +103,7 @@ def test_no_partner_has_a_process_go_back_to_a_checkpoint_that_was_passed(tmp_pa
         attack(connect(address, 60.0), made, (0, 0), 10, secret)
     said = third.communicate(timeout=300)[1]
     assert third.returncode == 2
-    assert "this one goes on from step 8 and the other one asks for step 0" in said
+    assert "this one goes on from step 8 and the other one from step 0" in said
     assert len(said.strip().splitlines()) == 1
     assert (folder / "target" / "told.jsonl").read_bytes() == before
     assert_within_plan(folder, made)
@@ -177,10 +177,10 @@ def test_nothing_leaves_that_is_not_on_disk(tmp_path, monkeypatch):
     made = settings()
     sent: list[int] = []
 
-    def full(ledger: ToldLedger, line: object) -> None:
+    def full(ledger: DisclosureLedger, line: object) -> None:
         raise RunFolderError("told.jsonl cannot be written, so nothing is sent: no space left on device")
 
-    monkeypatch.setattr(ToldLedger, "_append", full)
+    monkeypatch.setattr(DisclosureLedger, "_append", full)
     send = InMemoryChannel.send
     monkeypatch.setattr(
         InMemoryChannel,
@@ -213,21 +213,21 @@ def test_a_ledger_that_cannot_be_read_ends_the_run(tmp_path, damage, said):
 
 def test_a_line_that_was_cut_off_was_not_followed_by_what_it_counts(tmp_path):
     path = tmp_path / "told.jsonl"
-    ledger = ToldLedger({("own", 0): 2}, path)
+    ledger = DisclosureLedger({("own", 0): 2}, path)
     ledger.count("own", 0, 0, b"a")
     path.write_bytes(path.read_bytes() + b'{"what":"own","chu')
-    again = ToldLedger({("own", 0): 2}, path)
+    again = DisclosureLedger({("own", 0): 2}, path)
     assert again.uses("own") == 1
     again.count("own", 0, 1, b"b")
-    assert ToldLedger({}, path).uses("own") == 2
+    assert DisclosureLedger({}, path).uses("own") == 2
     with pytest.raises(RunFolderError, match="step 3 would tell about the same rows once more than the 2 times"):
-        ToldLedger({("own", 0): 2}, path).count("own", 0, 2, b"c")
-    ToldLedger({("own", 0): 2}, path).count("own", 0, 0, b"a")  # the very same
+        DisclosureLedger({("own", 0): 2}, path).count("own", 0, 2, b"c")
+    DisclosureLedger({("own", 0): 2}, path).count("own", 0, 0, b"a")  # the very same
 
 
 def test_what_is_not_planned_is_not_told():
     with pytest.raises(RunFolderError, match="than the 0 times"):
-        ToldLedger(plan(4, 2, 2)).count("own", 2, 0, b"")
+        DisclosureLedger(plan(4, 2, 2)).count("own", 2, 0, b"")
 
 
 @pytest.mark.parametrize(("steps", "own", "common"), [(1, 1, 1), (7, 3, 2), (2, 5, 1)])
@@ -259,4 +259,4 @@ def test_checkpoints_are_passed_once_a_later_step_is_done(tmp_path):
 def test_two_parties_of_which_one_has_passed_what_the_other_claims_say_so():
     errors = talk(lambda role, session: session.handshake({}, (8, 8) if role == "source" else (4, 0)))
     for role, own, other in (("source", 8, 4), ("target", 4, 8)):
-        assert f"this one goes on from step {own} and the other one asks for step {other}" in str(errors[role])
+        assert f"this one goes on from step {own} and the other one from step {other}" in str(errors[role])

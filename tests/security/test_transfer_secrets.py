@@ -16,9 +16,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from piebald.vertical.chunks import common_chunks, exposures, own_chunks, unknown_numbers, warning
-from piebald.vertical.ftl import Alignment
 from piebald.vertical.kernels import LinearKernel
-from piebald.vertical.loss_terms import DiscrepancyTerm, LabelTerm
+from piebald.vertical.loss_terms import AlignmentTerm, DiscrepancyTerm, LabelTerm
 from piebald.vertical.party import Party
 from piebald.vertical.party_data import PartyHolding, load
 from piebald.vertical.party_network import PartyNetwork
@@ -59,7 +58,7 @@ def test_ftls_hidden_rows_do_not_give_features_at_the_first_step(known):
     """Before, the first weights came from the seed: the target read the source's features to 1e-13."""
     held = load(SETTINGS.data, 0)["source"]
     source = Party("source", held, SETTINGS, secret(SETTINGS, "source", known))
-    share = Alignment("source", 0.01, 40, 20).statistics(source.view())[0]
+    share = AlignmentTerm("source", 0.01, 40, 20).statistics(source.view())[0]
     shape = SETTINGS.network
     guess = PartyNetwork(held.x.shape[1], shape.hidden, shape.aligned, PartySecret.simulated(SETTINGS.seed, "source"))
     error = worst(features_from_hidden(guess, torch.from_numpy(-share.constant)), held.x[source.common[0]].numpy())
@@ -76,7 +75,7 @@ def sums_of_steps(party: Party, steps: int, batches: list[np.ndarray] | None) ->
             party.own = [batches[step]]
         party.done = step
         told.append(term.statistics(party.view())[0].matrix[0])
-    return np.array(told), party.aligned(party.holding.x).numpy()
+    return np.array(told), party.aligned(party.data.x).numpy()
 
 
 @pytest.mark.parametrize("drawn", ["anew, known", "in chunks, known", "in chunks, secret"])
@@ -253,7 +252,7 @@ def test_whole_numbers_and_constants_are_no_unknown_numbers():
     assert unknown_numbers(torch.full((400, 3), 0.25).double(), 100, 31) == 0
 
 
-def holding(rows: int, features: int, labels: bool) -> PartyHolding:
+def party_data(rows: int, features: int, labels: bool) -> PartyHolding:
     x = torch.randn(rows, features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = torch.sign(x[:, 0]) if labels else None
     return PartyHolding(x, y, np.arange(40), tuple(map(str, range(features))), x[:0], x[:0, 0])
@@ -261,14 +260,14 @@ def holding(rows: int, features: int, labels: bool) -> PartyHolding:
 
 def test_the_bound_is_told_before_the_start_and_names_steps_and_rows():
     fine, beyond = (small(steps=steps, method={"kind": "smmd", "kernel": "linear"}) for steps in (10, 400))
-    held = holding(140, 6, labels=False)
+    held = party_data(140, 6, labels=False)
     assert warning("target", exposures("target", held, fine)) == ""
     said = warning("target", exposures("target", held, beyond))
     # 400 steps are 80 uses of each of 5 chunks; each tells 8 means and one number for the losses
     assert "400 steps tell the source" in said
     assert "about a chunk of" in said
     (own, common) = exposures("target", held, beyond)
-    assert (own.told, own.unknown) == (80 * 9, 19 * 6)
+    assert (own.disclosed, own.unknown) == (80 * 9, 19 * 6)
     assert common.unknown == 17 * 6
     assert not own.holds
     assert own.most_steps == 400 * 19 * 6 // (80 * 9)

@@ -27,8 +27,8 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.federation.site.work_limits import TaskWatch, WorkLimits
-from piebald.statistics.boosting.settings import TreeSettings
 from piebald.statistics.queries.trees import TreesQuery
+from piebald.statistics.trees.settings import TreeSettings
 from tests.federation.conftest import SITES, provisioned, settings
 
 from .server_entry import prepared

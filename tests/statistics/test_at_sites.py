@@ -1,4 +1,4 @@
-"""Sites answer questions about statistics where their policy says so, and hostile answers are refused."""
+"""AskedSites answer questions about statistics where their policy says so, and hostile answers are refused."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from piebald.core.errors import PiebaldError
 from piebald.data.partition.three_way_split import SPLITS
 from piebald.experiments.file import ExperimentSettings
 from piebald.statistics import statistics
-from piebald.statistics.columns_asked import wanted_of_numbers
 from piebald.statistics.exact_at_sites import statistics_at_sites
 from piebald.statistics.pooled_statistics import FederatedStatistics
+from piebald.statistics.request import statistics_request
 
 from .sites import Change, InProcess, Policy, plan
 
@@ -31,7 +31,7 @@ POOLED = np.concatenate([PLAN.clients.rows(k, "train").x.double().numpy() for k 
 
 
 def asked(runtime: InProcess, **wanted: Any) -> FederatedStatistics:
-    made = wanted_of_numbers(wanted.pop("quantiles", (0.1, 0.5)), wanted.pop("bins", None), wanted, False)
+    made = statistics_request(wanted.pop("quantiles", (0.1, 0.5)), wanted.pop("bins", None), wanted, False)
     return statistics_at_sites(runtime, PLAN.work, PLAN.clients, made, say=lambda line: None)  # type: ignore[arg-type]
 
 

@@ -18,9 +18,8 @@ from piebald.data.partition import clients_from
 from piebald.privacy.ledger import noise_for
 from piebald.privacy.secure_aggregation import masks
 from piebald.statistics import Ledger, statistics
-from piebald.statistics.bounded_sums import STEP, SumPlan, as_text
+from piebald.statistics.bounded_sums import STEP, SumPlan, as_text, masked
 from piebald.statistics.columns import ClientColumns
-from piebald.statistics.secure_sum import masked
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)
 
@@ -181,7 +180,7 @@ def test_noise_at_the_clients_adds_up(frame: pandas.DataFrame) -> None:
         ({"epsilon": 1.0, "delta": 1e-5}, "epsilon needs bounds of column 'x', which must not be taken from the rows"),
         ({"secure": True, "columns": ["colour"]}, "secure needs categories of column 'colour'"),
         ({"secure": True, "columns": ["x"], "bounds": {"x": (0, 1)}}, "secure takes quantiles from a histogram"),
-        ({"secure": True, "by_client": True}, "by_client tells what secure and epsilon are to hide"),
+        ({"secure": True, "by_client": True}, "by_client shows what secure and epsilon are to hide"),
         ({"bounds": {"x": (2, 1)}}, "bounds of 'x' must be a low and a higher number"),
         ({"bounds": {"x": (0,)}}, "bounds of 'x' must be two numbers"),
         ({"bounds": {"sx": (0, 1)}}, "did you mean 'x'"),

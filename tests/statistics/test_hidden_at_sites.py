@@ -1,4 +1,4 @@
-"""Sites tell sums that hide single rows: with noise that a ledger counts, under masks, or both."""
+"""AskedSites tell sums that hide single rows: with noise that a ledger counts, under masks, or both."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from piebald.privacy.ledger import Ledger, noise_for
 from piebald.runs.prepare import PreparedRun
 from piebald.statistics.bounded_sums import STEP, SumPlan
 from piebald.statistics.columns import ClientColumns
-from piebald.statistics.columns_asked import wanted_of_numbers
-from piebald.statistics.hidden_at_sites import AskedSites, hidden_at_sites
+from piebald.statistics.hidden_at_sites import hidden_at_sites
 from piebald.statistics.pooled_statistics import FederatedStatistics
-from piebald.statistics.queries.column_sums import MaskedSumsQuery, NoisySumsQuery
-from piebald.statistics.queries.statistics import StatisticsQuery
+from piebald.statistics.queries.columns import MaskedSumsQuery, NoisySumsQuery, StatisticsQuery
+from piebald.statistics.request import statistics_request
+from piebald.statistics.sites import AskedSites
 
 from .sites import InProcess, Policy, coded_plan, plan
 
@@ -42,7 +42,7 @@ LABELS = torch.cat([PLAN.clients.rows(k, "train").y for k in range(3)])  # type:
 def told(
     runtime: InProcess, of: PreparedRun, epsilon: float | None = 1.0, bins: int | None = 16, limits: Any = None
 ) -> FederatedStatistics:
-    wanted = wanted_of_numbers((0.5,) if bins else (), bins, LIMITS if limits is None else limits, False)
+    wanted = statistics_request((0.5,) if bins else (), bins, LIMITS if limits is None else limits, False)
     delta = None if epsilon is None else 1e-6
     return hidden_at_sites(runtime, of.work, of.clients, wanted, epsilon=epsilon, delta=delta, say=lambda line: None)  # type: ignore[arg-type]
 
@@ -104,7 +104,7 @@ PAIRS = (("x0", "target"), ("x2", "x0"))
 
 def counted(runtime: InProcess, of: PreparedRun, epsilon: float | None, **wanted: Any) -> FederatedStatistics:
     """Counts of the codes, alone and in pairs, beside the column of numbers."""
-    asked = wanted_of_numbers((), 4, {"x1": (-8.0, 8.0)}, False, **{"categories": CODES, "tables": PAIRS, **wanted})
+    asked = statistics_request((), 4, {"x1": (-8.0, 8.0)}, False, **{"categories": CODES, "tables": PAIRS, **wanted})
     delta = None if epsilon is None else 1e-6
     return hidden_at_sites(runtime, of.work, of.clients, asked, epsilon=epsilon, delta=delta, say=lambda line: None)  # type: ignore[arg-type]
 
@@ -155,7 +155,7 @@ def test_noise_on_tables_has_the_stated_scale_and_the_budget_ends(tmp_path: Path
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        ({"tables": [("x0", "x1")]}, "a table needs the categories of column 'x1'"),
+        ({"tables": [("x0", "x1")]}, "epsilon needs categories of column 'x1'"),
         ({"tables": [("x0", "age")]}, "there is no column 'age'"),
         ({"tables": [("x0", "x0")]}, "tables must be pairs of different columns"),
         ({"categories": {"x0": ("0", "0")}}, "categories of 'x0' must be different names"),

@@ -17,9 +17,9 @@ from sklearn.datasets import load_breast_cancer
 import piebald
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.data.partition import clients_from
-from piebald.statistics.boosting.clients import fresh
-from piebald.statistics.boosting.forest import Forest, nodes, reject_reason
 from piebald.statistics.trees.encoding import tree_data
+from piebald.statistics.trees.forest import Forest, nodes, reject_reason
+from piebald.statistics.trees.local_clients import margins_of
 
 xgboost = pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 
@@ -66,7 +66,7 @@ def test_one_client_grows_the_trees_of_plain_xgboost(objective: Objective, tmp_p
             assert mine[part] == pytest.approx(other[part], rel=1e-4, abs=1e-6)
     # the file predicts what Piebald does
     margins = loaded.predict(inputs(table), output_margin=True).reshape(len(table), -1)
-    ours_margins = fresh(table[["a", "b", "c"]].to_numpy(np.float32), found.boosted.forest, found.boosted.start)
+    ours_margins = margins_of(table[["a", "b", "c"]].to_numpy(np.float32), found.boosted.forest, found.boosted.start)
     assert margins == pytest.approx(ours_margins, abs=1e-6)
     known = plain.predict(inputs(table))
     predicted = found.predict(table)
@@ -95,7 +95,7 @@ def test_bagging_is_what_a_plain_program_of_it_computes() -> None:
             change += shares[name] * tree.predict(nothing, output_margin=True)
         margins += change
     found = piebald.trees(parts, target="y", rounds=4, max_depth=3, learning_rate=0.5, test=0.0, compare=False)
-    ours = fresh(table[["a", "b", "c"]].to_numpy(np.float32), found.boosted.forest, found.boosted.start)
+    ours = margins_of(table[["a", "b", "c"]].to_numpy(np.float32), found.boosted.forest, found.boosted.start)
     assert ours[:, 0] == pytest.approx(margins, abs=1e-4)
     assert found.boosted.ends == (3, 6, 9, 12)
     cyclic = piebald.trees(parts, target="y", rounds=4, form="cyclic", test=0.0, compare=False)
@@ -223,13 +223,13 @@ def honest() -> np.ndarray[Any, Any]:
         ((0, 0, 0), 1e6, "a split of none of the 3 columns"),
         ((0, 0, 0), 0.5, "a split of none of the 3 columns"),
         ((0, 0, 0), -3, "a split of none of the 3 columns"),
-        ((0, 0, 0), -2, "a node that hangs on none"),
-        ((0, 0, 0), -1, "a node that hangs on none"),
-        ((0, 1, 0), -2, "a node that hangs on none|without one of its sides"),
+        ((0, 0, 0), -2, "a node without a parent"),
+        ((0, 0, 0), -1, "a node without a parent"),
+        ((0, 1, 0), -2, "a node without a parent|without one of its sides"),
         ((0, -1, 0), 2, "a split below depth 3"),
         ((0, 0, 1), math.nan, "not finite"),
         ((0, 0, 1), 1e31, "not finite, or too large"),
-        ((0, 0, 2), -1.0, "a gain that is negative"),
+        ((0, 0, 2), -1.0, "a negative gain"),
         ((0, 0, 3), 39, "not of the 40 rows"),
         ((0, 1, 3), 3, "do not add up"),
         ((0, 1, 3), 0.5, "not of the 40 rows"),
@@ -259,7 +259,7 @@ def test_no_mutation_of_trees_crashes_anything(tmp_path: Path) -> None:
             continue
         accepted += 1
         forest = Forest(changed, 3)
-        margins = fresh(x, forest, found.boosted.start)
+        margins = margins_of(x, forest, found.boosted.start)
         assert np.isfinite(margins).all()
         if trial % 10 == 0:
             other = replace(found, boosted=replace(found.boosted, forest=forest))

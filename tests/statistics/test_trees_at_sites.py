@@ -18,10 +18,10 @@ from piebald.core.errors import PiebaldError
 from piebald.data.partition import clients_from
 from piebald.models import Logistic
 from piebald.runs.prepare import Options, PreparedRun, prepare
-from piebald.statistics.boosting.settings import TreeSettings
 from piebald.statistics.queries.trees import TreesQuery
 from piebald.statistics.trees.boosted_trees import BoostedTrees
-from piebald.statistics.trees.trees_at_sites import trees_at_sites
+from piebald.statistics.trees.settings import TreeSettings
+from piebald.statistics.trees.site_clients import trees_at_sites
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")

@@ -15,23 +15,23 @@ from piebald import recipes
 from piebald.contracts import SUM, Task
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.privacy import SecureAggregation
-from piebald.statistics.boosting.clients import TreeRows
-from piebald.statistics.boosting.forest import Forest
-from piebald.statistics.boosting.settings import TreeSettings
-from piebald.statistics.boosting.summed_rounds import Growing, SummedBoosting
-from piebald.statistics.boosting.summed_rows import SummedRows, summed_loss
-from piebald.statistics.boosting.targets import Target
-from piebald.statistics.boosting.thresholds import NOWHERE, counts_at_most, thresholds_of
-from piebald.statistics.queries.tree_sums import MaskedTreeSumsQuery
-from piebald.statistics.trees import summed
-from piebald.statistics.trees.summed import SummedAtSites, SummedHere
+from piebald.statistics.queries.trees import MaskedTreeSumsQuery
+from piebald.statistics.trees import local_clients
+from piebald.statistics.trees.encoding import TreeRows
+from piebald.statistics.trees.forest import Forest
+from piebald.statistics.trees.histograms import NOWHERE, SummedRows, counts_at_most, summed_loss, thresholds_of
+from piebald.statistics.trees.local_clients import LocalSums
+from piebald.statistics.trees.rounds import Growing, SummedBoosting
+from piebald.statistics.trees.settings import TreeSettings
+from piebald.statistics.trees.site_clients import SiteSums
+from piebald.statistics.trees.targets import Target
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
-from piebald.statistics.trees.trees_at_sites import trees_at_sites
+from piebald.statistics.trees.site_clients import trees_at_sites
 from tests.statistics.sites import InProcess
 
 from .test_trees import KINDS, rows
@@ -96,8 +96,8 @@ def test_masks_change_no_bit(objective: Any, monkeypatch: pytest.MonkeyPatch) ->
     given |= {"target": "y", "client": "who", "objective": objective, "validation": 0.2, "patience": 2, **bounds}
     plain = piebald.trees(table, form="histogram", compare=False, **given)
     sums = []
-    masked = summed.secure_sum
-    monkeypatch.setattr(summed, "secure_sum", lambda told: sums.append(len(told)) or masked(told))
+    masked = local_clients.secure_sum
+    monkeypatch.setattr(local_clients, "secure_sum", lambda told: sums.append(len(told)) or masked(told))
     hidden = piebald.trees(table, form="histogram", secure=True, **given)
     assert hidden.xgboost_model() == plain.xgboost_model()
     assert hidden.boosted.losses == plain.boosted.losses
@@ -184,7 +184,7 @@ def test_a_call_that_was_stopped_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"secure": True}, "masks hide sums, and there are none under form 'bagging': take form = 'histogram'"),
+        ({"secure": True}, "masks hide sums, and form 'bagging' has none: take form = 'histogram'"),
         ({"form": "cyclic", "target_bounds": (0, 1)}, "target_bounds are for form 'histogram', got form 'cyclic'"),
         ({"form": "histogram", "target_bounds": (1, 1)}, "target_bounds must be a low and a higher number"),
         ({"form": "histogram", "local_rounds": 2}, "local_rounds must be 1 under form 'histogram', got 2"),
@@ -230,10 +230,10 @@ def test_sites_under_masks_have_the_trees_that_would_be_grown_here(tmp_path: Pat
 def test_no_sum_of_a_site_leaves_it_without_masks(tmp_path: Path) -> None:
     """The bytes of each site's own histograms are searched for in all that leaves the sites."""
     runtime = InProcess(SECURE, [ALLOWED] * 3, folder=tmp_path)
-    sites = SummedAtSites(runtime, SECURE.work, 2, Target("binary", 2), SETTINGS, 0)  # type: ignore[arg-type]
+    sites = SiteSums(runtime, SECURE.work, 2, Target("binary", 2), SETTINGS, 0)  # type: ignore[arg-type]
     train = [TreeRows(name, *split_rows(k)) for k, name in enumerate("abc")]
     own = [SummedRows(one.x["train"], one.y["train"], Target("binary", 2), SETTINGS) for one in train]
-    here = SummedHere(train, Target("binary", 2), SETTINGS, 0)
+    here = LocalSums(train, Target("binary", 2), SETTINGS, 0)
     start = SummedBoosting(here, Target("binary", 2), SETTINGS, 0).started()
     thresholds = thresholds_of(here.at_most, 2, 8)
     root = Forest(np.zeros((1, 7, 4), np.float32), 2)

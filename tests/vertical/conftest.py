@@ -63,18 +63,18 @@ def small(**changes: object) -> TransferSettings:
 Trained = tuple[dict[Role, Party], dict[Role, list[TransferStep]]]
 
 
-def party(role: Role, holding: PartyHolding, settings: TransferSettings) -> Party:
+def party(role: Role, data: PartyHolding, settings: TransferSettings) -> Party:
     """A party whose secret follows from the seed, so that two runs can be compared."""
-    return Party(role, holding, settings, PartySecret.simulated(settings.seed, role))
+    return Party(role, data, settings, PartySecret.simulated(settings.seed, role))
 
 
 def train_both(
     settings: TransferSettings,
-    holdings: dict[Role, PartyHolding] | None = None,
+    data: dict[Role, PartyHolding] | None = None,
     ends: tuple[Channel, Channel] | None = None,
 ) -> Trained:
     """Both parties, in two threads; an error of either is raised."""
-    held = holdings or load(settings.data, settings.seed)
+    held = data or load(settings.data, settings.seed)
     parties = {role: party(role, held[role], settings) for role in ROLES}
     steps: dict[Role, list[TransferStep]] = {}
 

@@ -20,9 +20,8 @@ from piebald.vertical.encryption.backend import (
     to_integers,
     uniform,
 )
-from piebald.vertical.ftl import Alignment
 from piebald.vertical.kernels import GaussianKernel, LinearKernel, PolynomialKernel, ProductSize
-from piebald.vertical.loss_terms import LabelTerm, PartyView
+from piebald.vertical.loss_terms import AlignmentTerm, LabelTerm, PartyView
 from piebald.vertical.protocol import ROLES
 
 from .conftest import KERNELS, encrypted, unit
@@ -72,11 +71,11 @@ def test_the_same_integers_for_the_loss_on_co_occurring_rows_and_for_ftl(backend
     u, v, phi = (torch.from_numpy(unit(seed + place, n, d)) for place in range(3))
     labels = torch.sign(phi[:, 0] - phi[:, 0].median() + 1e-9)
     views = {"source": PartyView([], u, labels, phi[0]), "target": PartyView([], v)}
-    for make in (lambda role: LabelTerm(role, n, d), lambda role: Alignment(role, 0.5, n, d)):
+    for make in (lambda role: LabelTerm(role, n, d), lambda role: AlignmentTerm(role, 0.5, n, d)):
         terms = {role: make(role) for role in ROLES}
         for owner, asker in (ROLES, ROLES[::-1]):
             (size,), (share,) = terms[owner].owned, terms[owner].statistics(views[owner])
-            assert terms[asker].asked == [size]
+            assert terms[asker].requested == [size]
             (c,) = terms[asker].coefficients(views[asker])
             found, fixed = both(backend, size, share.matrix, share.constant, c)
             np.testing.assert_array_equal(found, fixed)

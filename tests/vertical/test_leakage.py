@@ -69,10 +69,10 @@ def test_the_target_can_read_the_labels_of_co_occurring_rows_off_its_gradients()
 
 def test_ftl_shows_each_party_the_others_hidden_rows():
     parties, _ = train_both(small(backend="plain", steps=1, method={"kind": "ftl"}))
-    from piebald.vertical.ftl import Alignment
+    from piebald.vertical.loss_terms import AlignmentTerm
 
     views = {role: parties[role].view() for role in ROLES}
-    share = Alignment("target", 0.5, 18, 8).statistics(views["target"])[0]
+    share = AlignmentTerm("target", 0.5, 18, 8).statistics(views["target"])[0]
     seen = np.ones((18, 1)) @ share.matrix + share.constant
     torch.testing.assert_close(torch.from_numpy(-seen), views["target"].common.detach())
 

@@ -94,12 +94,12 @@ def test_the_target_predicts_alone_with_the_translator_it_was_given():
     source, target = parties["source"], parties["target"]
     phi, rate = source.summary()
     assert target.rate == rate
-    scores = target.predict(target.holding.test)
-    torch.testing.assert_close(scores, torch.sigmoid(target.network(target.holding.test)[-1] @ phi).detach())
+    scores = target.predict(target.data.test)
+    torch.testing.assert_close(scores, torch.sigmoid(target.network(target.data.test)[-1] @ phi).detach())
     fresh = train_both(small(steps=1))[0]["target"]
     fresh.phi = None
     with pytest.raises(Exception, match="only after training"):
-        fresh.predict(target.holding.test)
+        fresh.predict(target.data.test)
 
 
 def test_transfer_beats_the_source_alone_on_real_rows():
@@ -107,7 +107,7 @@ def test_transfer_beats_the_source_alone_on_real_rows():
 
     settings = small(steps=60, data={"name": "breast_cancer", "overlap": 100}, batch=64, overlap_batch=64)
     target = train_both(settings)[0]["target"]
-    score = transfer_score(target.predict(target.holding.test), target.holding.test_y, target.rate)
+    score = transfer_score(target.predict(target.data.test), target.data.test_y, target.rate)
     assert score.auc > 0.95
     assert source_only(load(settings.data, 0), settings).auc < score.auc
 

@@ -66,6 +66,14 @@ class Vertical(Division):
         share: share of the features for the active party, drawn at random, if `features` is None.
         active_share: share of the rows outside the overlap that the active party holds.
         seed: seed of all choices.
+
+    Examples:
+        >>> import torch
+        >>> from piebald.data import DataSet
+        >>> people = DataSet("people", torch.rand(6, 2), torch.tensor([0, 1] * 3), features=("income", "visits"))
+        >>> parties = Vertical(overlap=2, features=("income",)).split(people)
+        >>> parties.passive.features, len(parties.active.ids), len(parties.overlap)
+        (('visits',), 4, 2)
     """
 
     overlap: int | None = Field(default=None, ge=1)

@@ -1,4 +1,5 @@
-"""What clients are asked for statistics and trees.
+"""The questions that sites answer for statistics and trees.
 
-Each query bounds what it tells; the answers are put together one folder up.
+Each query bounds what its answers show of a client's rows.  The answers are put together in `statistics` and
+`statistics.trees`.
 """

@@ -1,4 +1,4 @@
-"""Boosted trees at a client: sums of its targets, trees that it grows on its own rows, and scores of a forest."""
+"""Questions about boosted trees: trees that a client grows, scores of a forest, and sums from which trees grow."""
 
 from __future__ import annotations
 
@@ -11,36 +11,51 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from piebald.contracts import ClientContext, Query, ResultForm, Rows, Split, TrainInput, TrainOutput, Trains, Update
+from piebald.contracts import (
+    ClientContext,
+    Hiding,
+    Query,
+    ResultForm,
+    Rows,
+    Split,
+    TrainInput,
+    TrainOutput,
+    Trains,
+    Update,
+)
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.statistics.boosting.clients import HereClients, TreeRows, alone, fresh, usable
-from piebald.statistics.boosting.forest import PARTS, Forest, nodes, reject_reason
-from piebald.statistics.boosting.rounds import Start
-from piebald.statistics.boosting.settings import Objective, TreeSettings
-from piebald.statistics.boosting.targets import SCORES, Target
+from piebald.core.moments import Ints
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.statistics.queries.columns import sums_form, sums_output, sums_reason
+from piebald.statistics.trees.encoding import TreeRows, usable
+from piebald.statistics.trees.forest import PARTS, Floats32, Forest, nodes, reject_reason
+from piebald.statistics.trees.histograms import SUMS, SummedRows, open_nodes, summed_loss
+from piebald.statistics.trees.local_clients import LocalTreeClients, alone, margins_of
+from piebald.statistics.trees.rounds import MOST_SUMS, Start
+from piebald.statistics.trees.settings import Objective, TreeSettings
+from piebald.statistics.trees.targets import SCORES, Target
 
 Ask = Literal["sums", "grow", "loss", "scores", "alone"]
-STATED = ("kind", "boosting", "objective", "classes", "seed")  # before trees are grown
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+STATED = ("kind", "boosting", "objective", "classes", "seed")  # fields that are known before trees are grown
 
 
 class TreesQuery(Query):
-    """Grow trees on top of a forest, or tell how good one is (`kind` is "trees").
+    """Grow trees on top of a forest, or score one (`kind` is "trees").
 
-    The forest comes as the task's vector "forest" [t, nodes, 2], see `boosting.forest.Forest`.  A site answers only
-    where its policy names this query, and keeps to itself a tree with a leaf about fewer rows than it demands.
+    The forest comes as the task's vector "forest" [t, nodes, 2], see `trees.forest.Forest`.  A site answers only
+    where its policy names this query, and does not send a tree with a leaf of fewer rows than it demands.
 
     Attributes:
         ask: "sums" of the training targets, trees that "grow", the sum of the "loss", "scores", or scores of the model
             that the client boosts "alone".
         boosting: the settings.
-        objective, classes: what is predicted; 0 classes for a regression.
+        objective, classes: the objective, and its classes; 0 for a regression.
         start: margins that boosting starts from, one for each group.
         class_weights: weight of a row of each class; None where all are 1.
         round: the number of the round, from 0.
         seed: of subsampling.
-        split: whose rows are scored.
+        split: the split of the rows that are scored.
     """
 
     by_name = True
@@ -90,31 +105,34 @@ class TreesQuery(Query):
         return {"train"} if self.ask in ("sums", "grow") else {self.split}
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
-        told = [self._told(inputs, context, place) for place in range(len(inputs.versions))]
-        names = [name for name in told[0] if name in ("sums", "forest")]
-        metrics = {name: torch.tensor([float(one[name]) for one in told]) for name in told[0] if name not in names}
-        vectors = {name: torch.stack([torch.as_tensor(one[name]) for one in told]) for name in names}
-        return TrainOutput(inputs.model, torch.zeros(len(told)), vectors=vectors, metrics=metrics)
+        answers = [self._answer(inputs, context, place) for place in range(len(inputs.versions))]
+        names = [name for name in answers[0] if name in ("sums", "forest")]
+        metrics = {
+            name: torch.tensor([float(answer[name]) for answer in answers]) for name in answers[0] if name not in names
+        }
+        vectors = {name: torch.stack([torch.as_tensor(answer[name]) for answer in answers]) for name in names}
+        return TrainOutput(inputs.model, torch.zeros(len(answers)), vectors=vectors, metrics=metrics)
 
-    def _told(self, inputs: TrainInput, context: ClientContext, place: int) -> dict[str, float | Tensor]:
-        """What one client tells: numbers, and one vector at most."""
+    def _answer(self, inputs: TrainInput, context: ClientContext, place: int) -> dict[str, float | Tensor]:
+        """Return the answer of one client: numbers, and one vector at most."""
         rows = rows_of(context, place, self.rows_read(False) | {"train"}, self.boosting, self.classes)
         examples = {"examples": float(len(rows.y["train" if self.ask in ("sums", "grow") else self.split]))}
         if self.ask == "sums":
             return {"sums": torch.tensor(self.target.sums(rows.y["train"]).counts, dtype=torch.float64), **examples}
         if self.ask == "alone":
             model = alone(rows, self.target, self.boosting, self.seed)
-            margins = None if model is None else fresh(rows.x[self.split], model.forest, model.start)
-            known = {} if margins is None else self.target.scores(margins, rows.y[self.split])
-            return {**dict.fromkeys(SCORES[self.objective], math.nan), **known, **examples}
+            if model is None:
+                return {**dict.fromkeys(SCORES[self.objective], math.nan), **examples}
+            margins = margins_of(rows.x[self.split], model.forest, model.start)
+            return {**self.target.scores(margins, rows.y[self.split]), **examples}
         start = start_of(self.start, self.class_weights, self.target)
         forest = forest_of(inputs.vectors["forest"][place], rows.x["train"].shape[1], self.boosting.max_depth)
         if self.ask == "grow":
-            here = HereClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
-            grown = here.grow(forest, start, self.round, [0])[0]
+            client = LocalTreeClients([rows], self.target, self.boosting, self.seed, [inputs.clients[place]])
+            grown = client.grow(forest, start, self.round, [0])[0]
             assert grown is not None
             return {"forest": torch.from_numpy(grown.table), **examples}
-        margins = fresh(rows.x[self.split], forest, start)
+        margins = margins_of(rows.x[self.split], forest, start)
         if self.ask == "loss":
             return {"loss": float(self.target.row_losses(margins, rows.y[self.split]).sum()), **examples}
         return {**self.target.scores(margins, rows.y[self.split]), **examples}
@@ -130,7 +148,7 @@ class TreesQuery(Query):
         return ResultForm({}, names, rows[self.split], 0)
 
     def fewest_rows(self, answer: Update) -> int | None:
-        """See `Query`: the rows of the smallest leaf or class, or those that scores are of."""
+        """See `Query`: the rows of the smallest leaf or class, or the rows that are scored."""
         if "forest" in answer.vectors:
             table = answer.vectors["forest"]
             counts = table[:, :, 3][table[:, :, 0] == -1]
@@ -138,8 +156,8 @@ class TreesQuery(Query):
             counts = answer.vectors["sums"]
         else:
             counts = torch.tensor([float(answer.examples)])
-        held = counts[counts > 0]
-        return int(held.min()) if len(held) else None
+        positive = counts[counts > 0]
+        return int(positive.min()) if len(positive) else None
 
     def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
         if self.ask == "sums":
@@ -166,7 +184,7 @@ class TreesQuery(Query):
 
 
 class TreeScoresQuery(TreesQuery):
-    """Tell how good a forest is, or one that the client boosts alone, and no tree (`kind` is "tree_scores").
+    """Score a forest, or the model that the client boosts alone, and send no tree (`kind` is "tree_scores").
 
     Attributes:
         ask: "scores", or scores of the model that the client boosts "alone".
@@ -177,20 +195,126 @@ class TreeScoresQuery(TreesQuery):
     ask: Literal["scores", "alone"]
 
 
+class MaskedTreeSumsQuery(Query):
+    """Send sums from which trees grow, under the run's masks (`kind` is "masked_tree_sums").
+
+    Sums are whole numbers, see `trees.histograms`.  They are of training rows, except losses, which are of validation
+    rows.  The model so far comes as the task's vector "forest", the trees of this round as "grown" and thresholds of
+    each column as "thresholds" [d, t].
+
+    Attributes:
+        ask: sums of "targets"; counts of numbers that are "at_most" some thresholds; "histograms" of a level's open
+            nodes; the "loss".
+        boosting: the settings.
+        objective, classes: the objective, and its classes; 0 for a regression.
+        columns, thresholds: d and t, 0 where none come.
+        nodes: how many nodes are open.
+        level: of these nodes, from 0.
+        start: margins that boosting starts from, one for each group.
+        class_weights: weight of a row of each class; None where all are 1.
+        round: the number of the round, from 0.
+        seed: of subsampling.
+    """
+
+    by_name = True
+    reads_model = False
+
+    ask: Literal["targets", "at_most", "histograms", "loss"]
+    boosting: TreeSettings
+    objective: Objective
+    classes: int = Field(default=0, ge=0, le=1000)
+    columns: int = Field(default=0, ge=0, le=1 << 16)
+    thresholds: int = Field(default=0, ge=0, le=1 << 16)
+    nodes: int = Field(default=0, ge=0, le=1 << 20)
+    level: int = Field(default=0, ge=0, le=10)
+    start: tuple[float, ...] = Field(default=(), max_length=1000)
+    class_weights: tuple[float, ...] | None = Field(default=None, max_length=1000)
+    round: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def target(self) -> Target:
+        """The objective and its classes."""
+        return Target(self.objective, self.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the sums, which are sent as one vector."""
+        return {
+            "targets": (self.classes or 2,),
+            "at_most": (self.columns, self.thresholds),
+            "histograms": (self.nodes, self.columns, self.thresholds + 2, SUMS),
+            "loss": (2,),
+        }[self.ask]
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(noise=0.0, masked=True)
+
+    def most_asked(self, hides: bool) -> int:
+        return 2000  # a model of 100 rounds of depth 6 takes 710
+
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name in STATED}
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {"validation"} if self.ask == "loss" else {"train"}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        if math.prod(self.shape) > MOST_SUMS:
+            raise ValueError(f"sums are at most {MOST_SUMS:,} numbers, got {math.prod(self.shape):,}")
+        sums = [self._sums(inputs, context, place).reshape(-1) for place in range(len(inputs.versions))]
+        return sums_output(inputs, sums)
+
+    def _sums(self, inputs: TrainInput, context: ClientContext, place: int) -> Ints:
+        """Return the sums of one client."""
+        rows = rows_of(context, place, self.rows_read(False), self.boosting, self.classes)
+        if self.ask in ("targets", "at_most"):
+            summed = SummedRows(rows.x["train"], rows.y["train"], self.target, self.boosting)
+            return summed.targets() if self.ask == "targets" else summed.at_most(self._thresholds(inputs, place, rows))
+        start = start_of(self.start, self.class_weights, self.target)
+        width, depth = rows.x["train"].shape[1], self.boosting.max_depth
+        forest = forest_of(inputs.vectors["forest"][place], width, depth)
+        if self.ask == "loss":
+            margins = margins_of(rows.x["validation"], forest, start)
+            return summed_loss(margins, rows.y["validation"], self.target, self.boosting)
+        summed = SummedRows(rows.x["train"], rows.y["train"], self.target, self.boosting)
+        grown = forest_of(inputs.vectors["grown"][place], width, depth)
+        if len(grown) != self.target.groups or self.level >= depth or len(open_nodes(grown, self.level)) != self.nodes:
+            raise ValueError(f"the trees that came do not have {self.nodes} open nodes on level {self.level}")
+        words = self.seed, "trees", inputs.clients[place], self.round
+        margins, thresholds = margins_of(rows.x["train"], forest, start), self._thresholds(inputs, place, rows)
+        return summed.histograms(margins, grown, self.level, thresholds, self.class_weights, *words)
+
+    def _thresholds(self, inputs: TrainInput, place: int, rows: TreeRows) -> Floats32:
+        """Return the thresholds that came, checked."""
+        thresholds: Floats32 = inputs.vectors["thresholds"][place].detach().cpu().float().numpy()
+        if thresholds.shape != (self.columns, self.thresholds) or self.columns != rows.x["train"].shape[1]:
+            raise ValueError(f"thresholds of form {list(thresholds.shape)} came for {rows.x['train'].shape[1]} columns")
+        if (np.diff(thresholds, axis=1) < 0).any() and self.ask == "histograms":
+            raise ValueError("the thresholds that came do not increase")
+        return thresholds
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return sums_form(math.prod(self.shape))
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        return sums_reason(answer, math.prod(self.shape))  # under masks, any numbers may come
+
+
 def rows_of(
     context: ClientContext, place: int, wanted: Collection[Split], boosting: TreeSettings, classes: int
 ) -> TreeRows:
-    """A client's rows of some splits, and none of the others.
+    """Return a client's rows of some splits, and none of the others.
 
     Args:
         context: of a stack of clients.
         place: the client's, in the stack.
         wanted: the splits.
-        boosting: whose `missing` stands for a gap.
+        boosting: the settings, whose `missing` stands for a gap.
         classes: of the target, 0 for a number.
 
     Raises:
-        ValueError: there are not as many targets, or a class that is none.
+        ValueError: there are not as many targets, or a number that is no class.
     """
     x, y = {}, {}
     for split in SPLITS:
@@ -204,7 +328,7 @@ def rows_of(
 
 
 def start_of(margins: Sequence[float], class_weights: tuple[float, ...] | None, target: Target) -> Start:
-    """The start that came.
+    """Return the start that came, checked.
 
     Raises:
         ValueError: it has another number of margins.
@@ -214,19 +338,19 @@ def start_of(margins: Sequence[float], class_weights: tuple[float, ...] | None, 
     return Start(np.asarray(margins, dtype=np.float32), class_weights, ())
 
 
-def forest_of(came: Tensor, columns: int, depth: int) -> Forest:
-    """The forest that came.
+def forest_of(sent: Tensor, columns: int, depth: int) -> Forest:
+    """Return the forest that came, checked.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no forest.
     """
-    table = came.detach().cpu().float().numpy()
+    table = sent.detach().cpu().float().numpy()
     if reason := reject_reason(table, columns, depth):
         raise ValueError(f"the server {reason}")
     return Forest(table, depth)
 
 
-def flat(rows: Rows) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Inputs as a table [n, d]."""
+def flat(rows: Rows) -> Floats32:
+    """Return inputs as a table [n, d]."""
     x = pytree.single(rows.x, "trees").detach().cpu().float()
     return np.asarray(x.reshape(len(x), math.prod(x.shape[1:])).numpy())

@@ -1,6 +1,18 @@
-"""Gradient-boosted trees over clients whose rows stay where they are."""
+"""Gradient-boosted trees over clients whose rows stay where they are.
 
-from piebald.statistics.trees.boost import trees
-from piebald.statistics.trees.boosted_trees import BoostedTrees
+Here lie the trees themselves (`forest`), the ways in which they grow (`growth` by xgboost at a client, `histograms`
+from sums over clients), rounds of boosting (`rounds`) and the clients of such rounds, on this machine
+(`local_clients`) and at sites (`site_clients`).  The questions that sites answer are in `statistics.queries`; nothing
+below `cli` and `experiments` knows this room.
+"""
 
-__all__ = ["BoostedTrees", "trees"]
+from typing import TYPE_CHECKING
+
+from piebald.core.discovery import lazy_names
+
+if TYPE_CHECKING:
+    from piebald.statistics.trees.boost import trees as trees
+    from piebald.statistics.trees.boosted_trees import BoostedTrees as BoostedTrees
+
+# the section [trees] of an experiment file is read in every run, and needs the settings alone
+__getattr__, __dir__ = lazy_names(__name__, {"boost": ("trees",), "boosted_trees": ("BoostedTrees",)})

@@ -1,4 +1,4 @@
-"""Boosted trees over clients: the function behind `piebald.trees` and the command of that name."""
+"""Boosted trees over clients whose rows are on this machine: `piebald.trees`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from typing import Any
 
 from piebald.contracts import Split
 from piebald.core.arguments import PathLike, Seed, Share, checked
-from piebald.statistics.boosting.clients import HereClients, TreeRows, alone
-from piebald.statistics.boosting.growth import xgboost
-from piebald.statistics.boosting.rounds import Boosted, Boosting, Rounds
-from piebald.statistics.boosting.settings import Objective, TreeSettings
-from piebald.statistics.boosting.summed_rounds import SummedBoosting
-from piebald.statistics.boosting.targets import SCORES
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
-from piebald.statistics.trees.encoding import TreeData, tree_data
-from piebald.statistics.trees.folder import TreeFolder, fingerprint, kept_in
-from piebald.statistics.trees.summed import SummedHere
-
-Done = Callable[[Boosted], None]
+from piebald.statistics.trees.encoding import TreeData, TreeRows, tree_data
+from piebald.statistics.trees.folder import each_round, fingerprint, open_folder
+from piebald.statistics.trees.growth import xgboost
+from piebald.statistics.trees.local_clients import LocalSums, LocalTreeClients, alone
+from piebald.statistics.trees.rounds import Boosted, Boosting, Rounds, SummedBoosting
+from piebald.statistics.trees.settings import Objective, TreeSettings
+from piebald.statistics.trees.targets import SCORES
 
 
 @checked
@@ -52,8 +48,8 @@ def trees(
             allowed, and a column of text becomes a column for each of its categories.
         target: the column to predict; "target" by default, as `Clients` have it.
         columns: the columns to predict it from, all others by default.
-        objective: "binary", "multiclass" or "regression"; by default what the target is: classes where it is text or
-            the numbers 0 and 1, else a regression.
+        objective: "binary", "multiclass" or "regression"; by default classes where the target is text or the
+            numbers 0 and 1, else a regression.
         client: the column that names the client of each row.
         features: names of the inputs of `Clients`.
         validation, test: shares of each client's rows that are held out, of tables; 0 and 0.2 by default.
@@ -62,7 +58,7 @@ def trees(
         **settings: those of `TreeSettings`, like rounds=100, max_depth=4, learning_rate=0.1, patience=10.
         seed: of the division of rows and of subsampling.
         out: a folder for the model; a call that was interrupted goes on from its last round when it is repeated.
-        done: is called with the state after each round.
+        done: called with the state after each round.
 
     Args: Evaluation
         split: the rows that trees are scored on, at each client.
@@ -74,6 +70,15 @@ def trees(
     Raises:
         SettingError: an argument is wrong, rows do not fit together, or xgboost is missing.
         RunFolderError: `out` has something else, or cannot be written.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> doses = [float(dose) for dose in range(40)]
+        >>> table = pd.DataFrame({"clinic": ["A", "B"] * 20, "dose": doses, "ill": [0] * 20 + [1] * 20})
+        >>> model = piebald.trees(table, client="clinic", target="ill", rounds=2, max_depth=1, compare=False)
+        >>> model.rounds, len(model.boosted.forest), model.metric
+        (2, 4, 'auc')
     """
     chosen = TreeSettings(**settings)
     xgboost()
@@ -81,58 +86,43 @@ def trees(
         clients, client=client, target=target, columns=columns, features=features, objective=objective,
         validation=validation, test=test, seed=seed, missing=chosen.missing,
     )  # fmt: skip
-    about = {
+    description = {
         "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,
         "classes": list(data.classes), "seed": seed, "rows": fingerprint(data.clients),
     }  # fmt: skip
-    with kept_in(None if out is None else Path(out), about) as folder:
-        here = HereClients(data.clients, data.target, chosen, seed)
-        boosting = _boosting(here, data, chosen, seed, told(folder, done))
-        state = (
-            None if folder is None else folder.read(len(data.encoding.columns), chosen.max_depth, data.target.groups)
-        )
+    with open_folder(None if out is None else Path(out), description) as folder:
+        local = LocalTreeClients(data.clients, data.target, chosen, seed)
+        boosting: Rounds
+        if chosen.form == "histogram":
+            sums = LocalSums(data.clients, data.target, chosen, seed)
+            boosting = SummedBoosting(sums, data.target, chosen, seed, each_round(folder, done))
+        else:
+            boosting = Boosting(local, data.target, chosen, each_round(folder, done))
+        columns_and_depth = len(data.encoding.columns), chosen.max_depth
+        state = None if folder is None else folder.read(*columns_and_depth, data.target.groups)
         boosted = boosting.run(state or boosting.started())
-        others = _others(data, chosen, seed, split) if compare else {}
-        found = BoostedTrees(
-            boosted, data.encoding, data.target, data.name, data.classes, [one.name for one in data.clients],
-            [len(one.y["train"]) for one in data.clients], here.scores(boosted, split), **others, dropped=data.dropped,
+        comparison = _compared(data, chosen, seed, split) if compare else {}
+        grown = BoostedTrees(
+            boosted, data.encoding, data.target, data.name, data.classes, [rows.name for rows in data.clients],
+            [len(rows.y["train"]) for rows in data.clients], local.scores(boosted, split), **comparison,
+            dropped=data.dropped,
         )  # fmt: skip
         if folder is not None:
-            folder.finish(found)
-        return found
+            folder.finish(grown)
+        return grown
 
 
-def _boosting(
-    here: HereClients, data: TreeData, settings: TreeSettings, seed: int, done: Callable[[Boosted], None]
-) -> Rounds:
-    """The rounds of a form."""
-    if settings.form != "histogram":
-        return Boosting(here, data.target, settings, done)
-    summed = SummedHere(data.clients, data.target, settings, seed)
-    return SummedBoosting(summed, data.target, settings, seed, done)
+def _compared(data: TreeData, settings: TreeSettings, seed: int, split: Split) -> dict[str, list[Scores]]:
+    """Return scores at each client of the trees that it grows alone, and of those of all rows in one place."""
 
+    def scores(boosted: Boosted | None, rows: TreeRows) -> Scores:
+        if boosted is None:
+            return dict.fromkeys(SCORES[data.target.objective], math.nan)
+        return LocalTreeClients([rows], data.target, settings, 0).scores(boosted, split)[0]
 
-def told(folder: TreeFolder | None, done: Done | None) -> Done:
-    """What happens after each round."""
-
-    def both(state: Boosted) -> None:
-        if folder is not None:
-            folder.write(state)
-        if done is not None:
-            done(state)
-
-    return both
-
-
-def _others(data: TreeData, settings: TreeSettings, seed: int, split: Split) -> dict[str, list[Scores]]:
-    """Scores at each client of its own trees, and of those of all rows in one place."""
     whole = data.clients[0].pooled(data.clients[1:])
     pooled = alone(whole, data.target, settings, seed)
-    own = [_scored(alone(one, data.target, settings, seed), one, data, settings, split) for one in data.clients]
-    return {"alone": own, "pooled": [_scored(pooled, one, data, settings, split) for one in data.clients]}
-
-
-def _scored(boosted: Boosted | None, rows: TreeRows, data: TreeData, settings: TreeSettings, split: Split) -> Scores:
-    if boosted is None:
-        return dict.fromkeys(SCORES[data.target.objective], math.nan)
-    return HereClients([rows], data.target, settings, 0).scores(boosted, split)[0]
+    return {
+        "alone": [scores(alone(rows, data.target, settings, seed), rows) for rows in data.clients],
+        "pooled": [scores(pooled, rows) for rows in data.clients],
+    }

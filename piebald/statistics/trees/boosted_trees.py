@@ -1,4 +1,4 @@
-"""Boosted trees: what they predict, how good they are at each client, and the file of xgboost."""
+"""Boosted trees: predictions, scores at each client, and the JSON file of xgboost's own models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.report.notebook import html_table
-from piebald.statistics.boosting.clients import fresh
-from piebald.statistics.boosting.rounds import Boosted
-from piebald.statistics.boosting.targets import SCORES, Target
-from piebald.statistics.boosting.xgboost_file import model_of
 from piebald.statistics.columns import columns_of, is_frame
 from piebald.statistics.trees.encoding import Encoding
+from piebald.statistics.trees.forest import LEAF, Floats32
+from piebald.statistics.trees.growth import OBJECTIVES
+from piebald.statistics.trees.local_clients import margins_of
+from piebald.statistics.trees.rounds import Boosted
+from piebald.statistics.trees.targets import SCORES, Target
 from piebald.storage.tensor_files import write_bytes
+
+_VERSION = [3, 1, 0]  # of xgboost: the first whose models have a start for each class
+_NO_PARENT = 2147483647  # in place of the parent of a root
 
 Scores = Mapping[str, Any]  # numbers by name, NaN where a score is not defined
 
@@ -32,15 +36,15 @@ class BoostedTrees:
     """Gradient-boosted trees over clients.
 
     Attributes:
-        boosted: the trees, and where they start.
-        encoding: the columns that they see.
+        boosted: the trees, and the start of boosting.
+        encoding: the columns that the trees see.
         target: the objective.
-        name: of the column that is predicted.
+        name: name of the column that is predicted.
         classes: names of the classes, empty for a regression; of two, the second has the probability.
         clients: the clients' names.
-        rows: training rows of each client, None where it told its sums under masks.
+        rows: training rows of each client, None where it sent its sums under masks.
         together: scores of these trees on each client's own rows, by name; NaN where they are not defined.
-        alone: scores of the trees that each client grows by itself, empty where nobody asked.
+        alone: scores of the trees that each client grows by itself, empty without a comparison.
         pooled: scores of the trees of all training rows in one place, empty where they are not in one place.
         dropped: rows without a target, which are left out.
     """
@@ -58,7 +62,7 @@ class BoostedTrees:
     dropped: int = 0
 
     def __repr__(self) -> str:
-        """How much there is, in one line."""
+        """Return the size and the main score in one line."""
         return (
             f"<BoostedTrees, {self.target.objective}: {len(self.boosted.forest)} trees in {self.rounds} rounds of "
             f"{len(self.clients)} clients, {self.metric} {mean(self.together, self.metric):.4g}>"
@@ -70,12 +74,12 @@ class BoostedTrees:
 
     @property
     def rounds(self) -> int:
-        """Rounds that were kept."""
+        """The number of rounds."""
         return len(self.boosted.ends)
 
     @property
     def training_rows(self) -> int:
-        """Training rows of all clients."""
+        """The training rows of all clients."""
         return sum(self.boosted.start.rows)
 
     @property
@@ -99,7 +103,7 @@ class BoostedTrees:
 
     @checked
     def predict(self, rows: Any) -> NDArray[np.float64]:
-        """Predictions for rows.
+        """Return predictions for rows.
 
         Args:
             rows: a pandas DataFrame with the columns of the clients' tables, or inputs [n, d].
@@ -112,51 +116,54 @@ class BoostedTrees:
         """
         names = [*self.encoding.numbers, *self.encoding.categories]
         if is_frame(rows):
-            found = columns_of({"rows": rows}, None, names, "train")[0]
+            table = columns_of({"rows": rows}, None, names, "train")[0]
             for name in self.encoding.categories:
-                if name not in found.texts:
+                if name not in table.texts:
                     raise SettingError(f"column {name!r} must hold text, as at the clients")
-            x = self.encoding.of(found)
+            x = self.encoding.inputs(table)
         else:
             x = np.asarray(rows, dtype=np.float32)
             if x.ndim != 2 or x.shape[1] != len(self.encoding.columns):
                 raise SettingError(f"rows must be [n, {len(self.encoding.columns)}], got {list(x.shape)}")
-        return self.target.probabilities(fresh(x, self.boosted.forest, self.boosted.start))
+        return self.target.probabilities(margins_of(x, self.boosted.forest, self.boosted.start))
 
     @checked
     def save(self, path: PathLike) -> Path:
         """Write the model as xgboost's own JSON file, which `xgboost.Booster(model_file=...)` reads.
 
-        What xgboost calls cover is a node's training rows; columns have the names of `encoding.columns`.
+        The cover of a node in that file is its training rows; columns have the names of `encoding.columns`.
         """
-        found = Path(path)
-        if found.suffix != ".json":
-            raise SettingError(f"path must end in .json, by which xgboost knows the format, got {found}")
+        file = Path(path)
+        if file.suffix != ".json":
+            raise SettingError(f"path must end in .json, by which xgboost knows the format, got {file}")
         try:
-            write_bytes(found.parent, found.name, self.xgboost_model())
+            write_bytes(file.parent, file.name, self.xgboost_model())
         except OSError as error:
-            raise SettingError(f"{found} cannot be written: {error.strerror or error}") from None
-        return found
+            raise SettingError(f"{file} cannot be written: {error.strerror or error}") from None
+        return file
 
     def xgboost_model(self) -> bytes:
-        """The content of that file."""
-        return json.dumps(model_of(self.boosted, self.target, self.encoding.columns)).encode()
+        """Return the content of that file."""
+        return json.dumps(_xgboost_values(self.boosted, self.target, self.encoding.columns)).encode()
+
+    @property
+    def _scores(self) -> dict[str, Sequence[Scores]]:
+        """The scores that there are, by name."""
+        scores = {"together": self.together, "alone": self.alone, "pooled": self.pooled}
+        return {name: of_clients for name, of_clients in scores.items() if of_clients}
 
     def table(self) -> list[list[Any]]:
-        """A table of the main score of each client, with its heading as the first row and means as the last one."""
-        compared = {"together": self.together, "alone": self.alone, "pooled": self.pooled}
-        held = {name: scores for name, scores in compared.items() if scores}
-        heading = ["client", "rows", *(f"{self.metric} {name}" for name in held)]
+        """Return a table of the main score of each client, with its heading as the first row and means as the last."""
+        heading = ["client", "rows", *(f"{self.metric} {name}" for name in self._scores)]
         rows: list[list[Any]] = [
-            [client, count, *(_known(scores[place][self.metric]) for scores in held.values())]
+            [client, count, *(_or_none(scores[place][self.metric]) for scores in self._scores.values())]
             for place, (client, count) in enumerate(zip(self.clients, self.rows, strict=True))
         ]
-        means = [_known(mean(scores, self.metric)) for scores in held.values()]
+        means = [_or_none(mean(scores, self.metric)) for scores in self._scores.values()]
         return [heading, *rows, ["(mean)", self.training_rows, *means]]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
-        compared = {"together": self.together, "alone": self.alone, "pooled": self.pooled}
+        """Return the result as JSON values."""
         return {
             "target": self.name,
             "objective": self.target.objective,
@@ -167,13 +174,12 @@ class BoostedTrees:
             "dropped": self.dropped,
             "validation_loss": list(self.boosted.losses),
             "importances": self.importances,
-            "mean": {name: _known(mean(scores, self.metric)) for name, scores in compared.items() if scores},
+            "mean": {name: _or_none(mean(scores, self.metric)) for name, scores in self._scores.items()},
             "clients": {
                 client: {"rows": self.rows[place]}
                 | {
-                    name: {score: _known(value) for score, value in scores[place].items()}
-                    for name, scores in compared.items()
-                    if scores
+                    name: {score: _or_none(value) for score, value in scores[place].items()}
+                    for name, scores in self._scores.items()
                 }
                 for place, client in enumerate(self.clients)
             },
@@ -181,10 +187,82 @@ class BoostedTrees:
 
 
 def mean(scores: Sequence[Scores], name: str) -> float:
-    """The mean of a score over the clients where it is defined, NaN where it is at none."""
-    known = [one[name] for one in scores if not math.isnan(one[name])]
-    return math.fsum(known) / len(known) if known else math.nan
+    """Return the mean of a score over the clients where it is defined, NaN where it is at none."""
+    defined = [of_client[name] for of_client in scores if not math.isnan(of_client[name])]
+    return math.fsum(defined) / len(defined) if defined else math.nan
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def _xgboost_values(boosted: Boosted, target: Target, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the model as xgboost's JSON values."""
+    objective: dict[str, Any] = {"name": OBJECTIVES[target.objective]}
+    if target.objective == "multiclass":
+        objective["softmax_multiclass_param"] = {"num_class": str(target.classes)}
+    else:
+        objective["reg_loss_param"] = {"scale_pos_weight": "1"}
+    trees = [_tree(table, number, len(columns)) for number, table in enumerate(boosted.forest.table)]
+    base = ",".join(repr(number) for number in target.base_score(boosted.start.margins))
+    model = {
+        "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
+        "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+        "iteration_indptr": [0, *boosted.ends],
+        "tree_info": [number % target.groups for number in range(len(trees))],
+        "trees": trees,
+    }
+    return {
+        "learner": {
+            "attributes": {},
+            "feature_names": list(columns),
+            "feature_types": ["float"] * len(columns),
+            "gradient_booster": {"model": model, "name": "gbtree"},
+            "learner_model_param": {
+                "base_score": f"[{base}]",
+                "boost_from_average": "0",
+                "num_class": str(target.classes if target.objective == "multiclass" else 0),
+                "num_feature": str(len(columns)),
+                "num_target": "1",
+            },
+            "objective": objective,
+        },
+        "version": _VERSION,
+    }
+
+
+def _tree(table: Floats32, number: int, columns: int) -> dict[str, Any]:
+    order, queue = [], [0]  # nodes in the order of their depth, as xgboost numbers them
+    while queue:
+        place = queue.pop(0)
+        order.append(place)
+        if table[place, 0] >= 0:
+            queue += [2 * place + 1, 2 * place + 2]
+    numbered = {place: node for node, place in enumerate(order)}
+    rows = table[order]
+    splits = [int(split) for split in rows[:, 0]]
+    inner = [split > LEAF for split in splits]
+    numbers = [float(number) for number in rows[:, 1]]
+    return {
+        "base_weights": [0.0 if is_inner else number for number, is_inner in zip(numbers, inner, strict=True)],
+        "categories": [],
+        "categories_nodes": [],
+        "categories_segments": [],
+        "categories_sizes": [],
+        "default_left": [split & 1 if is_inner else 0 for split, is_inner in zip(splits, inner, strict=True)],
+        "id": number,
+        "left_children": [numbered[2 * p + 1] if is_inner else -1 for p, is_inner in zip(order, inner, strict=True)],
+        "loss_changes": [float(gain) for gain in rows[:, 2]],
+        "parents": [numbered[(place - 1) // 2] if place else _NO_PARENT for place in order],
+        "right_children": [numbered[2 * p + 2] if is_inner else -1 for p, is_inner in zip(order, inner, strict=True)],
+        "split_conditions": numbers,
+        "split_indices": [split >> 1 if is_inner else 0 for split, is_inner in zip(splits, inner, strict=True)],
+        "split_type": [0] * len(order),
+        "sum_hessian": [float(count) for count in rows[:, 3]],
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(columns),
+            "num_nodes": str(len(order)),
+            "size_leaf_vector": "1",
+        },
+    }

@@ -14,19 +14,61 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.data.clients.lists import Lists
 from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
-from piebald.statistics.boosting.clients import TreeRows, usable
-from piebald.statistics.boosting.forest import MOST_COLUMNS, Floats32
-from piebald.statistics.boosting.settings import Objective
-from piebald.statistics.boosting.targets import Target
 from piebald.statistics.bounded_sums import as_text
-from piebald.statistics.columns import TARGET, ClientColumns, categories, columns_of
+from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
+from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32
+from piebald.statistics.trees.settings import Objective
+from piebald.statistics.trees.targets import Target
 
 _MOST_CLASSES = 100
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeRows:
+    """The rows of one client.
+
+    Attributes:
+        name: the client's name.
+        x: inputs [n, d] of each split, NaN for a gap.
+        y: targets [n] of each split, a class as its number.
+    """
+
+    name: str
+    x: Mapping[Split, Floats32]
+    y: Mapping[Split, Floats]
+
+    def pooled(self, others: Sequence[TreeRows]) -> TreeRows:
+        """Return these rows and those of others, as of one client of this name."""
+        clients = [self, *others]
+        x: dict[Split, Floats32] = {split: np.concatenate([client.x[split] for client in clients]) for split in self.x}
+        y: dict[Split, Floats] = {split: np.concatenate([client.y[split] for client in clients]) for split in self.y}
+        return TreeRows(self.name, x, y)
+
+
+def usable(x: Floats32, missing: float | None, owner: str) -> Floats32:
+    """Return inputs [n, d] as float32 with NaN for gaps.
+
+    Args:
+        x: the inputs.
+        missing: a number that stands for a gap, None for none.
+        owner: the owner of the rows in words, for the error message.
+
+    Raises:
+        SettingError: a number is infinite, or too large for float32.
+    """
+    inputs = np.ascontiguousarray(x, dtype=np.float32)
+    if missing is not None:
+        inputs = np.where(inputs == np.float32(missing), np.float32(np.nan), inputs)
+    if np.isinf(inputs).any():
+        column = int(np.nonzero(np.isinf(inputs).any(0))[0][0])
+        raise SettingError(f"{owner} has a number in column {column} of the inputs that is infinite or above 3e38: "
+                           "write a gap in its place")  # fmt: skip
+    return inputs
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What the columns of a table become.
+    """The columns of a table, and the columns that trees see of them.
 
     Attributes:
         numbers: columns of numbers.
@@ -41,24 +83,24 @@ class Encoding:
 
     @property
     def columns(self) -> list[str]:
-        """The names of what trees see."""
+        """The names of the columns that trees see."""
         coded = [f"{name}={value}" for name, values in self.categories.items() for value in values]
         return [*self.numbers, *coded]
 
-    def of(self, client: ClientColumns) -> Floats32:
-        """Inputs [n, d] of a client.
+    def inputs(self, table: ClientColumns) -> Floats32:
+        """Return the inputs [n, d] of a client.
 
         Raises:
             SettingError: a number is infinite.
         """
-        parts = [client.numbers[name] for name in self.numbers]
+        columns = [table.numbers[name] for name in self.numbers]
         for name, values in self.categories.items():
-            text = client.texts[name]
-            gap = np.array([one is None for one in text], dtype=bool)
-            parts += [np.where(gap, np.nan, (text == value).astype(np.float64)) for value in values]
-        x = np.stack(parts, 1) if parts else np.zeros((client.rows, 0))
-        with np.errstate(over="ignore"):
-            return usable(x.astype(np.float32), self.missing, f"client {client.name!r}")
+            text = table.texts[name]
+            gap = np.array([value is None for value in text], dtype=bool)
+            columns += [np.where(gap, np.nan, (text == value).astype(np.float64)) for value in values]
+        x = np.stack(columns, 1) if columns else np.zeros((table.rows, 0))
+        with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinite
+            return usable(x.astype(np.float32), self.missing, f"client {table.name!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +109,9 @@ class TreeData:
 
     Attributes:
         clients: each client's rows.
-        encoding: what their columns became.
+        encoding: the columns of the tables, and those that trees see.
         target: the objective.
-        name: of the column that is predicted.
+        name: name of the column that is predicted.
         classes: names of the classes, empty for a regression.
         dropped: rows without a target, which are left out.
     """
@@ -92,93 +134,109 @@ def tree_data(
     Raises:
         SettingError: an argument is wrong, or the target does not fit the objective.
     """
-    goal = TARGET if target is None else target
-    if columns is not None and not columns:
-        raise SettingError("columns must name at least one column to predict from, got none: leave them out for all")
-    if columns is not None and goal in columns:
-        raise SettingError(f"columns must not include the target {goal!r}: leave it out")
-    wanted = None if columns is None else [*columns, goal]
+    name = TARGET if target is None else target
+    read_columns = _wanted_columns(columns, name)
     if isinstance(source, HoldsRows):
-        for name, given in (("validation", validation), ("test", test)):
-            if given is not None:
-                raise SettingError(f"{name} divides the rows of tables, and these clients have theirs: leave it out")
-        parts = {split: columns_of(source, client, wanted, split, features) for split in SPLITS}
-        known = cast(Clients, source).classes
+        for argument, share in (("validation", validation), ("test", test)):
+            if share is not None:
+                raise SettingError(
+                    f"{argument} divides the rows of tables, and these clients have theirs: leave it out"
+                )
+        tables = {split: columns_of(source, client, read_columns, split, features) for split in SPLITS}
+        class_names = cast(Clients, source).classes
     else:
-        check_shares(validation or 0.0, 0.2 if test is None else test)
-        parts, known = {"train": columns_of(source, client, wanted, "train", features)}, None
-    every = [one for held in parts.values() for one in held]
-    names = [*every[0].numbers, *every[0].texts]
-    if goal not in names:
-        raise unknown("column", goal, names)
-    numbers = tuple(name for name in every[0].numbers if name != goal)
-    codes = categories(every, [name for name in every[0].texts if name != goal])
-    encoding = Encoding(numbers, {name: tuple(values) for name, values in codes.items()}, missing)
+        validation, test = validation or 0.0, 0.2 if test is None else test
+        check_shares(validation, test)
+        tables, class_names = {"train": columns_of(source, client, read_columns, "train", features)}, None
+    every_table = [table for tables_of_split in tables.values() for table in tables_of_split]
+    encoding = _encoding(every_table, name, missing)
+    chosen, classes = _target(every_table, name, objective, class_names)
+    rows = {split: [_rows(table, encoding, name, classes) for table in held] for split, held in tables.items()}
+    used = sum(len(y) for held in rows.values() for _, y in held)
+    # tables come whole; `Clients` have splits of their own
+    if len(rows) == 1:
+        rows = _divided(rows["train"], bool(classes), validation or 0.0, test or 0.0, seed)
+    clients = []
+    for place, table in enumerate(tables["train"]):
+        x: dict[Split, Floats32] = {split: held[place][0] for split, held in rows.items()}
+        y: dict[Split, Floats] = {split: held[place][1] for split, held in rows.items()}
+        clients.append(TreeRows(table.name, x, y))
+    return TreeData(clients, encoding, chosen, name, classes, sum(table.rows for table in every_table) - used)
+
+
+def _wanted_columns(columns: Sequence[str] | None, target: str) -> list[str] | None:
+    """Return the columns to read, None for all."""
+    if columns is None:
+        return None
+    if not columns:
+        raise SettingError("columns must name at least one column to predict from, got none: leave them out for all")
+    if target in columns:
+        raise SettingError(f"columns must not include the target {target!r}: leave it out")
+    return [*columns, target]
+
+
+def _encoding(tables: Sequence[ClientColumns], target: str, missing: float | None) -> Encoding:
+    first = tables[0]
+    if target not in first.numbers and target not in first.texts:
+        raise unknown("column", target, [*first.numbers, *first.texts])
+    categories = categories_of(tables, [name for name in first.texts if name != target])
+    numbers = tuple(name for name in first.numbers if name != target)
+    encoding = Encoding(numbers, {name: tuple(values) for name, values in categories.items()}, missing)
     if not 0 < len(encoding.columns) <= MOST_COLUMNS:
         raise SettingError(f"trees are for 1 to {MOST_COLUMNS:,} columns, got {len(encoding.columns):,}")
-    found, classes = _target(every, goal, objective, known)
-    made = {split: [_rows(one, encoding, goal, classes) for one in held] for split, held in parts.items()}
-    dropped = sum(one.rows for one in every) - sum(len(y) for held in made.values() for _, y in held)
-    if len(made) == 1:
-        made = _divided(made["train"], bool(classes), validation or 0.0, 0.2 if test is None else test, seed)
-    clients = []
-    for place, one in enumerate(parts["train"]):
-        x: dict[Split, Floats32] = {split: held[place][0] for split, held in made.items()}
-        y: dict[Split, Floats] = {split: held[place][1] for split, held in made.items()}
-        clients.append(TreeRows(one.name, x, y))
-    return TreeData(clients, encoding, found, goal, classes, dropped)
+    return encoding
 
 
 def _target(
-    clients: Sequence[ClientColumns], goal: str, objective: Objective | None, known: Sequence[str] | None
+    tables: Sequence[ClientColumns], name: str, objective: Objective | None, class_names: Sequence[str] | None
 ) -> tuple[Target, tuple[str, ...]]:
-    """The objective, and the names of the classes."""
-    if goal in clients[0].texts:
+    """Return the objective, and the names of the classes."""
+    if name in tables[0].texts:
         if objective == "regression":
-            raise SettingError(f"the target {goal!r} holds text, so objective must be 'binary' or 'multiclass'")
-        classes = tuple(known or categories(clients, [goal])[goal])
+            raise SettingError(f"the target {name!r} holds text, so objective must be 'binary' or 'multiclass'")
+        classes = tuple(class_names or categories_of(tables, [name])[name])
     else:
-        values = np.unique(np.concatenate([one.numbers[goal] for one in clients]))
+        values = np.unique(np.concatenate([table.numbers[name] for table in tables]))
         values = values[~np.isnan(values)]
         if np.isinf(values).any():
-            raise SettingError(f"the target {goal!r} has an infinite number: leave such rows out")
+            raise SettingError(f"the target {name!r} has an infinite number: leave such rows out")
         if objective is None:
             objective = "binary" if set(values.tolist()) == {0.0, 1.0} else "regression"
         if objective == "regression":
             return Target("regression"), ()
         if (values != np.round(values)).any() or len(values) > _MOST_CLASSES:
             raise SettingError(
-                f"under {objective!r} the target {goal!r} must be at most {_MOST_CLASSES} whole numbers or names, got "
+                f"under {objective!r} the target {name!r} must be at most {_MOST_CLASSES} whole numbers or names, got "
                 f"numbers like {shown(float(values[0]))}"
             )
         classes = tuple(map(str, as_text(values)))
     if len(classes) < 2 or (objective == "binary" and len(classes) != 2):
-        raise SettingError(f"the target {goal!r} must have two classes, or more under 'multiclass', got {len(classes)}")
-    chosen: Objective = objective or ("binary" if len(classes) == 2 else "multiclass")
-    return Target(chosen, len(classes)), classes
+        raise SettingError(f"the target {name!r} must have two classes, or more under 'multiclass', got {len(classes)}")
+    return Target(objective or ("binary" if len(classes) == 2 else "multiclass"), len(classes)), classes
 
 
-def _rows(client: ClientColumns, encoding: Encoding, goal: str, classes: tuple[str, ...]) -> tuple[Floats32, Floats]:
-    """A client's inputs and targets, without rows that have no target."""
+def _rows(table: ClientColumns, encoding: Encoding, target: str, classes: tuple[str, ...]) -> tuple[Floats32, Floats]:
+    """Return a client's inputs and targets, without rows that have no target."""
     if not classes:
-        y = client.numbers[goal]
+        y = table.numbers[target]
     else:
-        places = {name: float(place) for place, name in enumerate(classes)}
-        y = np.array([np.nan if one is None else places[one] for one in client.text(goal)], dtype=np.float64)
-    held = ~np.isnan(y)
-    return encoding.of(client)[held], y[held]
+        numbers = {name: float(number) for number, name in enumerate(classes)}
+        texts = table.text(target)
+        y = np.array([np.nan if text is None else numbers[text] for text in texts], dtype=np.float64)
+    labelled = ~np.isnan(y)
+    return encoding.inputs(table)[labelled], y[labelled]
 
 
 def _divided(
     rows: Sequence[tuple[Floats32, Floats]], classes: bool, validation: float, test: float, seed: int
 ) -> dict[Split, list[tuple[Floats32, Floats]]]:
-    """Rows of tables, divided as those of an experiment are."""
-    y = np.concatenate([one for _, one in rows])
-    owner = np.repeat(np.arange(len(rows)), [len(one) for _, one in rows])
-    lists = Lists.of(owner, len(rows))
-    parts = three_ways(lists, y.astype(np.int64) if classes else None, validation, test, seed)
-    starts = np.cumsum([0, *(len(one) for _, one in rows)])
+    """Divide the rows of tables as those of an experiment are divided."""
+    targets = np.concatenate([y for _, y in rows])
+    sizes = [len(y) for _, y in rows]
+    lists = Lists.of(np.repeat(np.arange(len(rows)), sizes), len(rows))
+    parts = three_ways(lists, targets.astype(np.int64) if classes else None, validation, test, seed)
+    starts = np.cumsum([0, *sizes])
     return {
-        split: [(x[held[k] - starts[k]], own[held[k] - starts[k]]) for k, (x, own) in enumerate(rows)]
+        split: [(x[held[k] - starts[k]], y[held[k] - starts[k]]) for k, (x, y) in enumerate(rows)]
         for split, held in parts.items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,24 @@ import torch
 
 from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import read_json
-from piebald.statistics.boosting.clients import TreeRows
-from piebald.statistics.boosting.forest import Forest, reject_reason
-from piebald.statistics.boosting.rounds import Boosted, Start
 from piebald.statistics.trees.boosted_trees import BoostedTrees
+from piebald.statistics.trees.encoding import TreeRows
+from piebald.statistics.trees.forest import Forest, reject_reason
+from piebald.statistics.trees.rounds import Boosted, Start
 from piebald.storage import tensor_files
 from piebald.storage.lock import RunLock
 
 _STATE, _ABOUT = "state.safetensors", "about.json"
 MODEL, RESULT = "trees.json", "result.json"
+Done = Callable[[Boosted], None]
 
 
 class TreeFolder:
     """A folder that one process writes to.
 
     Args:
-        path: the folder, which is made if it is not there.
-        about: what the trees are of; a folder of others is refused.
+        path: the folder, which is created if it does not exist.
+        about: settings and rows of the trees; a folder with trees of others is refused.
 
     Raises:
         RunFolderError: it cannot be written, another process writes to it, or it has trees of something else.
@@ -52,21 +53,21 @@ class TreeFolder:
 
     def _begin(self, about: dict[str, Any]) -> None:
         if not (self.path / _ABOUT).exists():
-            if others := sorted(one.name for one in self.path.iterdir() if one.name != "run.lock"):
-                raise RunFolderError(f"{self.path} has other files, like {others[0]}: choose another folder")
+            if foreign := sorted(file.name for file in self.path.iterdir() if file.name != "run.lock"):
+                raise RunFolderError(f"{self.path} has other files, like {foreign[0]}: choose another folder")
             self._write(_ABOUT, about)
             return
         try:
-            found = read_json(self.path / _ABOUT)
+            stored = read_json(self.path / _ABOUT)
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.path / _ABOUT} cannot be read: {type(error).__name__}") from None
-        if not isinstance(found, dict) or found.keys() != about.keys():
+        if not isinstance(stored, dict) or stored.keys() != about.keys():
             raise RunFolderError(f"{self.path} has trees of something else: choose another folder")
-        if other := next((name for name in about if found[name] != about[name]), None):
-            raise RunFolderError(f"{self.path} has trees of other {other}: choose another folder")
+        if changed := next((name for name in about if stored[name] != about[name]), None):
+            raise RunFolderError(f"{self.path} has trees of other {changed}: choose another folder")
 
     def read(self, columns: int, depth: int, groups: int) -> Boosted | None:
-        """The state after the last round, None before the first.
+        """Return the state after the last round, None before the first.
 
         Raises:
             RunFolderError: it is damaged.
@@ -74,14 +75,15 @@ class TreeFolder:
         if not (self.path / _STATE).exists():
             return None
         try:
-            held = {name: one.numpy() for name, one in tensor_files.pick(self.path, _STATE).items()}
-            table = held["forest"].astype(np.float32)
-            ends, losses = [int(one) for one in held["ends"]], tuple(held["losses"].astype(float).tolist())
-            weights = tuple(held["class_weights"].astype(float).tolist()) or None
-            rows = tuple(int(one) for one in held["rows"])
-            start = Start(held["margins"].astype(np.float32), weights, rows)
+            arrays = {name: tensor.numpy() for name, tensor in tensor_files.pick(self.path, _STATE).items()}
+            table = arrays["forest"].astype(np.float32)
+            ends, losses = [int(end) for end in arrays["ends"]], tuple(arrays["losses"].astype(float).tolist())
+            weights = tuple(arrays["class_weights"].astype(float).tolist()) or None
+            rows = tuple(int(count) for count in arrays["rows"])
+            start = Start(arrays["margins"].astype(np.float32), weights, rows)
         except (KeyError, ValueError, TypeError) as error:
             raise RunFolderError(f"{self.path / _STATE} is damaged ({type(error).__name__}): remove it") from None
+        # a file from elsewhere may have any form: rounds must end in order and at the last tree
         whole = bool(ends) and ends == sorted(ends) and ends[0] >= 0 and ends[-1] == len(table)
         reason = reject_reason(table[:, :, :2], columns, depth) if table.ndim == 3 and table.shape[2] == 4 else "form"
         if not whole or reason or len(start.margins) != groups or len(losses) not in (0, len(ends)):
@@ -89,7 +91,7 @@ class TreeFolder:
         return Boosted(start, Forest(table, depth), tuple(ends), losses)
 
     def write(self, state: Boosted) -> None:
-        """Keep the state after a round."""
+        """Write the state after a round."""
         tensors = {
             "forest": torch.from_numpy(state.forest.table),
             "ends": torch.tensor(state.ends, dtype=torch.int64),
@@ -100,13 +102,13 @@ class TreeFolder:
         }
         tensor_files.write(self.path, _STATE, tensors)
 
-    def finish(self, found: BoostedTrees) -> None:
-        """Keep the model and its scores."""
-        found.save(self.path / MODEL)
-        self._write(RESULT, found.plain())
+    def finish(self, trees: BoostedTrees) -> None:
+        """Write the model and its scores."""
+        trees.save(self.path / MODEL)
+        self._write(RESULT, trees.plain())
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the folder for other processes."""
         self._lock.release()
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
@@ -114,8 +116,8 @@ class TreeFolder:
 
 
 @contextmanager
-def kept_in(path: Path | None, about: Mapping[str, Any]) -> Iterator[TreeFolder | None]:
-    """A folder for as long as it is written to, None where nothing is to be kept.
+def open_folder(path: Path | None, about: Mapping[str, Any]) -> Iterator[TreeFolder | None]:
+    """Open a folder for as long as it is written to; None without a path.
 
     Raises:
         RunFolderError: see `TreeFolder`.
@@ -130,11 +132,23 @@ def kept_in(path: Path | None, about: Mapping[str, Any]) -> Iterator[TreeFolder 
         folder.close()
 
 
+def each_round(folder: TreeFolder | None, done: Done | None) -> Done:
+    """Return a function that writes the state after each round, and calls `done` with it."""
+
+    def write_and_call(state: Boosted) -> None:
+        if folder is not None:
+            folder.write(state)
+        if done is not None:
+            done(state)
+
+    return write_and_call
+
+
 def fingerprint(clients: Sequence[TreeRows]) -> str:
-    """A digest of all clients' rows, by which a folder knows them again."""
-    made = hashlib.blake2b(digest_size=16)
-    for one in clients:
-        made.update(one.name.encode() + b"\0")
-        for split in one.x:
-            made.update(np.ascontiguousarray(one.x[split]).tobytes() + np.ascontiguousarray(one.y[split]).tobytes())
-    return made.hexdigest()
+    """Return a digest of all clients' rows, by which a folder recognises them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for client in clients:
+        digest.update(client.name.encode() + b"\0")
+        for split, x in client.x.items():
+            digest.update(np.ascontiguousarray(x).tobytes() + np.ascontiguousarray(client.y[split]).tobytes())
+    return digest.hexdigest()

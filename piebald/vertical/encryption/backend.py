@@ -48,7 +48,7 @@ class FixedPointScale:
 
     @classmethod
     def of(cls, size: ProductSize) -> FixedPointScale:
-        """The largest scale for results of this size, with one digit kept free so that invalid results are detected.
+        """Return the largest scale for results of this size, with one digit free by which invalid results are detected.
 
         The statistics get at least six digits more: they are means, and smaller than the coefficients.
         """
@@ -63,7 +63,7 @@ class FixedPointScale:
 
 
 def to_integers(values: Floats, digits: int) -> Ints:
-    """Fixed-point numbers: values times 2^digits, rounded to the nearest, ties to even.
+    """Return fixed-point numbers: values times 2^digits, rounded to the nearest, ties to even.
 
     Raises:
         RuntimeFault: a value is not finite, or too large for a 53-bit integer.
@@ -75,18 +75,19 @@ def to_integers(values: Floats, digits: int) -> Ints:
 
 
 def added_integers(constant: Floats, size: ProductSize) -> Ints:
-    """The owner's constant at the scale of the product, with no more digits than its statistics have."""
+    """Return the owner's constant at the scale of the product, with no more digits than its statistics have."""
     scale = FixedPointScale.of(size)
     return to_integers(constant, scale.statistics) << scale.coefficients
 
 
 def to_floats(values: Ints, size: ProductSize) -> Floats:
-    """The result of a product as floating-point numbers.
+    """Return the result of a product as floating-point numbers.
 
     Raises:
         InvalidMessage: a value is outside the bound, as almost every result of another key or a wrong ciphertext is.
     """
     scale = FixedPointScale.of(size)
+    # honest results leave the highest digit free, which random ones almost never do
     most = 1 << (ROOM - 1)
     if np.any((values > most) | (values < -most)):
         raise InvalidMessage(
@@ -97,7 +98,7 @@ def to_floats(values: Ints, size: ProductSize) -> Floats:
 
 
 def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
-    """C S in integers, computed in floating point where that is exact, since NumPy multiplies integers slowly."""
+    """Return C S in integers, computed in floating point where that is exact: NumPy multiplies integers slowly."""
     largest = _largest(coefficients) * _largest(statistics)
     if largest * coefficients.shape[1] < 2.0**53:
         product: Ints = (coefficients.astype(np.float64) @ statistics.astype(np.float64)).astype(np.int64)
@@ -106,18 +107,18 @@ def exact_product(coefficients: Ints, statistics: Ints) -> Ints:
 
 
 def _largest(values: Ints) -> float:
-    """The largest absolute value; in Python's integers, since -2^63 has none in 64 bits."""
+    """Return the largest absolute value; in Python's integers, since that of -2^63 does not fit 64 bits."""
     return float(max(int(values.max(initial=0)), -int(values.min(initial=0))))
 
 
 def uniform(count: int, below: int) -> NDArray[np.uint64]:
-    """Uniformly distributed numbers from 0 to below - 1, from the operating system's generator."""
+    """Return uniformly distributed numbers from 0 to below - 1, from the operating system's generator."""
     bits = (below - 1).bit_length()
-    found = np.empty(0, dtype=np.uint64)
-    while len(found) < count:
+    numbers = np.empty(0, dtype=np.uint64)
+    while len(numbers) < count:
         drawn = np.frombuffer(secrets.token_bytes(8 * (count + 16)), dtype=np.uint64) >> np.uint64(64 - bits)
-        found = np.concatenate([found, drawn[drawn < below]])
-    return found[:count]
+        numbers = np.concatenate([numbers, drawn[drawn < below]])  # a remainder would not be uniform
+    return numbers[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +165,10 @@ class Backend(Component):
     axis = "backend"
     hides: ClassVar[bool] = True  # whether anything is encrypted
     masks: ClassVar[bool] = True  # whether the owner sees uniform numbers in place of the evaluator's products
-    digits: ClassVar[int] = 31  # most binary digits of a number that is told: those of `FixedPointScale`, and a sign
+    digits: ClassVar[int] = 31  # most binary digits of a disclosed number: those of `FixedPointScale`, and a sign
 
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
-        """An owner with a new key, for products of these sizes."""
+        """Return an owner with a new key, for products of these sizes."""
         raise NotImplementedError
 
     @property
@@ -176,7 +177,7 @@ class Backend(Component):
         raise NotImplementedError
 
     def evaluator(self, announcement: bytes, sizes: list[ProductSize]) -> Evaluator:
-        """An evaluator for the owner with this announcement, for products of these sizes.
+        """Return an evaluator for the owner with this announcement, for products of these sizes.
 
         Raises:
             InvalidMessage: the announcement is not a key of this backend.
@@ -184,11 +185,11 @@ class Backend(Component):
         raise NotImplementedError
 
     def announced(self, sizes: list[ProductSize]) -> MessageLength:
-        """Length of an owner's announcement, for products of these sizes."""
+        """Return the length of an owner's announcement, for products of these sizes."""
         raise NotImplementedError
 
     def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
-        """Lengths of a product's encrypted, masked and decrypted parts."""
+        """Return the lengths of a product's encrypted, masked and decrypted parts."""
         raise NotImplementedError
 
     def check(self, size: ProductSize) -> None:
@@ -198,21 +199,3 @@ class Backend(Component):
                 f"backend {self.kind!r}: results may grow to {size.bound:.3g}, which leaves fewer than 16 binary "
                 "digits after the point: use fewer aligned units, a smaller c or degree, or normalize = true"
             )
-
-
-class UnencryptedBackend(Backend):
-    """Base class of backends without encryption: numbers of eight bytes and no key."""
-
-    axis = "backend"  # a base class, not a choice
-    hides: ClassVar[bool] = False
-
-    @property
-    def security(self) -> str:
-        return "0 bits: nothing is encrypted"
-
-    def announced(self, sizes: list[ProductSize]) -> MessageLength:
-        return MessageLength(0)
-
-    def lengths(self, size: ProductSize) -> tuple[MessageLength, MessageLength, MessageLength]:
-        out = MessageLength(8 * size.rows * size.width)
-        return MessageLength(8 * size.inner * size.width), out, out

@@ -70,11 +70,11 @@ class BfvBackend(Backend):
 
     def announced(self, sizes: list[ProductSize]) -> MessageLength:
         primes = len(PRIMES[self.degree])
-        one = 2 * primes * 8 * self.degree + 4096  # two polynomials; a key to rotate has one less of these than primes
-        return MessageLength(one * (1 + (primes - 1) * len(self.elements(sizes))) + 4096, exact=False)
+        pair = 2 * primes * 8 * self.degree + 4096  # two polynomials; a key to rotate has one pair less than primes
+        return MessageLength(pair * (1 + (primes - 1) * len(self.elements(sizes))) + 4096, exact=False)
 
     def elements(self, sizes: list[ProductSize]) -> list[int]:
-        """The powers X -> X^g of the rotations of these products."""
+        """Return the powers X -> X^g of the rotations of these products."""
         rotations = sorted({rotation for size in sizes for rotation in _rotations(self.layout(size))})
         return [pow(3, rotation, 2 * self.degree) for rotation in rotations]
 
@@ -124,13 +124,13 @@ class BfvLayout:
 
 
 def power(number: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (number - 1).bit_length()
 
 
 @functools.cache
 def context(degree: int) -> SealContext:
-    """One context per degree and process; it holds no keys."""
+    """Return the context of this degree, one per process; it holds no keys."""
     return SealContext(degree)
 
 
@@ -151,18 +151,18 @@ def layout(size: ProductSize, degree: int, columns: int = 64) -> BfvLayout:
 
 
 def steps(columns: int) -> tuple[int, int]:
-    """Numbers of baby and giant steps, whose product is `columns`."""
+    """Return the numbers of baby and giant steps, whose product is `columns`."""
     baby = 1 << math.ceil(math.log2(columns) / 2)
     return baby, columns // baby
 
 
 def modular(values: Ints, t: int) -> Unsigned:
-    """Signed integers reduced modulo t."""
+    """Return signed integers reduced modulo t."""
     return np.mod(values, t).astype(np.uint64)
 
 
 def centered(values: Unsigned, t: int) -> Ints:
-    """Integers modulo t as signed integers around zero."""
+    """Return integers modulo t as signed integers around zero."""
     signed = values.astype(np.int64)
     return np.where(signed > t // 2, signed - t, signed)
 
@@ -203,7 +203,7 @@ class _BfvOwner(KeyOwner):
 
 
 def _rotations(plan: BfvLayout) -> list[int]:
-    """The numbers of slots by which ciphertexts are rotated."""
+    """Return the numbers of slots by which ciphertexts are rotated."""
     if plan.way != "rotate":
         return []
     baby, giant = steps(plan.columns)
@@ -211,7 +211,7 @@ def _rotations(plan: BfvLayout) -> list[int]:
 
 
 def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
-    """The slots [inputs, degree] of the owner's ciphertexts, from S [inner, width]."""
+    """Return the slots [inputs, degree] of the owner's ciphertexts, from S [inner, width]."""
     inner, width = values.shape
     if plan.way == "row":
         padded = np.zeros(plan.block, dtype=np.uint64)
@@ -228,7 +228,7 @@ def _spread(values: Unsigned, plan: BfvLayout, degree: int) -> Unsigned:
 
 
 def _collect(slots: Unsigned, plan: BfvLayout, size: ProductSize, t: int) -> Unsigned:
-    """C S [rows, width] modulo t from the slots [outputs, degree] of masked ciphertexts, or of masks."""
+    """Return C S [rows, width] modulo t from the slots [outputs, degree] of masked ciphertexts, or of masks."""
     lines = slots.reshape(-1, plan.block)
     if plan.way == "rotate":
         return lines[: size.rows, : size.width]
@@ -238,7 +238,7 @@ def _collect(slots: Unsigned, plan: BfvLayout, size: ProductSize, t: int) -> Uns
 
 
 def _sum(values: Unsigned, axis: int, t: int) -> Unsigned:
-    """A sum modulo t, in two halves, so that up to 2^14 numbers below 2^50 do not overflow."""
+    """Return a sum modulo t, in two halves, so that up to 2^14 numbers below 2^50 do not overflow."""
     modulus, half = np.uint64(t), np.uint64(2**25)
     high = (values // half).sum(axis) % modulus
     for _ in range(5):  # times 2^25, five digits at a time
@@ -318,7 +318,7 @@ class _BfvEvaluator(Evaluator):
         return to_floats(centered((masked + modulus - mask) % modulus, self.he.t), size)
 
     def _rotated(self, ciphertext: Any, count: int, block: int) -> list[Any]:
-        """The ciphertext rotated by 0, 1, ... blocks, ready for products."""
+        """Return the ciphertext rotated by 0, 1, ... blocks, ready for products."""
         rotations = [ciphertext]
         for step in range(1, count):
             rotations.append(self.he.seal.Ciphertext())
@@ -368,7 +368,7 @@ def _padded(values: Ints, rows: int, columns: int) -> Ints:
 
 
 def _diagonals(block: Ints, baby: int) -> Ints:
-    """The numbers [samples, columns] for the plaintexts of all steps, from C [samples, columns] of one output.
+    """Return the numbers [samples, columns] for the plaintexts of all steps, from C [samples, columns] of one output.
 
     Line r of giant step g and baby step h meets S[r + h] before it is rotated back by g: it is C[r - g, r + h].  A
     ciphertext has two rows of slots that rotate separately, so samples are counted in each half.

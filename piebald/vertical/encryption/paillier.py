@@ -66,7 +66,7 @@ class PaillierBackend(Backend):
         )
 
     def layout(self, size: ProductSize) -> PaillierLayout:
-        """The layout of rows of S and of C S in ciphertexts."""
+        """Return the layout of rows of S and of C S in ciphertexts."""
         slots = (self.bits - 1) // SLOT
         pieces = math.ceil(size.width / slots)
         cuts = tuple(len(piece) for piece in np.array_split(np.arange(size.width), pieces))
@@ -85,7 +85,7 @@ class PaillierLayout:
     rows_each: int
 
     def outputs(self, size: ProductSize) -> int:
-        """Number of ciphertexts of the result."""
+        """Return the number of ciphertexts of the result."""
         return math.ceil(size.rows / self.rows_each) * len(self.cuts)
 
 
@@ -106,7 +106,7 @@ def unpack(number: int, count: int) -> Ints:
 
 
 def _tiles(values: Ints, layout: PaillierLayout) -> list[Ints]:
-    """Numbers of each result, from [rows, width], in the order of its ciphertexts."""
+    """Return the numbers of each result, from [rows, width], in the order of its ciphertexts."""
     edges = np.cumsum(layout.cuts)[:-1]
     return [
         piece.ravel()
@@ -167,9 +167,9 @@ class _PaillierOwner(KeyOwner):
     def decrypt(self, masked: bytes, size: ProductSize, constant: Floats) -> bytes:
         values = np.broadcast_to(added_integers(constant, size), (size.rows, size.width))
         added = [pack(tile) for tile in _tiles(values, self.backend.layout(size))]
-        found = self._key.decrypt(read_ciphertexts(masked, self.bytes, self._key.public))
+        products = self._key.decrypt(read_ciphertexts(masked, self.bytes, self._key.public))
         n = self._key.public.n
-        return write([(one + more) % n for one, more in zip(found, added, strict=True)], self.bytes // 2)
+        return write([(product + part) % n for product, part in zip(products, added, strict=True)], self.bytes // 2)
 
 
 class _PaillierEvaluator(Evaluator):
@@ -190,16 +190,16 @@ class _PaillierEvaluator(Evaluator):
     ) -> tuple[bytes, list[Any]]:
         layout, square = self.backend.layout(size), self._key.square
         values, masks = prepared
-        given = read_ciphertexts(encrypted, self.bytes, self._key)
+        ciphertexts = read_ciphertexts(encrypted, self.bytes, self._key)
         pieces = len(layout.cuts)
-        columns = [Straus(given[piece::pieces], values, square) for piece in range(pieces)]
+        columns = [Straus(ciphertexts[piece::pieces], values, square) for piece in range(pieces)]
         powmod, shift = library().powmod, 1 << (SLOT * size.width)
         results = []
         for start in range(0, size.rows, layout.rows_each):
             for column in columns:
-                *others, last = range(start, min(start + layout.rows_each, size.rows))
+                *first, last = range(start, min(start + layout.rows_each, size.rows))
                 total = column.row(last)
-                for row in reversed(others):
+                for row in reversed(first):
                     total = powmod(total, shift, square) * column.row(row) % square
                 results.append(total)
         hidden = [result * mask % square for result, (_, mask) in zip(results, masks, strict=True)]
@@ -209,11 +209,11 @@ class _PaillierEvaluator(Evaluator):
         layout, n = self.backend.layout(size), self._key.n
         template = _tiles(np.arange(size.rows * size.width).reshape(size.rows, size.width), layout)
         values = np.empty(size.rows * size.width, dtype=np.int64)
-        for places, one, hidden in zip(template, read(decrypted, self.bytes // 2, n), mask, strict=True):
-            number = (one - hidden) % n
+        for places, masked, part in zip(template, read(decrypted, self.bytes // 2, n), mask, strict=True):
+            number = (masked - part) % n
             number = number - n if number > n // 2 else number
             if number.bit_length() > SLOT * len(places):
-                number = library().mpz(1 << (SLOT - 2))  # not a valid result, so it is refused below
+                number = library().mpz(1 << (SLOT - 2))  # not a valid result, so that `to_floats` refuses it
             values[places] = unpack(int(number), len(places))
         return to_floats(values.reshape(size.rows, size.width), size)
 
@@ -221,8 +221,8 @@ class _PaillierEvaluator(Evaluator):
 class Straus:
     """Products of powers with shared bases: the product over b of base_b^exponents[i, b], for each row i.
 
-    Exponents are written with few signed odd digits; odd powers of each base, positive and
-    negative, are computed once for all rows.
+    Exponents are written with few signed odd digits; odd powers of each base, positive and negative, are computed once
+    for all rows.
     """
 
     WIDTH = 7
@@ -231,20 +231,20 @@ class Straus:
         self._modulus = modulus
         self._digits = sparse_digits(exponents, self.WIDTH)
         used: list[bool] = np.any(self._digits != 0, axis=(0, 1)).tolist()
-        self._tables = [self._table(base) if one else {} for base, one in zip(bases, used, strict=True)]
+        self._tables = [self._table(base) if is_used else {} for base, is_used in zip(bases, used, strict=True)]
 
     def _table(self, base: Any) -> dict[int, Any]:
-        """base^j for odd j between -2^(WIDTH - 1) and 2^(WIDTH - 1)."""
-        made: dict[int, Any] = {}
+        """Return base^j for odd j between -2^(WIDTH - 1) and 2^(WIDTH - 1)."""
+        powers: dict[int, Any] = {}
         for sign, start in ((1, base), (-1, library().invert(base, self._modulus))):
             square, power = start * start % self._modulus, start
             for digit in range(1, 1 << (self.WIDTH - 1), 2):
-                made[sign * digit] = power
+                powers[sign * digit] = power
                 power = power * square % self._modulus
-        return made
+        return powers
 
     def row(self, number: int) -> Any:
-        """The product for one row of exponents."""
+        """Return the product for one row of exponents."""
         modulus, tables = self._modulus, self._tables
         total: Any = library().mpz(1)
         for digits in self._digits[:, number]:
@@ -257,7 +257,7 @@ class Straus:
 
 
 def sparse_digits(values: Ints, width: int) -> NDArray[np.int64]:
-    """Binary digits of signed numbers, the highest first [bits, *values.shape]: odd and below 2^(width-1), or 0.
+    """Return binary digits of signed numbers, the highest first [bits, *values.shape]: odd and below 2^(width-1), or 0.
 
     At most one in `width` neighbours is not 0 (the non-adjacent form of that width).
     """

@@ -25,7 +25,7 @@ SPARE = 64  # bits of an exponent beyond the order of h, so that h^a is uniform 
 
 
 def library() -> Any:
-    """gmpy2.
+    """Return gmpy2.
 
     Raises:
         SettingError: it is not installed.
@@ -52,12 +52,12 @@ class Powers:
             base = row[-1] * base % modulus
 
     def power(self, exponent: int) -> Any:
-        """base^exponent, for an exponent of up to `bits` bits."""
-        found: Any = 1
+        """Return base^exponent, for an exponent of up to `bits` bits."""
+        power: Any = 1
         for row, digit in zip(self._rows, exponent.to_bytes(len(self._rows), "little"), strict=True):
             if digit:
-                found = found * row[digit] % self.modulus
-        return found
+                power = power * row[digit] % self.modulus
+        return power
 
 
 class PublicKey:
@@ -81,7 +81,7 @@ class PublicKey:
         self._powers: Powers | None = None
 
     def obfuscator(self) -> Any:
-        """An encryption of 0."""
+        """Return an encryption of 0."""
         bits = 2 * ORDER[self.bits] + SPARE
         if self._powers is None:
             self._powers = Powers(self.h, self.square, bits)
@@ -108,7 +108,7 @@ class PrivateKey:
         y = gmpy2.mpz(secrets.randbelow(int(n - 2)) + 2)
         residue = gmpy2.powmod(y, (p - 1) // s * ((q - 1) // r) // 2, n)  # of order s modulo p, and r modulo q
         self.public = PublicKey(n, gmpy2.powmod(-residue % (n * n), n, n * n), bits)
-        self._halves = [_Half(gmpy2, *mine, self.public) for mine in ((p, s), (q, r))]
+        self._halves = [_Half(gmpy2, *primes, self.public) for primes in ((p, s), (q, r))]
         self._order = int(2 * s * r)
         self._lift = p**2 * gmpy2.invert(p**2, q**2)  # 0 modulo p^2, 1 modulo q^2
         self._join = p * gmpy2.invert(p, q)
@@ -116,13 +116,13 @@ class PrivateKey:
     def encrypt(self, messages: Sequence[Any]) -> list[Any]:
         """Encrypt numbers modulo n; the cost is about one multiplication modulo p^2 for every 8 bits."""
         first, second = self._halves
-        found = []
+        ciphertexts = []
         for message in messages:
             exponent = secrets.randbelow(self._order)
             low, high = first.noise(exponent), second.noise(exponent)
             noise = (low + (high - low) * self._lift) % self.public.square
-            found.append((1 + self.public.n * message) * noise % self.public.square)
-        return found
+            ciphertexts.append((1 + self.public.n * message) * noise % self.public.square)
+        return ciphertexts
 
     def decrypt(self, ciphertexts: Sequence[Any]) -> list[Any]:
         """Decrypt ciphertexts, modulo p and modulo q on two threads."""
@@ -130,7 +130,8 @@ class PrivateKey:
         with ThreadPoolExecutor(2) as pool:
             low, high = pool.map(run, self._halves)
         n = self.public.n
-        return [(one + (other - one) * self._join) % n for one, other in zip(low, high, strict=True)]
+        # the Chinese remainder theorem
+        return [(mod_p + (mod_q - mod_p) * self._join) % n for mod_p, mod_q in zip(low, high, strict=True)]
 
 
 class _Half:
@@ -143,17 +144,19 @@ class _Half:
         self._factor = gmpy2.invert(self._order * (public.n // p), p)
 
     def noise(self, exponent: int) -> Any:
-        """h^exponent modulo p^2."""
+        """Return h^exponent modulo p^2."""
         return self._powers.power(int(exponent % self._order))
 
     def decrypt(self, ciphertexts: Sequence[Any]) -> list[Any]:
         self._gmpy2.get_context().allow_release_gil = True  # of this thread
-        powers = self._gmpy2.powmod_base_list([one % self.square for one in ciphertexts], self._order, self.square)
+        powers = self._gmpy2.powmod_base_list(
+            [ciphertext % self.square for ciphertext in ciphertexts], self._order, self.square
+        )
         return [(power - 1) // self.p * self._factor % self.p for power in powers]
 
 
 def _prime(bits: int, order: int) -> tuple[Any, Any]:
-    """Random primes p = 2 s u + 1, its two highest bits set, and s, of `order` bits; u is odd, so p is 3 modulo 4."""
+    """Return random primes p = 2 s u + 1 with its two highest bits set, and s of `order` bits; u is odd."""
     gmpy2 = library()
     s = gmpy2.mpz(4)
     while not gmpy2.is_prime(s, 40):

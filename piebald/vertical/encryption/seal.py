@@ -32,10 +32,10 @@ Unsigned = NDArray[np.uint64]
 
 
 def library() -> Any:
-    """TenSEAL's low-level module.
+    """Return TenSEAL's low-level module.
 
     Raises:
-        SettingError: it is not installed, or what unpacks its messages.
+        SettingError: it is not installed, or zstandard, which unpacks its messages.
     """
     try:
         from tenseal import sealapi
@@ -69,80 +69,80 @@ class SealContext:
         self.top, self.last = self.context.first_parms_id(), self.context.last_parms_id()
         self.second = self.context.first_context_data().next_context_data().parms_id()
         self._columns: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-        self._file, self._one = _memory_file(), threading.Lock()  # both parties may be threads of this process
+        self._file, self._file_lock = _memory_file(), threading.Lock()  # both parties may be threads of this process
         weakref.finalize(self, os.close, self._file)  # also where the process ends first
         self._version = self.save(parameters)[3:5]
 
     # ------------------------------------------------------------------------------------------------ serialization
 
-    def save(self, thing: Any) -> bytes:
+    def save(self, value: Any) -> bytes:
         """Serialize a key, ciphertext or plaintext."""
-        with self._one:
+        with self._file_lock:
             os.ftruncate(self._file, 0)
-            thing.save(f"/dev/fd/{self._file}")
+            value.save(f"/dev/fd/{self._file}")
             return os.pread(self._file, os.fstat(self._file).st_size, 0)
 
-    def received(self, thing: Any, data: bytes | bytearray, what: str, keys: int | None = None) -> Any:
-        """Load a ciphertext or key of the other party, or a set of keys, which takes no more memory than it should.
+    def received(self, empty: Any, data: bytes | bytearray, name: str, keys: int | None = None) -> Any:
+        """Load a ciphertext or key of the other party, or a set of keys, within the memory of an honest one.
 
         Args:
-            thing: an empty one.
+            empty: an empty object of SEAL.
             data: its bytes.
-            what: what it is called.
-            keys: how many keys a set may hold.
+            name: its name, for errors.
+            keys: number of keys that a set may hold.
 
         Raises:
-            InvalidMessage: it is not what an honest party sends.
+            InvalidMessage: an honest party sends no such bytes.
         """
-        one = 2 * len(PRIMES[self.degree]) * 8 * self.degree + 4096  # two polynomials
-        most = one if keys is None else one * keys + 8 * self.degree
+        pair = 2 * len(PRIMES[self.degree]) * 8 * self.degree + 4096  # two polynomials
+        most = pair if keys is None else pair * keys + 8 * self.degree
         try:
             plain = unpacked(data, self._version, most, keys)
         except InvalidMessage as error:
-            raise InvalidMessage(f"the other party's {what} {error}") from None
-        return self.load(thing, plain, what)
+            raise InvalidMessage(f"the other party's {name} {error}") from None
+        return self.load(empty, plain, name)
 
-    def load(self, thing: Any, data: bytes | bytearray, what: str) -> Any:
+    def load(self, empty: Any, data: bytes | bytearray, name: str) -> Any:
         """Load a key or ciphertext from bytes; SEAL checks that it fits these parameters.
 
         Raises:
             InvalidMessage: it does not fit.
         """
         try:
-            with self._one:
+            with self._file_lock:
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, data, 0)
-                thing.load(self.context, f"/dev/fd/{self._file}")
+                empty.load(self.context, f"/dev/fd/{self._file}")
         except (RuntimeError, ValueError, IndexError, MemoryError):
-            raise InvalidMessage(f"the other party's {what} is damaged or made with other parameters") from None
-        return thing
+            raise InvalidMessage(f"the other party's {name} is damaged or made with other parameters") from None
+        return empty
 
-    def ciphertext(self, data: bytes, what: str, level: Any) -> Any:
-        """A ciphertext from the other party, at a level of these parameters.
+    def ciphertext(self, data: bytes, name: str, level: Any) -> Any:
+        """Return a ciphertext from the other party, at a level of these parameters.
 
         SEAL also loads ciphertexts of other levels, of three polynomials, transformed, or that anybody can read, and
         only fails when it computes with them.
 
         Raises:
-            InvalidMessage: it is not what an honest party sends.
+            InvalidMessage: an honest party sends no such ciphertext.
         """
-        loaded = self.received(self.seal.Ciphertext(), data, what)
+        loaded = self.received(self.seal.Ciphertext(), data, name)
         if loaded.size() != 2 or loaded.is_ntt_form() or loaded.parms_id() != level or loaded.is_transparent():
             raise InvalidMessage(
-                f"a ciphertext of the {what} must have two polynomials, be at its own level, not be transformed and "
+                f"a ciphertext of the {name} must have two polynomials, be at its own level, not be transformed and "
                 "not be readable without a key"
             )
         return loaded
 
     @contextmanager
-    def computing(self, what: str) -> Iterator[None]:
+    def computing(self, name: str) -> Iterator[None]:
         """Turn SEAL's errors about ciphertexts of the other party into one of ours."""
         try:
             yield
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if isinstance(error, PiebaldError):
                 raise
-            raise InvalidMessage(f"the encryption library cannot compute with the other party's {what}") from None
+            raise InvalidMessage(f"the encryption library cannot compute with the other party's {name}") from None
 
     # -------------------------------------------------------------------------------------------------------- encoding
 
@@ -153,11 +153,13 @@ class SealContext:
         return plain
 
     def decode(self, plain: Any) -> Unsigned:
-        """The slots of a plaintext [degree]."""
+        """Return the slots of a plaintext [degree]."""
         return np.array(self.encoder.decode_uint64(plain), dtype=np.uint64)
 
     def encode_blocks(self, values: NDArray[np.int64], width: int) -> list[Any]:
-        """Plaintexts whose slots are constant over blocks of `width`: values [degree / width, count], small and signed.
+        """Return plaintexts with slots constant over blocks of `width`.
+
+        Values [degree / width, count] are small and signed.
 
         Encoding is linear, so all plaintexts together are one matrix product with the coefficients of the blocks'
         indicators; they go to SEAL as raw bytes, without a Python list.  Many small blocks would make it large.
@@ -169,24 +171,24 @@ class SealContext:
         return [self._raw(coefficients) for piece in pieces for coefficients in self._times_columns(piece, width)]
 
     def ntt(self, plain: Any) -> Any:
-        """A plaintext ready for products with fresh ciphertexts."""
+        """Return a plaintext ready for products with fresh ciphertexts."""
         out = self.seal.Plaintext()
         self.evaluator.transform_to_ntt(plain, self.top, out)
         return out
 
     def _times_columns(self, values: NDArray[np.int64], width: int) -> Unsigned:
-        """Coefficients [count, degree] of the plaintexts of these values [degree / width, count]."""
-        even, odd = self._indicators(width)
+        """Return coefficients [count, degree] of the plaintexts of these values [degree / width, count]."""
+        even, uneven = self._indicators(width)
         first, second = np.split(values.astype(np.float64).T, 2, axis=1)
-        plus, minus = (first + second) @ even, (first - second) @ odd
+        plus, minus = (first + second) @ even, (first - second) @ uneven
         middle = self.degree // 2
-        made = np.empty((values.shape[1], self.degree), dtype=np.uint64)
-        made[:, : middle + 1] = self._remainders(minus + plus)
-        made[:, middle + 1 :] = self._remainders(minus - plus)[:, -2:0:-1]
-        return made
+        coefficients = np.empty((values.shape[1], self.degree), dtype=np.uint64)
+        coefficients[:, : middle + 1] = self._remainders(minus + plus)
+        coefficients[:, middle + 1 :] = self._remainders(minus - plus)[:, -2:0:-1]
+        return coefficients
 
     def _remainders(self, halves: NDArray[np.float64]) -> Unsigned:
-        """The remainders of low + 2^25 high, of up to 80 bits, for halves [2, ...] of whole numbers.
+        """Return the remainders of low + 2^25 high, of up to 80 bits, for halves [2, ...] of whole numbers.
 
         They follow from a quotient that is good to one unit and not too large, in integers that wrap at 2^64.
         """
@@ -204,7 +206,7 @@ class SealContext:
         return below
 
     def _indicators(self, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Halves of sums and differences of coefficients of plaintexts that are 1 in one block of the first row.
+        """Return halves of sums and differences of coefficients of plaintexts that are 1 in one block of the first row.
 
         Slots are values at the powers of 3 (first row) and their inverses (second row) of a root of unity, so X -> X^g
         permutes slots: one indicator gives all others by permuting its coefficients.  The indicator of a block of the
@@ -223,35 +225,35 @@ class SealContext:
             source = np.zeros(self.degree, dtype=np.int64)
             source[:count] = [plain.data(place) for place in range(count)]
             places = np.arange(self.degree)
-            found = np.empty((self.row // width, self.degree + 1), dtype=np.int64)
-            for number, indicator in enumerate(found):
+            indicators = np.empty((self.row // width, self.degree + 1), dtype=np.int64)
+            for number, indicator in enumerate(indicators):
                 moved = places * pow(3, -number * width, 2 * self.degree) % (2 * self.degree)
                 indicator[moved % self.degree] = np.where(moved >= self.degree, -source, source)
-            found[:, -1] = -found[:, 0]  # X^degree is -1
-            front, back = found[:, : self.row + 1], found[:, : self.row - 1 : -1]
-            even, odd = (_digits(_half((front + sign * back) % self.t, self.t)) for sign in (-1, 1))
-            self._columns[width] = even, odd
+            indicators[:, -1] = -indicators[:, 0]  # X^degree is -1
+            front, back = indicators[:, : self.row + 1], indicators[:, : self.row - 1 : -1]
+            even, uneven = (_digits(_half((front + sign * back) % self.t, self.t)) for sign in (-1, 1))
+            self._columns[width] = even, uneven
         return self._columns[width]
 
     def _raw(self, coefficients: Unsigned) -> Any:
-        """A plaintext from its coefficients [degree], through SEAL's own file format, uncompressed."""
+        """Return a plaintext from its coefficients [degree], through SEAL's own file format, uncompressed."""
         inner = self._headed(struct.pack("<Q", self.degree), coefficients.tobytes())
         whole = self._headed(bytes(32), struct.pack("<Qd", self.degree, 1.0), inner)
         return self.load(self.seal.Plaintext(), whole, "plaintext")
 
     def _headed(self, *parts: bytes) -> bytes:
-        """Parts after a header: magic number, its size, SEAL's version, no compression, nothing, size of the whole."""
+        """Return parts after a header: magic number, its size, SEAL's version, no compression, 0, size of the whole."""
         size = 16 + sum(map(len, parts))
         return b"".join([HEADER.pack(MAGIC, HEADER.size, self._version, 0, 0, size), *parts])
 
 
 def _half(values: NDArray[np.int64], t: int) -> NDArray[np.int64]:
-    """Halves modulo an odd t of numbers from 0 to t - 1."""
+    """Return halves modulo an odd t of numbers from 0 to t - 1."""
     return (values + (values & 1) * t) >> 1
 
 
 def _digits(values: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The low 25 bits, and the rest [2, ...]."""
+    """Return the low 25 bits, and the rest [2, ...]."""
     return np.stack([values & (2**25 - 1), values >> 25]).astype(np.float64)
 
 
@@ -268,7 +270,7 @@ def join(blobs: list[bytes]) -> bytes:
     return b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs)
 
 
-def split(data: bytes, count: int, what: str) -> list[bytes]:
+def split(data: bytes, count: int, name: str) -> list[bytes]:
     """Undo `join`, for a known number of blobs.
 
     Raises:
@@ -279,8 +281,8 @@ def split(data: bytes, count: int, what: str) -> list[bytes]:
         length = struct.unpack_from("<Q", data, place)[0] if place + 8 <= len(data) else len(data)
         place += 8 + length
         if place > len(data):
-            raise InvalidMessage(f"the other party's {what} is cut off")
+            raise InvalidMessage(f"the other party's {name} is cut off")
         blobs.append(data[place - length : place])
     if place != len(data):
-        raise InvalidMessage(f"the other party's {what} is too long")
+        raise InvalidMessage(f"the other party's {name} is too long")
     return blobs

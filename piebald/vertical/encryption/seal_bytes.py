@@ -1,8 +1,8 @@
 """Messages of SEAL, unpacked within bounds before SEAL reads them.
 
-SEAL packs what it saves with zstd, also inside of what is packed already, makes whole polynomials from seeds, and takes
-as many keys as come.  A few bytes can so fill all memory.  So messages are unpacked here, up to the length that an
-honest one has; what is inside must be as it is when SEAL saves it, not packed again, and no more keys than are needed.
+SEAL packs everything with zstd, also inside of packed data, makes whole polynomials from seeds, and takes any number of
+keys, so that a few bytes can fill all memory.  Therefore messages are unpacked here, up to the length of an honest one;
+their content must have the form in which SEAL saves it, not packed again, and no more keys than are needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBERS = struct.calcsize("<32s?QQQdQ")  # level, transformed or not, polynomia
 
 
 def packer() -> Any:
-    """The module that unpacks zstd.
+    """Return the module that unpacks zstd.
 
     Raises:
         SettingError: it is not installed.
@@ -34,16 +34,16 @@ def packer() -> Any:
 
 
 def unpacked(data: bytes | bytearray, version: bytes, most: int, keys: int | None = None) -> bytes:
-    """A message of SEAL that is not packed any more.
+    """Return a message of SEAL, unpacked.
 
     Args:
         data: the message.
         version: SEAL's version, two bytes.
         most: bytes of an honest message, at most.
-        keys: of a set of keys, how many it may hold; None for a single ciphertext or key.
+        keys: number of keys that a set of keys may hold; None for a single ciphertext or key.
 
     Raises:
-        InvalidMessage: it is longer, or packed inside, or holds more keys, or is none.
+        InvalidMessage: it is longer, packed inside, holds more keys, or is no message of SEAL.
     """
     try:
         packed = _head(data, 0, len(data), version)
@@ -69,7 +69,7 @@ def unpacked(data: bytes | bytearray, version: bytes, most: int, keys: int | Non
 
 
 def _head(data: bytes | bytearray, place: int, end: int, version: bytes) -> int:
-    """How a part is packed that begins here and ends there."""
+    """Return the kind of packing of the part from `place` to `end`."""
     magic, size, made_by, packed, _, length = HEADER.unpack_from(data, place)
     if (magic, size, made_by) != (MAGIC, HEADER.size, version) or place + length != end:
         raise InvalidMessage("is not what this version of SEAL saves")
@@ -90,13 +90,13 @@ def _check_keys(data: bytes, most: int, version: bytes) -> None:
     """Refuse a set of more keys, or with keys that are packed."""
     place = HEADER.size + 32  # after the level
     (sets,) = struct.unpack_from("<Q", data, place)
-    place, found = place + 8, 0
+    place, total = place + 8, 0
     if sets > len(data):
         raise InvalidMessage("is cut off")
     for _ in range(sets):
         (count,) = struct.unpack_from("<Q", data, place)
-        place, found = place + 8, found + count
-        if found > most:
+        place, total = place + 8, total + count
+        if total > most:
             raise InvalidMessage(f"holds more than {most} keys")
         for _ in range(count):
             end = place + HEADER.unpack_from(data, place)[-1]

@@ -25,7 +25,7 @@ _LARGEST = 1e30  # of a threshold or a leaf: sums of many stay finite
 
 
 def nodes(depth: int) -> int:
-    """Nodes of a full tree."""
+    """Return the number of nodes of a full tree."""
     return int(2 ** (depth + 1) - 1)
 
 
@@ -36,7 +36,7 @@ class Forest:
     Attributes:
         table: [t, nodes, 2 or 4] float32.  Of a node: "split", which is 2 * column + (1 if gaps go to the left) or -1
             for a leaf and -2 where there is no node; the threshold of the split, below which a number goes to the
-            left, or the leaf's weight; and, where they are told, the split's gain and the node's training rows.
+            left, or the leaf's weight; and, where they are known, the split's gain and the node's training rows.
         depth: of the largest tree that fits.
     """
 
@@ -44,8 +44,8 @@ class Forest:
     depth: int
 
     @classmethod
-    def none(cls, depth: int, parts: int = PARTS) -> Forest:
-        """No tree at all."""
+    def empty(cls, depth: int, parts: int = PARTS) -> Forest:
+        """Return a forest without trees."""
         return cls(np.zeros((0, nodes(depth), parts), dtype=np.float32), depth)
 
     def __len__(self) -> int:
@@ -53,37 +53,38 @@ class Forest:
 
     @property
     def sent(self) -> Floats32:
-        """What a client needs to predict [t, nodes, 2]."""
+        """The table that a client needs to predict [t, nodes, 2]."""
         return np.ascontiguousarray(self.table[:, :, :SENT])
 
     def weighted(self, weight: float) -> Forest:
-        """The same trees with all leaves multiplied."""
+        """Return the same trees with all leaves multiplied."""
         table = self.table.copy()
         table[:, :, 1] = np.where(table[:, :, 0] == LEAF, table[:, :, 1] * np.float32(weight), table[:, :, 1])
         return Forest(table, self.depth)
 
     def joined(self, other: Forest) -> Forest:
-        """These trees and then the others."""
+        """Return these trees and then the others."""
         return Forest(np.concatenate([self.table, other.table]), self.depth)
 
     def first(self, trees: int) -> Forest:
-        """The first trees alone."""
+        """Return the first trees alone."""
         return Forest(self.table[:trees], self.depth)
 
     def leaves(self, x: Floats32, tree: int) -> NDArray[np.int64]:
-        """The node [n] in which each of some rows [n, d] ends; NaN is a gap."""
+        """Return the node [n] in which each of some rows [n, d] ends; NaN is a gap."""
         split = self.table[tree, :, 0].astype(np.int64)
         number = self.table[tree, :, 1]
         place = np.zeros(len(x), dtype=np.int64)
-        every = np.arange(len(x))
+        rows = np.arange(len(x))
+        # all rows go down one level at a time
         for _ in range(self.depth):
             code = split[place]
             inner = code >= 0
             if not inner.any():
                 break
-            value = x[every, np.where(inner, code >> 1, 0)]
-            left = np.where(np.isnan(value), (code & 1) == 1, value < number[place])
-            place = np.where(inner, 2 * place + np.where(left, 1, 2), place)
+            value = x[rows, np.where(inner, code >> 1, 0)]
+            goes_left = np.where(np.isnan(value), (code & 1) == 1, value < number[place])
+            place = np.where(inner, 2 * place + np.where(goes_left, 1, 2), place)
         return place
 
     def add_to(self, margins: Floats32, x: Floats32) -> None:
@@ -96,13 +97,13 @@ class Forest:
 def reject_reason(
     table: NDArray[np.float32], columns: int, depth: int, rows: int | None = None, largest: float = _LARGEST
 ) -> str | None:
-    """Why a table [t, nodes, 2 or 4] is none of trees, or None.
+    """Return why a table [t, nodes, 2 or 4] is no table of trees, or None.
 
     Args:
-        table: what came.
-        columns: of the rows that the trees are about.
+        table: the table.
+        columns: how many columns the rows have that the trees are for.
         depth: of the largest tree that is allowed.
-        rows: training rows of the client who sent it, which its counts must be of; None where none are told.
+        rows: training rows of the client who sent it, which its counts must add up to; None where it has no counts.
         largest: absolute value of a leaf, at most.
     """
     if table.ndim != 3 or table.shape[1:] != (nodes(depth), SENT if rows is None else PARTS):
@@ -118,7 +119,7 @@ def reject_reason(
         return f"sent trees with a split below depth {depth}"
     parents = np.repeat(inner[:, :half], 2, axis=1)  # of the nodes 1, 2, 3, ...
     if (split[:, 0] == ABSENT).any() or ((split[:, 1:] != ABSENT) != parents).any():
-        return "sent trees with a node that hangs on none, or a split without one of its sides"
+        return "sent trees with a node without a parent, or a split without one of its sides"
     if table[split == ABSENT][:, 1:].any():
         return "sent trees with numbers where no node is"
     if (np.abs(number[split == LEAF]) > largest).any():
@@ -127,10 +128,10 @@ def reject_reason(
 
 
 def _counts_reason(table: Floats32, half: int, rows: int) -> str | None:
-    """Why gains and counts of rows are none, or None."""
+    """Return why gains and counts of rows cannot be right, or None."""
     inner, gain, count = table[:, :, 0] >= 0, table[:, :, 2], table[:, :, 3].astype(np.float64)
     if (gain < 0).any() or gain[~inner].any():
-        return "sent trees with a gain that is negative, or of no split"
+        return "sent trees with a negative gain, or a gain where no split is"
     if (count < 0).any() or (count != np.round(count)).any() or (count[:, 0] != rows).any():
         return f"sent trees whose counts are not of the {rows:,} rows it has"
     sides = count[:, 1::2] + count[:, 2::2]

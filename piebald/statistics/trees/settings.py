@@ -19,18 +19,18 @@ class TreeSettings(Component):
         form: "bagging": in each round every client grows trees, which count together as one forest; "cyclic": in each
             round one client does, in turn; "histogram": in each round one tree (for more than two classes, one for
             each class) is grown from sums over all clients, level by level, as if their rows were in one place.
-        secure: under "histogram", clients tell their sums under masks, so that nobody learns more than totals.
-        target_bounds: under "histogram", low and high of a regression's target, which its derivatives are counted in
-            units of; a target outside counts as the nearer bound.
+        secure: under "histogram", clients send their sums under masks, so that nobody learns more than totals.
+        target_bounds: under "histogram", low and high of a regression's target, in whose units its derivatives are
+            counted; a target outside counts as the nearer bound.
         rounds: rounds of boosting, at most.
         local_rounds: trees (for more than two classes, one for each class) that a client grows in a round, one after
             the other.
         weights: under "bagging", a client's trees count by its training "examples", or all clients' the same,
             "uniform".
-        patience: end when the loss on all clients' validation rows has not been less for so many rounds, and keep the
-            rounds up to the best; None for all rounds.
+        patience: rounds without a smaller loss on all clients' validation rows after which training ends; the rounds
+            up to the best one are kept.  None for all rounds.
         balanced: weight rows so that all classes have the same weight over all clients.
-        least_rows: training rows that each leaf is about, at least; splits with fewer on a side are taken back.
+        least_rows: training rows of each leaf, at least; splits with fewer on a side are taken back.
         missing: a number that stands for a gap, such as -9, besides NaN; None for none.
         max_depth: splits from the root to a leaf, at most.
         learning_rate: factor on the leaves of each round.
@@ -40,6 +40,11 @@ class TreeSettings(Component):
         max_delta_step: largest leaf before the learning rate, 0 for any; what clients send is checked against it.
         subsample, colsample_bytree: share of rows, and of columns, that each tree sees.
         max_bin: thresholds of a column among which splits are chosen; under "histogram" quantiles of all clients' rows.
+
+    Examples:
+        >>> settings = TreeSettings(form="histogram", secure=True, max_depth=4)
+        >>> settings.secure, settings.rounds, settings.learning_rate
+        (True, 50, 0.3)
     """
 
     axis = "boosting"
@@ -77,7 +82,7 @@ class TreeSettings(Component):
     def _check_form(self) -> Self:
         if self.form != "histogram":
             if self.secure:
-                raise ValueError("masks hide sums, and there are none under form " f"{self.form!r}: take "
+                raise ValueError(f"masks hide sums, and form {self.form!r} has none: take "
                                  "form = 'histogram', or leave secure out")  # fmt: skip
             if self.target_bounds is not None:
                 raise ValueError(f"target_bounds are for form 'histogram', got form {self.form!r}: leave them out")

@@ -1,7 +1,7 @@
-"""How a client grows trees on its own rows, with xgboost.
+"""Trees that a client grows on its own rows, with xgboost.
 
-xgboost is given this client's rows and a start for each of them, and no tree of anybody else: what came over a network
-is added up by `Forest.add_to`, so xgboost's reader of models never sees it.
+xgboost gets this client's rows and a start for each of them, and no tree of anybody else: trees that came over a
+network are added up by `Forest.add_to`, so xgboost's reader of models never sees them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from piebald.core.errors import SettingError
 from piebald.core.moments import Floats
 from piebald.core.randomness import key
-from piebald.statistics.boosting.forest import ABSENT, LEAF, MOST_ROWS, PARTS, Floats32, Forest, nodes
-from piebald.statistics.boosting.settings import Objective, TreeSettings
-from piebald.statistics.boosting.targets import Target
+from piebald.statistics.trees.forest import ABSENT, LEAF, MOST_ROWS, PARTS, Floats32, Forest, nodes
+from piebald.statistics.trees.settings import Objective, TreeSettings
+from piebald.statistics.trees.targets import Target
 
 OBJECTIVES: dict[Objective, str] = {
     "binary": "binary:logistic", "multiclass": "multi:softprob", "regression": "reg:squarederror",
 }  # fmt: skip
-_OWN = {"form", "secure", "target_bounds", "rounds", "local_rounds", "weights", "patience", "balanced", "least_rows",
-        "missing"}  # settings that xgboost does not have  # fmt: skip
+# settings that xgboost does not have
+_NOT_XGBOOST = {"form", "secure", "target_bounds", "rounds", "local_rounds", "weights", "patience", "balanced",
+                "least_rows", "missing"}  # fmt: skip
 
 
 def xgboost() -> Any:
-    """The package xgboost.
+    """Return the package xgboost.
 
     Raises:
         SettingError: it is not installed.
@@ -60,7 +61,7 @@ class Grower:
             raise SettingError(f"trees are for clients of at most {MOST_ROWS:,} training rows, got {len(y):,}")
         self.x, self._settings, self._target = x, settings, target
         self._rows: Any = None
-        self._parameters = settings.model_dump(exclude=_OWN) | {
+        self._parameters = settings.model_dump(exclude=_NOT_XGBOOST) | {
             "objective": OBJECTIVES[target.objective], "tree_method": "hist", "nthread": 1, "verbosity": 0
         }  # fmt: skip
         # without a score to begin with, xgboost would estimate one, and each row has a start of its own
@@ -70,74 +71,71 @@ class Grower:
             self._rows = xgboost().DMatrix(x, label=y, weight=weights, nthread=1)
 
     def grow(self, margins: Floats32, *words: int | str) -> Forest:
-        """Trees that lead on from margins [n, G], which are changed; `words` are those of the random key."""
+        """Return trees that lead on from margins [n, G], which are changed; `words` are those of the random key."""
         depth, groups = self._settings.max_depth, self._target.groups
-        grown = Forest.none(depth)
+        grown = Forest.empty(depth)
         for step in range(self._settings.local_rounds):
             if self._rows is None:
-                made = Forest(np.stack([_single(depth)] * groups), depth)
+                trees = Forest(np.stack([_single(depth)] * groups), depth)
             else:
-                made = self._trees(margins, key(*words, step))
-                made.add_to(margins, self.x)
-            grown = grown.joined(made)
+                trees = self._trees(margins, key(*words, step))
+                trees.add_to(margins, self.x)
+            grown = grown.joined(trees)
         return grown
 
     def _trees(self, margins: Floats32, seed: int) -> Forest:
         engine, groups, depth = xgboost(), self._target.groups, self._settings.max_depth
         self._rows.set_base_margin(margins if groups > 1 else margins[:, 0])
+        # xgboost takes seeds of 31 bits; one round, since each step starts from new margins
         booster = engine.train({**self._parameters, "seed": seed % 2**31}, self._rows, 1)
         model = json.loads(bytes(booster.save_raw("json")))["learner"]["gradient_booster"]["model"]
         rate = self._settings.learning_rate
-        table = np.stack([_heap(tree, depth) for tree in model["trees"]])
-        weights = [_heap_weights(tree, depth, rate) for tree in model["trees"]]
+        heaps = [_heap(tree, depth, rate) for tree in model["trees"]]
+        table = np.stack([heap for heap, _ in heaps])
         for tree in range(groups):
+            # rows are counted here: xgboost has sums of second derivatives, and these are no counts
             ends = Forest(table[:, :, :2], depth).leaves(self.x, tree)
             table[tree, :, 3] = _counted(ends, depth)
-            _take_back(table[tree], weights[tree], self._settings.least_rows)
+            _take_back(table[tree], heaps[tree][1], self._settings.least_rows)
         return Forest(table, depth)
 
 
 def _single(depth: int) -> Floats32:
-    """The tree of a client without rows: a leaf that adds nothing."""
+    """Return the tree of a client without rows: a leaf that adds nothing."""
     table = np.zeros((nodes(depth), PARTS), dtype=np.float32)
     table[1:, 0], table[0, 0] = ABSENT, LEAF
     return table
 
 
 def _places(tree: dict[str, Any]) -> list[tuple[int, int]]:
-    """Nodes of xgboost's tree with their places in a heap."""
-    found, open_ = [], [(0, 0)]
-    while open_:
-        node, place = open_.pop()
-        found.append((node, place))
+    """Return the nodes of a tree of xgboost with their places in a heap."""
+    places, queue = [], [(0, 0)]
+    while queue:
+        node, place = queue.pop()
+        places.append((node, place))
         if tree["left_children"][node] >= 0:
-            open_ += [(tree["left_children"][node], 2 * place + 1), (tree["right_children"][node], 2 * place + 2)]
-    return found
+            queue += [(tree["left_children"][node], 2 * place + 1), (tree["right_children"][node], 2 * place + 2)]
+    return places
 
 
-def _heap(tree: dict[str, Any], depth: int) -> Floats32:
-    table = _single(depth)
+def _heap(tree: dict[str, Any], depth: int, rate: float) -> tuple[Floats32, Floats32]:
+    """Return a tree of xgboost as a table, and the weight [nodes] that each node would have as a leaf."""
+    table, weights = _single(depth), np.zeros(nodes(depth), dtype=np.float32)
     for node, place in _places(tree):
-        inner = tree["left_children"][node] >= 0
-        table[place, 0] = 2 * tree["split_indices"][node] + tree["default_left"][node] if inner else LEAF
-        table[place, 1] = tree["split_conditions"][node]
-        table[place, 2] = max(tree["loss_changes"][node], 0.0) if inner else 0.0
-    return table
-
-
-def _heap_weights(tree: dict[str, Any], depth: int, rate: float) -> Floats32:
-    """What each node would add if it were a leaf; xgboost keeps inner ones without the learning rate."""
-    made = np.zeros(nodes(depth), dtype=np.float32)
-    for node, place in _places(tree):
-        inner = tree["left_children"][node] >= 0
-        made[place] = (
-            np.float32(tree["base_weights"][node]) * np.float32(rate) if inner else tree["split_conditions"][node]
-        )
-    return made
+        if tree["left_children"][node] >= 0:
+            column, side = tree["split_indices"][node], tree["default_left"][node]
+            gain = max(tree["loss_changes"][node], 0.0)
+            table[place, :3] = 2 * column + side, tree["split_conditions"][node], gain
+            # xgboost keeps the weights of inner nodes without the learning rate
+            weights[place] = np.float32(tree["base_weights"][node]) * np.float32(rate)
+        else:
+            table[place, :3] = LEAF, tree["split_conditions"][node], 0.0
+            weights[place] = tree["split_conditions"][node]
+    return table, weights
 
 
 def _counted(ends: NDArray[np.int64], depth: int) -> Floats32:
-    """Rows of each node from the leaves in which they end."""
+    """Return the rows of each node from the leaves in which they end."""
     counts = np.bincount(ends, minlength=nodes(depth))
     for place in range(nodes(depth) - 1, 0, -1):
         counts[(place - 1) // 2] += counts[place]
@@ -145,7 +143,7 @@ def _counted(ends: NDArray[np.int64], depth: int) -> Floats32:
 
 
 def _take_back(table: Floats32, weights: Floats32, least: int) -> None:
-    """Take back splits that leave fewer than `least` rows on a side, and what hangs on them."""
+    """Take back splits that leave fewer than `least` rows on a side, and all nodes below them."""
     for place in range((len(table) - 1) // 2):
         small = table[place, 0] >= 0 and min(table[2 * place + 1, 3], table[2 * place + 2, 3]) < least
         if small:

@@ -1,0 +1,156 @@
+"""Experiments whose clients are asked questions instead of trained, and statistics of such clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from piebald.contracts import Clients, DismissesSites, Query, Runtime, Split
+from piebald.core.errors import SettingError
+from piebald.experiments.file import ExperimentSettings
+from piebald.methods.client_work import ClientWork
+from piebald.methods.recipe import Recipe
+from piebald.methods.recipes import fedavg
+from piebald.privacy import SecureAggregation
+from piebald.runs.prepare import Options, prepare
+from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
+from piebald.statistics.hidden_at_sites import hidden_at_sites, hidden_question
+from piebald.statistics.pooled_statistics import FederatedStatistics
+from piebald.statistics.request import noise_multiplier, statistics_request
+
+
+class QuestionExperiment(ExperimentSettings):
+    """An experiment file whose clients are asked questions, for which it needs no recipe."""
+
+    needs_recipe = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenSites:
+    """The clients of an experiment, whose runtime is open.
+
+    Attributes:
+        settings: of the file.
+        runtime: the runtime that reaches the clients.
+        work: the model that a task carries, and the masks of the run.
+        clients: their names, and the form of their rows.
+        recipes: those of the file, by which nobody trains here.
+    """
+
+    settings: QuestionExperiment
+    runtime: Runtime
+    work: ClientWork
+    clients: Clients
+    recipes: tuple[Recipe, ...]
+
+
+@contextmanager
+def open_sites(
+    file: Path, flags: Sequence[str], credentials: Path | None, subject: str, masks: Sequence[SecureAggregation],
+    questions: Callable[[ExperimentSettings, Clients], Sequence[Query]],
+) -> Iterator[OpenSites]:  # fmt: skip
+    """Open the federation of an experiment, whose sites take part under its terms and their policies.
+
+    Args:
+        file: the experiment file, which needs no recipe.
+        flags: settings on top of it.
+        credentials: the server's; None starts a federation of processes on this machine.
+        subject: the subject of the questions, for errors.
+        masks: the secure aggregation under which answers are to leave, if any.
+        questions: returns those that the run's terms name, so that who approves the terms approves them.
+
+    Raises:
+        SettingError: a setting is wrong, or rows are changed by an extractor.
+    """
+    credentials_setting = "" if credentials is None else f", credentials = {json.dumps(str(credentials.resolve()))}"
+    flags = [f'runtime={{ kind = "federation"{credentials_setting} }}', *flags]
+    settings = QuestionExperiment.load(file, flags)
+    if settings.recipe is None and settings.recipes is None:  # sites check that there is one
+        settings = QuestionExperiment.load(file, [*flags, "recipe.name=fedavg"])
+    if settings.extractor is not None:
+        raise SettingError(f"{subject} are of rows as sites have them, and extractor changes them: leave it out")
+    settings = settings.as_in_the_source()
+    plan = settings.plan()
+    recipes = tuple(plan.recipes.values())
+    # the terms name what is trained, so that sites may compare them with those of a run
+    recipe = question_recipe(recipes[0], tuple(masks))
+    if recipe is None:
+        recipe = fedavg().with_(transforms=tuple(masks))
+        settings = QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]).as_in_the_source()
+        plan = settings.plan()
+    ready = prepare(recipe, plan.clients, plan.model, Options(seed=settings.first_seed, runtime=plan.runtime))
+    stated = tuple(question.stated() for question in questions(settings, ready.clients))
+    runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
+    try:
+        yield OpenSites(settings, runtime, ready.work, ready.clients, recipes)
+        if isinstance(runtime, DismissesSites):
+            runtime.dismiss()
+    finally:
+        runtime.close()
+
+
+def question_recipe(recipe: Recipe, masks: tuple[SecureAggregation, ...]) -> Recipe | None:
+    """Return the recipe under whose name sites are asked, None where the recipe of the file does not go with the masks.
+
+    It trains as the recipe of the file does, so that the run's terms say so, and has these masks.
+    """
+    with suppress(SettingError):
+        return fedavg().with_(training=recipe.training, sharing=recipe.sharing, transforms=masks)
+    with suppress(SettingError):
+        return recipe.with_(transforms=masks)
+    return None
+
+
+def statistics_of_sites(
+    file: Path,
+    flags: Sequence[str],
+    credentials: Path | None,
+    *,
+    quantiles: Sequence[float] = (),
+    bins: int | None = None,
+    bounds: Mapping[str, Sequence[float]] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    tables: Sequence[Sequence[str]] = (),
+    by_client: bool = False,
+    split: Split = "train",
+    secure: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> FederatedStatistics:
+    """Ask the sites of a federation for statistics of their rows.
+
+    Sites take part as they would in a run of the experiment, under its terms and their policies; nothing is trained.
+
+    Args:
+        file: the experiment file, which needs no recipe.
+        flags: settings on top of it.
+        credentials: the server's; None starts a federation of processes on this machine.
+        quantiles, bins, bounds, categories, tables, by_client, split, secure, epsilon, delta: as of
+            `piebald.statistics`; each site adds noise to its own sums, and its own ledger counts the question.
+            Categories and tables need noise or masks.
+
+    Raises:
+        SettingError: a setting is wrong, or no site answers.
+    """
+    request = statistics_request(quantiles, bins, bounds or {}, by_client, categories, tables)
+    hidden = secure or epsilon is not None
+    noise_multiplier(epsilon, delta)  # refuses half a budget before any site is reached
+    if (categories or tables) and not hidden:
+        raise SettingError("sites count categories with noise or under masks: give epsilon, or secure")
+
+    def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
+        features = settings.data.features
+        if hidden:
+            return [hidden_question(clients, request, features, split, secure, epsilon, delta)[0]]
+        return stated_questions(clients, request, features, split)
+
+    masks = (SecureAggregation(bits=64),) if secure else ()
+    with open_sites(file, flags, credentials, "statistics", masks, questions) as sites:
+        common = sites.runtime, sites.work, sites.clients, request
+        features = sites.settings.data.features
+        if hidden:
+            return hidden_at_sites(*common, epsilon=epsilon, delta=delta, split=split, features=features)
+        return statistics_at_sites(*common, split=split, features=features)

@@ -1,0 +1,315 @@
+"""Statistics of a client's columns, its inputs and targets: moments, counts, and sums under masks or with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from piebald.contracts import (
+    SUM,
+    ClientContext,
+    Hiding,
+    Query,
+    ResultForm,
+    Rows,
+    Split,
+    TrainInput,
+    TrainOutput,
+    Trains,
+    Update,
+)
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
+from piebald.core.noise import NoiseSource
+from piebald.statistics.bounded_sums import STEP, SumPlan, as_text, bounds_reason
+
+PARTS = ("present", "missing", "infinite", "mean", "scatter")
+MOST_KEYS = 256  # thresholds of a column in one question
+MOST_NUMBERS = 1 << 20  # of a vector of sums
+_LARGEST = 1 << 62  # absolute value of a sum
+_FLOAT64 = "torch.float64"
+
+
+class StatisticsQuery(Query):
+    """Send the moments of each column, or counts of its numbers up to some thresholds (`kind` is "statistics").
+
+    Columns are the numbers of an input, flattened, and then those of a target; a class counts as its number.  A site
+    answers only where its policy names this query, and refuses an answer about fewer rows than it demands.
+
+    Attributes:
+        split: the split of the client's rows.
+        targets: how many numbers a target has, 1 for a class.
+        keys: thresholds of each column, as places in the order of float64 numbers (`moments.number_of`), the same
+            number for each; empty asks for moments.
+    """
+
+    by_name = True
+    reads_model = False
+
+    split: Split = "train"
+    targets: int = Field(default=1, ge=0)
+    keys: tuple[tuple[int, ...], ...] = Field(default=(), max_length=1 << 14)
+
+    @field_validator("keys")
+    @classmethod
+    def _check_keys(cls, keys: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        lengths = {len(thresholds) for thresholds in keys}
+        if len(lengths) > 1 or any(not 1 <= length <= MOST_KEYS for length in lengths):
+            raise ValueError(f"keys must be 1 to {MOST_KEYS} thresholds, as many for each column")
+        return keys
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        tables = [columns(rows) for rows in context.rows(self.split)]
+        answers = np.stack([self._counts(table) if self.keys else self._moments(table) for table in tables])
+        examples = torch.tensor([len(table) for table in tables])
+        vectors = {"counts" if self.keys else "moments": torch.from_numpy(answers)}
+        return TrainOutput(inputs.model, torch.zeros(len(tables)), vectors=vectors, metrics={"examples": examples})
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        width = self._width(spec)
+        name, shape = ("counts", (width, len(self.keys[0]))) if self.keys else ("moments", (len(PARTS), width))
+        return ResultForm({name: shape}, (), rows[self.split], 0, types={name: _FLOAT64})
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        """See `Query`: the smallest count, or the fewest rows of moments; counts of no rows do not matter."""
+        if (moments := answer.vectors.get("moments")) is not None:
+            counts = moments[:3]
+        else:
+            below = answer.vectors["counts"]
+            ordered = below.sort(1).values
+            # rows between neighbouring thresholds, below the first and above the last
+            ends = torch.cat([torch.zeros(len(below), 1), ordered, torch.full((len(below), 1), answer.examples)], 1)
+            counts = ends.diff(dim=1)
+        positive = counts[counts > 0]
+        return int(positive.min()) if len(positive) else None
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        if self.keys:
+            below = answer.vectors.get("counts")
+            if below is None or tuple(below.shape) != (self._width(spec), len(self.keys[0])):
+                return "must send a count for each threshold"
+            return _count_reason(below, answer.examples) or self._order_reason(below)
+        moments = answer.vectors.get("moments")
+        if moments is None or tuple(moments.shape) != (len(PARTS), self._width(spec)):
+            return f"must send {len(PARTS)} numbers for each column"
+        counts, scatter = moments[:3], moments[4]
+        if reason := _count_reason(counts, answer.examples):
+            return reason
+        if bool((counts.sum(0) != answer.examples).any()):
+            return "sent counts that do not add up to its rows"
+        if bool((scatter < 0).any()) or bool((moments[3:, counts[0] == 0] != 0).any()):
+            return "sent moments that no rows have"
+        return "sent a deviation of a single number" if bool((scatter[counts[0] == 1] != 0).any()) else None
+
+    def topic(self) -> str:
+        return f"{self.kind}: {'counts' if self.keys else 'moments'}"
+
+    def most_asked(self, hides: bool) -> int:
+        return 1 if hides else 100  # an exact quantile takes about 70
+
+    def _width(self, spec: ModelSpec) -> int:
+        """Return the number of columns."""
+        return sum(math.prod(shape) for shape in pytree.shapes(spec.shape)) + self.targets
+
+    def _order_reason(self, counts: Tensor) -> str | None:
+        order = torch.from_numpy(np.argsort(np.array(self.keys), axis=1))
+        falls = bool((counts.gather(1, order).diff(dim=1) < 0).any())
+        return "sent counts that fall where thresholds rise" if falls else None
+
+    def _moments(self, table: Floats) -> Floats:
+        moments = Moments.of(table)
+        return np.stack([np.asarray(getattr(moments, name), dtype=np.float64) for name in PARTS])
+
+    def _counts(self, table: Floats) -> Floats:
+        if len(self.keys) != table.shape[1]:
+            raise ValueError(f"thresholds of {len(self.keys)} columns came, and there are {table.shape[1]}")
+        ordered = [np.sort(column[np.isfinite(column)]) for column in table.T]
+        return counts_at_most(ordered, number_of(np.array(self.keys, dtype=np.int64))).astype(np.float64)
+
+
+def columns(rows: Rows) -> Floats:
+    """Return the numbers of inputs and targets [n, d]; a class counts as its number."""
+    parts = [pytree.single(part, "statistics").detach().cpu().double() for part in (rows.x, rows.y)]
+    flat = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+    return np.asarray(torch.cat(flat, 1).numpy())
+
+
+def _count_reason(counts: Tensor, rows: int) -> str | None:
+    if bool((counts < 0).any()) or bool((counts != counts.round()).any()) or bool((counts > rows).any()):
+        return f"sent counts that cannot be those of {rows:,} rows"
+    return None
+
+
+class MaskedSumsQuery(Query):
+    """Send bounded sums of each column under the run's masks, without noise (`kind` is "masked_sums").
+
+    Columns are the numbers of an input, flattened, and then those of a target; a class is counted instead.  The sums
+    are those of `bounded_sums.SumPlan`: rows that are present, missing, infinite, sums of numbers and of their squares
+    in units of the bounds, and a histogram between them.  A number outside its bounds counts as the nearer one.  A
+    column of codes is counted by category, like a class, and columns that are so counted may be counted together.
+
+    Attributes:
+        split: the split of the client's rows.
+        bounds: low and high of each column of numbers.
+        bins: bins of each column's histogram, 0 for none.
+        classes: how many classes the target has, 0 where it is numbers.
+        codes: columns that are counted by category instead, by their places, each with its categories, like "1".
+        tables: pairs of such columns to count together, by their places; that of a class is the last one.
+    """
+
+    by_name = True
+    reads_model = False
+
+    split: Split = "train"
+    bounds: tuple[tuple[float, float], ...] = Field(default=(), max_length=1 << 16)
+    bins: int = Field(default=0, ge=0, le=10_000)
+    classes: int = Field(default=0, ge=0, le=10_000)
+    codes: tuple[tuple[int, tuple[str, ...]], ...] = Field(default=(), max_length=1 << 12)
+    tables: tuple[tuple[int, int], ...] = Field(default=(), max_length=1 << 12)
+
+    @field_validator("bounds")
+    @classmethod
+    def _check_bounds(cls, bounds: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if reason := next(filter(None, (bounds_reason(*ends) for ends in bounds)), None):
+            raise ValueError(f"bounds {reason}")
+        return bounds
+
+    @model_validator(mode="after")
+    def _check_codes(self) -> Self:
+        places = [place for place, _ in self.codes]
+        if places != sorted({*places}) or not all(0 <= place < self._width for place in places):
+            raise ValueError(f"codes must be of columns 0 to {self._width - 1} in order, got those of {places}")
+        if not all(categories and len({*categories}) == len(categories) for _, categories in self.codes):
+            raise ValueError("codes must have different categories, at least one")
+        counted = {*places, self._width} if self.classes else {*places}
+        if not counted.issuperset(chain(*self.tables)) or any(first == second for first, second in self.tables):
+            raise ValueError(f"tables must be pairs of different columns that are counted, got {self.tables}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.plan.length > MOST_NUMBERS:
+            raise ValueError(f"sums are at most {MOST_NUMBERS:,} numbers, got {self.plan.length:,}")
+        return self
+
+    @property
+    def plan(self) -> SumPlan:
+        """The sums; columns are named by their places."""
+        codes = {str(place): categories for place, categories in self.codes}
+        numbers = [str(place) for place in range(self._width) if str(place) not in codes]
+        if self.classes:
+            codes[str(self._width)] = tuple(map(str, range(self.classes)))
+        tables = [(str(first), str(second)) for first, second in self.tables]
+        return SumPlan(dict(zip(numbers, self.bounds, strict=True)), self.bins, codes, tables)
+
+    @property
+    def _width(self) -> int:
+        """The number of columns besides a class."""
+        return len(self.bounds) + len(self.codes)
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(noise=0.0, masked=True)
+
+    def most_asked(self, hides: bool) -> int:
+        return 10
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        plan, hiding = self.plan, self.hiding()
+        vectors = [plan.vector(self._columns(columns(rows))) for rows in context.rows(self.split)]
+        if hiding is not None and hiding.noise:
+            # a site states how many rows it has, so a row can only take the place of another
+            deviation = hiding.noise * plan.exchange_influence / STEP
+            sources = map(NoiseSource.repeatable, context.noise_keys())
+            vectors = [_noised(vector, deviation, source) for vector, source in zip(vectors, sources, strict=True)]
+        return sums_output(inputs, vectors)
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return sums_form(self.plan.length)
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        if reason := sums_reason(answer, self.plan.length):
+            return reason
+        hiding, sums = self.hiding(), answer.vectors[SUM]
+        if hiding is not None and hiding.masked:
+            return None  # under masks, any numbers may come
+        return None if bool(((sums >= -_LARGEST) & (sums <= _LARGEST)).all()) else "sent sums that no rows have"
+
+    def _columns(self, table: Floats) -> _Columns:
+        if table.shape[1] != self._width + (self.classes > 0):
+            raise ValueError(f"bounds or codes of {self._width} columns came, and there are {table.shape[1]}")
+        return _Columns(len(table), {str(place): table[:, place] for place in range(table.shape[1])})
+
+
+class NoisySumsQuery(MaskedSumsQuery):
+    """Send bounded sums of each column with Gaussian noise (`kind` is "noisy_sums").
+
+    A site draws the noise from its operating system's randomness, new for each question, and counts each question in
+    its ledger.  The noise hides whether another row is in the place of one; it does not hide how many rows a client
+    has, which a site states.
+
+    Attributes:
+        noise: its standard deviation, in units of the largest Euclidean length by which sums change when one row takes
+            the place of another.
+        masked: whether the sums also leave under the run's masks.
+    """
+
+    noise: float = Field(gt=0, le=10_000, allow_inf_nan=False)
+    masked: bool = False
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(self.noise, self.masked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A client's columns (`bounded_sums.Columns`)."""
+
+    rows: int
+    numbers: Mapping[str, Floats]
+    name: str = "this client"
+
+    def text(self, name: str) -> NDArray[np.object_]:
+        return as_text(self.numbers[name])
+
+
+def _noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:
+    """Return whole numbers with noise."""
+    noisy = source.add_to(torch.from_numpy(vector.astype(np.float64)), deviation)
+    return np.asarray(noisy.round().numpy()).astype(np.int64)
+
+
+def sums_output(inputs: TrainInput, vectors: Sequence[Ints]) -> TrainOutput:
+    """Return the answers of clients that send sums, and no number besides them, which nothing would hide."""
+    zeros = torch.zeros(len(vectors))
+    return TrainOutput(
+        inputs.model, zeros, vectors={SUM: torch.from_numpy(np.stack(vectors))}, metrics={"examples": zeros}
+    )
+
+
+def sums_form(length: int) -> ResultForm:
+    """Return the form of such an answer."""
+    return ResultForm({SUM: (length,)}, (), 0, 0, types={SUM: "torch.int64"})
+
+
+def sums_reason(answer: Update, length: int) -> str | None:
+    """Return why an answer is not of this form, or None."""
+    sums = answer.vectors.get(SUM)
+    if sums is None or sums.dtype != torch.int64 or tuple(sums.shape) != (length,):
+        return f"must send {length:,} whole numbers"
+    return None

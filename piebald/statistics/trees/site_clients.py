@@ -1,0 +1,295 @@
+"""Boosted trees of clients who are asked through a runtime: the sites of a federation, or clients of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piebald.contracts import Clients, Query, Runtime, Split, Update
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.errors import RuntimeFault, SettingError
+from piebald.core.moments import Ints
+from piebald.methods.client_work import ClientWork
+from piebald.privacy import SecureAggregation
+from piebald.statistics.columns import TARGET, input_names
+from piebald.statistics.queries.trees import Ask, MaskedTreeSumsQuery, TreeScoresQuery, TreesQuery
+from piebald.statistics.sites import AskedSites
+from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
+from piebald.statistics.trees.encoding import Encoding
+from piebald.statistics.trees.folder import Done, each_round, open_folder
+from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32, Forest
+from piebald.statistics.trees.growth import xgboost
+from piebald.statistics.trees.rounds import Boosted, Boosting, Growing, Start, SummedBoosting
+from piebald.statistics.trees.settings import TreeSettings
+from piebald.statistics.trees.targets import SCORES, Target, TargetSums
+
+log = logging.getLogger("piebald.trees")
+
+
+class SiteTreeClients:
+    """Clients at sites that grow trees (`rounds.TreeClients`).
+
+    The first question says who takes part.  A client that does not answer a later one is left out of that round.
+
+    Args:
+        runtime: the runtime that reaches the clients.
+        spec: the model that a task carries, which the questions are not about.
+        target: the objective.
+        settings: of boosting.
+        seed: of subsampling.
+        say: called with a sentence about each client that is left out.
+
+    Attributes:
+        numbers: the client numbers of those who take part.
+    """
+
+    def __init__(
+        self, runtime: Runtime, spec: ModelSpec, target: Target, settings: TreeSettings, seed: int,
+        say: Callable[[str], None] = log.warning,
+    ) -> None:  # fmt: skip
+        self._sites, self._target, self._settings, self._say = AskedSites(runtime, spec), target, settings, say
+        self._objective: dict[str, Any] = {"objective": target.objective, "classes": target.classes, "seed": seed}
+        self.numbers = list(runtime.clients())
+
+    def sums(self) -> list[TargetSums]:
+        """See `rounds.TreeClients`.
+
+        Raises:
+            SettingError: nobody answers.
+        """
+        query = TreesQuery(ask="sums", boosting=self._settings, **self._objective)
+        answers = self._asked(query, self.numbers)
+        pairs = zip(self.numbers, answers, strict=True)
+        taking_part = [(number, answer) for number, answer in pairs if answer is not None]
+        if not taking_part:
+            raise self._sites.refusal("no client grows trees")
+        self.numbers = [number for number, _ in taking_part]
+        return [TargetSums(answer.examples, tuple(answer.vectors["sums"].tolist())) for _, answer in taking_part]
+
+    def grow(self, forest: Forest, start: Start, number: int, who: Sequence[int]) -> list[Forest | None]:
+        """See `rounds.TreeClients`."""
+        query = self._query(start, "grow", number, "train")
+        answers = self._asked(query, [self.numbers[client] for client in who], forest, number)
+        for client, answer in zip(who, answers, strict=True):
+            # a client could give its trees more weight than the start granted it
+            if answer is not None and answer.examples > start.rows[client]:
+                raise RuntimeFault(f"client {self.numbers[client] + 1} has more rows than it said: ask again")
+        depth = self._settings.max_depth
+        return [None if answer is None else Forest(answer.vectors["forest"].numpy(), depth) for answer in answers]
+
+    def losses(self, forest: Forest, start: Start, split: Split) -> list[tuple[float, int] | None]:
+        """See `rounds.TreeClients`."""
+        answers = self._asked(self._query(start, "loss", 0, split), self.numbers, forest)
+        return [None if answer is None else (answer.metrics.get("loss", 0.0), answer.examples) for answer in answers]
+
+    def scores(self, boosted: Boosted, split: Split) -> list[Scores]:
+        """Return each client's scores of a model."""
+        return self._scores(self._query(boosted.start, "scores", 0, split), boosted.forest)
+
+    def alone(self, start: Start, split: Split) -> list[Scores]:
+        """Return each client's scores of the trees that it grows by itself."""
+        return self._scores(self._query(start, "alone", 0, split), None)
+
+    def _scores(self, query: TreesQuery, forest: Forest | None) -> list[Scores]:
+        undefined = dict.fromkeys(SCORES[self._target.objective], math.nan)
+        answers = self._asked(query, self.numbers, forest)
+        return [undefined if answer is None else {**undefined, **answer.metrics} for answer in answers]
+
+    def _query(self, start: Start, ask: Ask, number: int, split: Split) -> TreesQuery:
+        kind = TreeScoresQuery if self._settings.form == "histogram" else TreesQuery
+        return kind(
+            ask=ask, boosting=self._settings, round=number, split=split, **_start_fields(start), **self._objective
+        )  # fmt: skip
+
+    def _asked(
+        self, query: TreesQuery, numbers: Sequence[int], forest: Forest | None = None, version: int = 0
+    ) -> list[Update | None]:
+        sent = torch.from_numpy((forest or Forest.empty(self._settings.max_depth)).sent)
+        answers = self._sites.ask(query, numbers, {"forest": sent}, version)
+        for client, reason in self._sites.reasons.items():
+            self._say(f"client {client + 1} is left out of round {query.round + 1}: {reason}")
+        return [answers.get(number) for number in numbers]
+
+
+class SiteSums:
+    """Clients at sites that send sums under masks (`rounds.SummedClients`).
+
+    Each question is summed over those who answer it; one that falls silent is left out of it, as long as the masks can
+    be taken off.
+
+    Args:
+        runtime: the runtime that reaches the clients.
+        work: the run, with `SecureAggregation` of 64 bits.
+        columns: how many inputs they have.
+        target: the objective.
+        settings: of boosting.
+        seed: of subsampling.
+        say: called with a sentence about each client that is left out.
+
+    Attributes:
+        columns: how many inputs they have.
+        taking_part: client numbers of those who answered the first question.
+    """
+
+    def __init__(
+        self, runtime: Runtime, work: ClientWork, columns: int, target: Target, settings: TreeSettings, seed: int,
+        say: Callable[[str], None] = log.warning,
+    ) -> None:  # fmt: skip
+        assert isinstance(work.masking, SecureAggregation)
+        self._sites, self._masking, self._say = AskedSites(runtime, work), work.masking, say
+        self.columns, self._target, self._settings, self._seed = columns, target, settings, seed
+        self._left_out: set[int] = set()
+        self.taking_part: list[int] = []
+
+    def targets(self) -> Ints:
+        """See `SummedClients`."""
+        return self._asked("targets", {})
+
+    def at_most(self, thresholds: Floats32) -> Ints:
+        """See `SummedClients`."""
+        columns, count = thresholds.shape
+        return self._asked("at_most", {"thresholds": thresholds}, columns=columns, thresholds=count)
+
+    def histograms(self, growing: Growing) -> Ints:
+        """See `SummedClients`."""
+        sent = {"forest": growing.forest.sent, "grown": growing.grown.sent, "thresholds": growing.thresholds}
+        columns, count = growing.thresholds.shape
+        return self._asked(
+            "histograms", sent, growing.number, columns=columns, thresholds=count, nodes=growing.nodes,
+            level=growing.level, round=growing.number, **_start_fields(growing.start),
+        )  # fmt: skip
+
+    def loss(self, forest: Forest, start: Start) -> Ints:
+        """See `SummedClients`."""
+        rounds = len(forest) // self._target.groups
+        return self._asked("loss", {"forest": forest.sent}, rounds - 1, **_start_fields(start))
+
+    def _asked(self, ask: Any, sent: Mapping[str, Floats32], version: int = 0, **fields: Any) -> Ints:
+        query = MaskedTreeSumsQuery(
+            ask=ask, boosting=self._settings, objective=self._target.objective, classes=self._target.classes,
+            seed=self._seed, **fields,
+        )  # fmt: skip
+        vectors: dict[str, Tensor] = {name: torch.from_numpy(array) for name, array in sent.items()}
+        answered, total = self._sites.sums(query, self._masking, vectors, version)
+        self.taking_part = self.taking_part or answered
+        for client in sorted({*self._sites.runtime.clients()} - {*answered} - self._left_out):
+            self._left_out.add(client)
+            self._say(f"client {client + 1} is left out of a sum: {self._sites.refused.get(client, 'no answer')}")
+        return np.rint(total).astype(np.int64).reshape(query.shape)
+
+
+def _start_fields(start: Start) -> dict[str, Any]:
+    """Return the fields of a query about the start of boosting."""
+    return {"start": tuple(start.margins.tolist()), "class_weights": start.class_weights}
+
+
+def trees_at_sites(
+    runtime: Runtime, spec: ModelSpec, clients: Clients, settings: TreeSettings, *, seed: int = 0,
+    split: Split = "test", features: Sequence[str] | None = None, compare: bool = True, out: Path | None = None,
+    done: Done | None = None, say: Callable[[str], None] = log.warning,
+) -> BoostedTrees:  # fmt: skip
+    """Grow boosted trees of clients who are asked through a runtime.
+
+    Args:
+        runtime: the runtime that reaches the clients.
+        spec: the model that a task carries; for trees from sums, the run with its masks.
+        clients: their names, and the form of their rows.
+        settings: of boosting.
+        seed: of subsampling.
+        split: the rows that trees are scored on.
+        features: names of the inputs, "x0", "x1", ... by default.
+        compare: also ask each client for the scores of trees that it grows by itself.
+        out, done: as of `trees`.
+        say: called with a sentence about each client that is left out.
+
+    Raises:
+        SettingError: nobody grows trees, or rows have a form that trees are not for.
+        RunFolderError: `out` has something else, or cannot be written.
+    """
+    xgboost()
+    columns = tuple(input_names(_width(clients), features))
+    classes, target = tuple(clients.classes or ()), _target(clients)
+    encoding = Encoding(columns, {}, settings.missing)
+    growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
+    description = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
+             "classes": list(classes), "seed": seed,
+             "clients": [str(clients.names[client]) for client in range(len(clients))]}  # fmt: skip
+    with open_folder(out, description) as folder:
+        done = each_round(folder, done)
+        summed = _summed(runtime, spec, len(columns), target, settings, seed, say)
+        boosting = (
+            Boosting(growing, target, settings, done)
+            if summed is None
+            else SummedBoosting(summed, target, settings, seed, done)
+        )
+        first = boosting.started()  # which also says who takes part
+        if summed is not None:
+            growing.numbers = summed.taking_part
+        state = None if folder is None else folder.read(len(columns), settings.max_depth, target.groups)
+        if state is not None and state.start.rows != first.start.rows:
+            raise SettingError(f"{out} has trees of other clients, or of other rows: choose another folder")
+        boosted = boosting.run(state or first)
+        alone = growing.alone(boosted.start, split) if compare else ()
+        names = [str(clients.names[number]) for number in growing.numbers]
+        rows = boosted.start.rows if summed is None else [None] * len(names)
+        together = growing.scores(boosted, split)
+        grown = BoostedTrees(boosted, encoding, target, TARGET, classes, names, rows, together, alone)
+        if folder is not None:
+            folder.finish(grown)
+        return grown
+
+
+def stated_questions(clients: Clients, settings: TreeSettings, seed: int) -> list[Query]:
+    """Return the questions that growing trees takes, as far as they are known before the first one."""
+    target = _target(clients)
+    fields: dict[str, Any] = {"boosting": settings, "objective": target.objective, "classes": target.classes}
+    if settings.form != "histogram":
+        return [TreesQuery(ask="sums", seed=seed, **fields)]
+    return [MaskedTreeSumsQuery(ask="targets", seed=seed, **fields), TreeScoresQuery(ask="scores", seed=seed, **fields)]
+
+
+def _target(clients: Clients) -> Target:
+    """Return the objective: classes where clients have any, else a regression."""
+    classes = len(clients.classes or ())
+    return Target("regression" if not classes else "binary" if classes == 2 else "multiclass", classes)
+
+
+def _width(clients: Clients) -> int:
+    """Return the number of inputs of clients.
+
+    Raises:
+        SettingError: trees are not for their rows.
+    """
+    blank = clients.rows(0, "train")
+    width = math.prod(pytree.single(blank.x, "trees").shape[1:])
+    y = pytree.single(blank.y, "trees")
+    if math.prod(y.shape[1:]) != 1 or not 0 < width <= MOST_COLUMNS:
+        raise SettingError(
+            f"trees are for rows of 1 to {MOST_COLUMNS:,} numbers with one target, got {width:,} numbers and targets "
+            f"of the form {list(y.shape[1:])}"
+        )
+    return width
+
+
+def _summed(
+    runtime: Runtime, spec: ModelSpec, columns: int, target: Target, settings: TreeSettings, seed: int,
+    say: Callable[[str], None],
+) -> SiteSums | None:  # fmt: skip
+    """Return the clients from whose sums trees grow, None where clients grow trees.
+
+    Raises:
+        SettingError: sums would come in the open.
+    """
+    if settings.form != "histogram":
+        return None
+    if not settings.secure or not isinstance(spec, ClientWork) or not isinstance(spec.masking, SecureAggregation):
+        raise SettingError("sites send sums to grow trees from under masks alone: write trees.secure = true")
+    return SiteSums(runtime, spec, columns, target, settings, seed, say)
