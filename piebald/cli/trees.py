@@ -14,7 +14,7 @@ from piebald.cli.statistics import ClientColumn, ColumnNames, Source, asks_sites
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.runs.progress import Bar
+    from piebald.core.progress import Bar
     from piebald.statistics.boosting.rounds import Boosted
     from piebald.statistics.trees import BoostedTrees
 
@@ -49,8 +49,8 @@ def trees(
 ) -> None:
     """Grow gradient-boosted trees on the rows of all clients, with xgboost at each of them."""
     end_on_term()
+    from piebald.core.progress import Bar
     from piebald.data.clients.client_tables import is_table
-    from piebald.runs.progress import Bar
     from piebald.statistics.trees import of_experiment as trees_of_experiment
 
     at_sites = asks_sites(credentials, runtime)
@@ -61,7 +61,7 @@ def trees(
         "validation": validation,
         "test": test,
     }
-    with Bar("trees", 0, None, "loss", wants_progress(as_json, quiet)) as bar:
+    with Bar("trees", None, wants_progress(as_json, quiet), unit="round") as bar:
         more: dict[str, Any] = {"split": split, "compare": not no_compare, "out": out, "done": _shown_on(bar)}
         if at_sites:
             for name, given in {**own, "column": column}.items():
@@ -79,11 +79,8 @@ def trees(
 
 
 def _shown_on(bar: Bar) -> Any:
-    from piebald.server import RoundProgress
-
     def show(state: Boosted) -> None:
-        scores = {"global/loss": state.losses[-1]} if state.losses else {}
-        bar.show(RoundProgress(len(state.ends), scores))
+        bar.show(len(state.ends), f"loss {state.losses[-1]:.3f}" if state.losses else "")
 
     return show
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from piebald.cli.comparing import print_comparison
+from piebald.core import progress
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
-from piebald.runs import progress
-from piebald.server import RoundProgress
 from piebald.storage.store import RunStore
 
 from .conftest import Command
@@ -70,23 +69,23 @@ def test_without_a_terminal_progress_is_a_line_a_minute(
     now = [0.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress, "line_clock", progress.LineClock())
-    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=True) as bar:
+    with progress.Bar("hdafl (seed 3)", 10, wanted=True) as bar:
         for version, now[0] in ((1, 30.0), (2, 61.0), (3, 90.0), (4, 130.0)):
-            bar.show(RoundProgress(version, {"global/accuracy": version / 10}))
+            bar.show(version, f"accuracy {version / 10:.3f}")
     assert capsys.readouterr() == (
         "",
         "hdafl (seed 3): server step 2 of 10, accuracy 0.200\nhdafl (seed 3): server step 4 of 10, accuracy 0.400\n",
     )
     for seed in range(4):  # 130 to 210 seconds: short runs in a row are told of, too
-        with progress.Bar("local", seed, 2, "accuracy", wanted=True) as bar:
+        with progress.Bar(f"local (seed {seed})", 2, wanted=True) as bar:
             now[0] += 20
-            bar.show(RoundProgress(1, {}))
+            bar.show(1)
     assert capsys.readouterr() == ("", "local (seed 2): server step 1 of 2\n")
     now[0] += 600
-    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=True) as bar:
-        bar.show(RoundProgress(1, {}))
-    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=False) as bar:
-        bar.show(RoundProgress(1, {}))
+    with progress.Bar("hdafl (seed 3)", 10, wanted=True) as bar:
+        bar.show(1)
+    with progress.Bar("hdafl (seed 3)", 10, wanted=False) as bar:
+        bar.show(1)
     assert capsys.readouterr() == ("", "")
 
 
@@ -109,17 +108,17 @@ def test_in_a_notebook_progress_is_a_bar_of_html(
     for config, lines in (({"IPKernelApp": {}}, 4), ({}, 0)):  # a notebook's kernel, and IPython on a terminal
         monkeypatch.setattr(ipython, "get_ipython", lambda config=config: SimpleNamespace(config=config))
         shown.clear()
-        with progress.Bar("<hdafl>", 3, 10, "accuracy", wanted=True) as bar:
+        with progress.Bar("<hdafl> (seed 3)", 10, wanted=True) as bar:
             for version, now[0] in ((1, 1.0), (2, 1.01), (3, 2.0), (4, 3.0)):  # the second one comes too soon
-                bar.show(RoundProgress(version, {"global/accuracy": version / 10}))
+                bar.show(version, f"accuracy {version / 10:.3f}")
         assert len(shown) == lines
         if shown:
             assert shown[-1] == (
                 "&lt;hdafl&gt; (seed 3) <progress value='4' max='10'></progress> 4 of 10 accuracy 0.400"
             )
         now[0] = 0.0
-    with progress.Bar("a", 3, 10, "accuracy", wanted=False) as bar:
-        bar.show(RoundProgress(1, {}))
+    with progress.Bar("a", 10, wanted=False) as bar:
+        bar.show(1)
     assert not shown
     assert capsys.readouterr().err == ""
 
