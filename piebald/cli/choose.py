@@ -41,7 +41,7 @@ def advise(
     """Choose a method: whether to train together, how, and who loses by it."""
     show_log(verbose)
     end_on_term()
-    from piebald.advice.adviser_file import AdviceSettings
+    from piebald.advice.adviser import AdviceSettings
     from piebald.advice.tuning import Budget
 
     flags = list(sets or ())
@@ -86,7 +86,7 @@ def tuned_first(
 
 def resumed_search(folder: Path, as_json: bool, quiet: bool, plugins: Sequence[str]) -> None:
     """Go on with the search in a folder, from the experiment file that it was started with, which may name plugins."""
-    from piebald.advice.adviser_file import AdviceSettings
+    from piebald.advice.adviser import AdviceSettings
     from piebald.core.references import of_folder
     from piebald.experiments.file import ExperimentSettings
 

@@ -132,10 +132,11 @@ def compare(
             **common_options(settings, plan),
         )
     from piebald.cli.comparing import base_of, print_comparison
-    from piebald.report.work import behind
+    from piebald.report.findings import work_by_label
 
     if as_json:
-        told = {"cannot_be_told_apart": comparison.tied, "work": behind(comparison), "privacy": comparison.privacy}
+        work = work_by_label(comparison)
+        told = {"cannot_be_told_apart": comparison.tied, "work": work, "privacy": comparison.privacy}
         runs, pairs = [facts(history) for history in comparison.runs], comparison.paired(base_of(comparison))
         chosen = {} if tuned is None else {"tuning": tuned.plain()}
         print_json(

@@ -35,17 +35,17 @@ class CrossedEffects:
 
     @classmethod
     def of(cls, cells: Floats) -> CrossedEffects:
-        there = ~np.isnan(cells)
-        within = there.sum(2, keepdims=True)
-        seeds, clients = there.any(2).sum(1), there.any(1).sum(1)
-        weight = there / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
-        mean = np.where(there, weight * np.nan_to_num(cells), 0).sum((1, 2))
-        off = np.where(there, np.nan_to_num(cells) - mean[:, None, None], 0)
+        present = ~np.isnan(cells)
+        within = present.sum(2, keepdims=True)
+        seeds, clients = present.any(2).sum(1), present.any(1).sum(1)
+        weight = present / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
+        mean = np.where(present, weight * np.nan_to_num(cells), 0).sum((1, 2))
+        off = np.where(present, np.nan_to_num(cells) - mean[:, None, None], 0)
         of_seed = off.sum(2, keepdims=True) / np.maximum(within, 1)
-        of_client = off.sum(1, keepdims=True) / np.maximum(there.sum(1, keepdims=True), 1)
-        free = np.maximum(there.sum((1, 2)) - seeds - clients + 1, 1)
-        rest = np.where(there, off - of_seed - of_client, 0) * weight
-        rest *= np.sqrt(there.sum((1, 2)) / free)[:, None, None]
+        of_client = off.sum(1, keepdims=True) / np.maximum(present.sum(1, keepdims=True), 1)
+        free = np.maximum(present.sum((1, 2)) - seeds - clients + 1, 1)
+        rest = np.where(present, off - of_seed - of_client, 0) * weight
+        rest *= np.sqrt(present.sum((1, 2)) / free)[:, None, None]
         by_seed = (weight * off).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
         by_client = (weight * off).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
         parts = (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2))
@@ -63,12 +63,12 @@ class CrossedEffects:
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = 2 * stdtr(self.freedom, -np.abs(self.mean) / self.error)
+            p = 2 * stdtr(self.freedom, -np.abs(self.mean) / self.error)
         # no spread to judge by: as improbable as that all clients have the same sign
-        found = np.where(self.error < 1e-12, np.exp2(1.0 - self.clients), found)
+        p = np.where(self.error < 1e-12, np.exp2(1.0 - self.clients), p)
         signs = np.array([_signs(table) for table in self.cells])
         disagree = (self.seeds < SEEDS_FOR_INTERVAL) & (signs == 2)
-        return np.where(disagree | np.isnan(self.error) | (np.abs(self.mean) < 1e-12), 1.0, np.minimum(found, 1.0))
+        return np.where(disagree | np.isnan(self.error) | (np.abs(self.mean) < 1e-12), 1.0, np.minimum(p, 1.0))
 
     def ends(self, k: int) -> tuple[float, float, float, int, int, Kind]:
         """Mean, low, high, seeds, clients and kind of one table."""
@@ -116,4 +116,4 @@ def _seed_means(cells: Floats) -> Floats:
 
 def _signs(cells: Floats) -> int:
     """The number of signs, of + and -, that the means of seeds have."""
-    return len({float(np.sign(one)) for one in _seed_means(cells)} - {0.0})
+    return len({float(np.sign(mean)) for mean in _seed_means(cells)} - {0.0})

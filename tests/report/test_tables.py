@@ -11,10 +11,9 @@ from piebald.core.errors import RunFolderError, SettingError
 from piebald.report import findings
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.learning_curves import Band
-from piebald.report.page import headline
-from piebald.report.page.page import render
-from piebald.report.run_search import load
-from piebald.report.tables import History
+from piebald.report.page import wording
+from piebald.report.page.report_page import render
+from piebald.report.tables import History, load
 from piebald.storage.store import RunStore
 
 
@@ -288,7 +287,7 @@ def test_a_headline_names_the_cheapest_of_those_that_tie():
         (["b", "d", "a"], 3, "b, d and a cannot be told apart"),
         (["a", "b", "c", "d", "e"], 5, "e, a, b and 2 more cannot be told apart; e sends nothing"),
     ):
-        assert headline.rule(tied, tried, "88%", sent) == words
+        assert wording.rule(tied, tried, "88%", sent) == words
 
 
 def test_clients_that_never_trained_are_left_out_of_means():

@@ -16,12 +16,12 @@ VALIDATION = 0.2  # share of the training rows that is held out where clients ha
 
 
 class WithoutTestRows(ClientSubset):
-    """All clients, none with test rows: what is chosen by them was chosen without.
+    """All clients, none with test rows, so that nothing can be chosen by them.
 
     Where no client has validation rows, a share of each one's training rows is held out for validation.
 
     Attributes:
-        held_out: whether that is so.
+        held_out: whether rows are held out.
         test: whether test rows are there after all, for the one check after the choice.
     """
 
@@ -43,14 +43,14 @@ class WithoutTestRows(ClientSubset):
             return train[:0]
         if split == "test" or not self.held_out:
             return super().rows(client, split)
-        train, kept = super().rows(client, "train"), self.places(client, split)
-        return train[kept]
+        train, positions = super().rows(client, "train"), self.positions_of(client, split)
+        return train[positions]
 
     def size(self, client: int, split: Split) -> int | None:
         """See `contracts.Clients`."""
         if split == "test":
             return super().size(client, split) if self.test else 0
-        return len(self.places(client, split)) if self.held_out else super().size(client, split)
+        return len(self.positions_of(client, split)) if self.held_out else super().size(client, split)
 
     def counts(self, client: int, split: Split) -> list[int] | None:
         """See `contracts.Clients`."""
@@ -63,7 +63,7 @@ class WithoutTestRows(ClientSubset):
         """The same clients with their test rows."""
         return type(self)(self._clients, self.held_out, test=True)
 
-    def places(self, client: int, split: Split) -> NDArray[np.int64]:
+    def positions_of(self, client: int, split: Split) -> NDArray[np.int64]:
         """Positions among a client's training rows of those that are left for training, or held out for validation."""
         if client not in self._parts:
             rows = ClientSubset.rows(self, client, "train")
@@ -74,7 +74,7 @@ class WithoutTestRows(ClientSubset):
 
 
 class PooledWithoutTestRows(WithoutTestRows, PooledClientSubset):
-    """The same for clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
+    """Clients without test rows whose rows are in one pool, which engines index (`contracts.InMemory`)."""
 
     def indices(self, client: int, split: Split) -> NDArray[np.int64]:
         """See `contracts.InMemory`; there are no test rows."""
@@ -82,7 +82,7 @@ class PooledWithoutTestRows(WithoutTestRows, PooledClientSubset):
             return np.zeros(0, dtype=np.int64)
         if split == "test" or not self.held_out:
             return super().indices(client, split)
-        return super().indices(client, "train")[self.places(client, split)]
+        return super().indices(client, "train")[self.positions_of(client, split)]
 
 
 def without_test_rows(clients: Clients) -> WithoutTestRows:
@@ -98,7 +98,7 @@ def without_test_rows(clients: Clients) -> WithoutTestRows:
     numbers = range(len(clients))
     held_out = not any(clients.size(client, "validation") != 0 for client in numbers)
     pooled = isinstance(clients, InMemory) and clients.in_memory()
-    made = (PooledWithoutTestRows if pooled else WithoutTestRows)(clients, held_out)
-    if held_out and not any(made.size(client, "validation") for client in numbers):
+    choosing = (PooledWithoutTestRows if pooled else WithoutTestRows)(clients, held_out)
+    if held_out and not any(choosing.size(client, "validation") for client in numbers):
         raise SettingError("no client has enough rows to hold some out for validation: at least two are needed")
-    return made
+    return choosing

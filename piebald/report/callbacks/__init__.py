@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
-    from piebald.report.callbacks.base import Callback as Callback
-    from piebald.report.callbacks.base import RunStart as RunStart
+    from piebald.report.callbacks.callback import Callback as Callback
+    from piebald.report.callbacks.callback import ObservedRecorder as ObservedRecorder
+    from piebald.report.callbacks.callback import RunStart as RunStart
     from piebald.report.callbacks.mlflow import Mlflow as Mlflow
-    from piebald.report.callbacks.recorder import ObservedRecorder as ObservedRecorder
     from piebald.report.callbacks.tensorboard import Tensorboard as Tensorboard
     from piebald.report.callbacks.tracker import Tracker as Tracker
     from piebald.report.callbacks.tracker import trackers_of as trackers_of
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "base": ("Callback", "RunStart"),
+        "callback": ("Callback", "ObservedRecorder", "RunStart"),
         "mlflow": ("Mlflow",),
-        "recorder": ("ObservedRecorder",),
         "tensorboard": ("Tensorboard",),
         "tracker": ("Tracker", "trackers_of"),
         "wandb": ("Wandb",),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from piebald.report.callbacks.base import RunStart
+from piebald.report.callbacks.callback import RunStart
 from piebald.report.callbacks.tracker import Tracker, Writer, identity
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Mlflow(Tracker):
         with _file_store_allowed(uri):
             client = MlflowClient(uri)
             name = self.experiment or str(run.meta["recipe"]["name"])
-            known = client.get_experiment_by_name(name)
-            experiment = client.create_experiment(name) if known is None else known.experiment_id
+            present = client.get_experiment_by_name(name)
+            experiment = client.create_experiment(name) if present is None else present.experiment_id
             tags = {
                 "piebald.run": identity(run),
                 "piebald.folder": "" if run.folder is None else str(run.folder.resolve()),

@@ -39,7 +39,7 @@ SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What is written.
+    """A module to be exported, with what its format may need.
 
     Attributes:
         module: the module; parameters and buffers are written, also those that are not trained.
@@ -82,9 +82,9 @@ def export_model(exported: Exported, path: Path, file_format: str | None = None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            write(exported, made)
-            os.replace(made, path)
+            draft = Path(folder) / path.name
+            write(exported, draft)
+            os.replace(draft, path)
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
@@ -98,9 +98,9 @@ def _chosen(path: Path, named: str | None) -> str:
     for name, suffix in SUFFIXES.items():
         if path.suffix == suffix:
             return name
-    known = ", ".join(suffix for suffix in SUFFIXES.values() if suffix)
+    suffixes = ", ".join(suffix for suffix in SUFFIXES.values() if suffix)
     raise SettingError(
-        f"{path} does not say its format: end it with one of {known}, or name one of {', '.join(FORMATS)}"
+        f"{path} does not say its format: end it with one of {suffixes}, or name one of {', '.join(FORMATS)}"
     )
 
 
@@ -186,8 +186,8 @@ _WRITERS: Mapping[str, Callable[[Exported, Path], None]] = {
 }
 
 
-def _unrecorded(what: str, exported: Exported, error: Exception) -> SettingError:
+def _unrecorded(exporter: str, exported: Exported, error: Exception) -> SettingError:
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return SettingError(
-        f"{what} cannot record {type(exported.module).__name__} ({first[:200]}): use safetensors or state_dict"
+        f"{exporter} cannot record {type(exported.module).__name__} ({first[:200]}): use safetensors or state_dict"
     )

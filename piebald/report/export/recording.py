@@ -1,4 +1,4 @@
-"""What a recorded computation takes and returns: tensors by place or by name, whatever the module's own form is."""
+"""Modules in a form that can be recorded: tensors by place or by name go in, and scores alone come out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recorded:
         inputs: its arguments: tensors, or one dict of tensors by name.
         dynamic_shapes: the axes that stay free, for `torch.export`.
         names: of the tensors, in order.
-        wrapped: whether it is one around the module.
+        wrapped: whether `module` is a wrapper around the module.
     """
 
     module: nn.Module
@@ -66,7 +66,7 @@ class _Scores(nn.Module):
 
 
 class _ScoresByName(nn.Module):
-    """The same with a dict of tensors, which are the other one's arguments by name."""
+    """A module that takes a dict of tensors, the arguments of another one by name, and returns that one's scores."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.report.notebook import html_table
+from piebald.report.page.markup import html_table
 from piebald.statistics.boosting.clients import fresh
 from piebald.statistics.boosting.rounds import Boosted
 from piebald.statistics.boosting.targets import SCORES, Target
