@@ -65,11 +65,7 @@ class Evidence:
 
 
 def whether_it_pays(
-    finished: Sequence[Runner],
-    alone: Runner | None,
-    chosen: Runner,
-    tested: Sequence[Checked],
-    runs: TrialRuns,
+    finished: Sequence[Runner], alone: Runner | None, chosen: Runner, tested: Sequence[Checked], runs: TrialRuns
 ) -> Evidence:
     """Return whether training together beats every client alone beyond noise (p < 0.05), or loses to it.
 

@@ -12,22 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piebald.advice.families import ALONE
 from piebald.advice.race import Runner
 from piebald.advice.tuning.budget import Budget, Cost
+from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
-from piebald.contracts import Clients, InMemory, Rows, Split
+from piebald.contracts import InMemory
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator
-from piebald.data.clients.convert import class_numbers
 from piebald.report.paired import Difference, Scores, difference
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 
 SHARE = 0.1  # of the budget that is kept for this: two of twenty runs, and what the race leaves over
 PARTS = {0.5: "half", 0.25: "a quarter"}  # in this order, as far as the budget goes
-_FEWEST_ROWS = 2  # of a client that are left
 _FEWEST_CLIENTS = 2  # that are left
 
 
@@ -50,48 +48,6 @@ class More:
     clients: int = 0
     before: Difference | None = None
     points: Mapping[float, float] = field(default_factory=dict)
-
-
-class PartOfRows(ClientSubset):
-    """All clients, each with a share of its training rows; a smaller share is part of a larger one."""
-
-    def __init__(self, clients: Clients, share: float) -> None:
-        super().__init__(clients, range(len(clients)))
-        self.share = share
-        self._kept: dict[int, NDArray[np.int64]] = {}
-
-    def rows(self, client: int, split: Split) -> Rows:
-        """See `contracts.Clients`."""
-        whole = super().rows(client, split)
-        return whole if split != "train" else whole[self.positions(client)]
-
-    def size(self, client: int, split: Split) -> int | None:
-        """See `contracts.Clients`."""
-        return super().size(client, split) if split != "train" else len(self.positions(client))
-
-    def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """See `contracts.Clients`."""
-        if self.classes is None or split != "train":
-            return super().counts(client, split)
-        label = class_numbers(self.rows(client, split).y)
-        return None if label is None else np.bincount(label, minlength=len(self.classes)).tolist()
-
-    def positions(self, client: int) -> NDArray[np.int64]:
-        """Positions of the part among a client's training rows."""
-        if client not in self._kept:
-            rows = ClientSubset.size(self, client, "train") or 0
-            order = generator("half of the rows", client).permutation(rows)
-            self._kept[client] = np.sort(order[: max(_FEWEST_ROWS, int(rows * self.share))])
-        return self._kept[client]
-
-
-class PooledPartOfRows(PartOfRows, PooledClientSubset):
-    """A part of the rows of clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
-
-    def indices(self, client: int, split: Split) -> NDArray[np.int64]:
-        """See `contracts.InMemory`."""
-        whole = super().indices(client, split)
-        return whole if split != "train" else whole[self.positions(client)]
 
 
 def more_data(

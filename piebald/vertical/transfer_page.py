@@ -47,10 +47,7 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
         The files, the page first.
     """
     transfer, folder = result(run), out or run
-    figures = {
-        "losses": _figure(lambda axes: _losses(axes, run)),
-        "layers": _figure(lambda axes: _layers(axes, run)),
-    }
+    figures = {"losses": _figure(lambda axes: _losses(axes, run)), "layers": _figure(lambda axes: _layers(axes, run))}
     with explained(f"the page cannot be written to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         contents: dict[str, str | bytes] = {"report.html": _page(run, transfer, figures)}

@@ -22,8 +22,9 @@ from piebald.advice.answer_page import curve, page
 from piebald.advice.client_gains import ClientGain
 from piebald.advice.client_gains import sentences as told
 from piebald.advice.families import FAMILIES, entrants
-from piebald.advice.more_data import PartOfRows, PooledPartOfRows, outlook
+from piebald.advice.more_data import outlook
 from piebald.advice.tuning import Budget
+from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.data.partition import Lists, PooledClients

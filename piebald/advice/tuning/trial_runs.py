@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.tuning.budget import Cost
-from piebald.advice.tuning.without_test_rows import WithoutTestRows, without_test_rows
+from piebald.advice.tuning.chosen_rows import WithoutTestRows, without_test_rows
 from piebald.contracts import Clients
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS
@@ -110,10 +110,7 @@ class TrialRuns:
         if (folder / DATABASE).exists():
             with History(folder) as history:
                 check_repeats(
-                    folder,
-                    {**history.meta, "rounds": rounds},
-                    recipe,
-                    Options(**self._options(rounds, seed)),
+                    folder, {**history.meta, "rounds": rounds}, recipe, Options(**self._options(rounds, seed))
                 )
                 reached = max(rounds, history.meta["rounds"])
             judged: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}

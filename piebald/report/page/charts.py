@@ -161,10 +161,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         {
             "height": 340,
             "hovermode": "x unified",
-            "xaxis": {
-                "title": {"text": "Share of clients, largest loss first"},
-                "tickformat": ".0%",
-            },
+            "xaxis": {"title": {"text": "Share of clients, largest loss first"}, "tickformat": ".0%"},
             "yaxis": {
                 "title": {"text": f"Difference{' in points' if shown.percent else ''}"},
                 "tickformat": "+.3~g",

@@ -144,11 +144,7 @@ def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
     note = "" if len(comparison.labels) == 1 else "Each label has a line, in the same colour everywhere on this page."
     body = markup.charts(markup.figure(chart) for chart in present)
     return markup.section(
-        "progress",
-        findings.progress(comparison),
-        note,
-        markup.keys(comparison.labels, comparison.ranking()),
-        body,
+        "progress", findings.progress(comparison), note, markup.keys(comparison.labels, comparison.ranking()), body
     )
 
 
