@@ -123,6 +123,7 @@ def advise(
         look_text = _look_text(runs, model) if look else None
         for line in [*(look_text or "").splitlines(), *_conditions(runs, unusable)]:
             say(line)
+        # a share is kept back, or the race would leave nothing for the parts of the rows
         racing_budget = limit.part(1 - SHARE) if more_data else limit
         runners, failed, spent = Race(runs, tuple(seeds), folder, racing_budget, FACTOR, say).run(racing)
         advice = _answer(
@@ -192,6 +193,7 @@ def _answer(
     chosen = recommended([runner for runner in finished.values() if runner.label in {*alike, best.label}], best, runs)
     alone = next((runner for runner in finished.values() if runner.entrant.recipe.name == ALONE), None)
     together = next((runner for runner in finished.values() if runner.entrant.recipe.name == TOGETHER), None)
+    # a method without common seeds and clients has no difference whose chance could be drawn
     paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
     tested = check([*dict.fromkeys(filter(None, (chosen, alone, together)))], runs, folder / "check")
@@ -236,6 +238,7 @@ def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runne
     near = []
     for runner in alike:
         lag, error = lag_behind(best, runner, runs.higher_is_better)
+        # both bounds: a noisy difference may hide a large lag, and a small error a lag that matters to nobody
         if runner is best or (lag <= point and (error is None or lag <= error)):
             near.append(runner)
     least = CLEARLY_LESS * _traffic(best)
@@ -251,6 +254,7 @@ def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dic
     sign = -1 if runs.higher_is_better else 1
     rows = []
     for runner in sorted(runners, key=lambda runner: (-runner.reached, sign * runner.mean)):
+        # scores after different numbers of rounds say nothing about the methods
         comparable = runner.reached == best.reached
         lag, error = lag_behind(best, runner, runs.higher_is_better) if comparable else (None, None)
         cost = runner.run or Cost()

@@ -145,11 +145,13 @@ class Advice:
     def amount(self, gain: Difference) -> str:
         """A difference with its interval, in words."""
         sign = 1 if self.higher_is_better else -1
+        # a loss that falls is a gain, so its interval is turned around
         low, high = sorted((sign * gain.low, sign * gain.high))
         error = "" if gain.error is None else f"; standard error for other clients {self._points(gain.error)}"
         if gain.seeds == 1:
             return f"{self._points(sign * gain.mean, True)} (one seed{error})"
         kind = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
+        # an interval already says what its standard error would
         error = "" if gain.kind == "interval" else error
         ends = f"{self._points(low, True)} to {self._points(high, True)}"
         return f"{self._points(sign * gain.mean, True)} ({kind} {ends}{error})"
@@ -205,6 +207,7 @@ class Advice:
                 + "\n"
                 + recipes.toml(self.recipe)
             )
+        # sections of the search: the recommendation is one run
         left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
         table = {name: value for name, value in self.settings.items() if name not in left_out}
         recipe = tomllib.loads(recipes.toml(self.recipe))["recipe"]
@@ -288,6 +291,7 @@ class Advice:
             f"{part.what} before": part.before for part in self.more
         }
         amounts = {name: self.amount(gain) for name, gain in gains.items() if gain is not None}
+        # of the last value: a hundredth of a loss at the start would be a large part of it at the end
         near = nearness(self.metric, list(self.curve.values())[-1])
         return sentences(self.more, self.recommended, amounts, self.higher_is_better, near)
 

@@ -64,6 +64,7 @@ def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs
         rows, gain, error = sizes.get(name), None, None
         if together is not None and by_itself is not None:
             gain = sign * (together - by_itself)
+            # only of accuracies does the noise follow from the number of rows
             if runs.metric == COUNTED and rows:
                 error = float(row_errors(np.array([together]), np.array([by_itself]), np.array([float(rows)]))[0])
         gains.append(ClientGain(name, rows, scores, gain, error))

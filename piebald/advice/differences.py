@@ -62,8 +62,10 @@ def detectable_difference(
     if not held:
         return None
     z = NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)
+    # every client counts the same, so the variance of the mean is that of the clients over C squared
     squared = z * z * sum(1 / count for count in held) / len(held) ** 2
     smallest = math.sqrt(squared * disagreement)
+    # methods cannot differ by more than the share of rows on which they disagree
     return min(1.0, smallest if smallest <= disagreement else squared)
 
 

@@ -87,6 +87,7 @@ def whether_it_pays(
     rivals = [runner for runner in finished if runner is not alone]
     if alone is None or not rivals:
         return Evidence("cannot be told", "validation")
+    # test rows had no part in the choice, so one comparison on them is not flattered
     if chosen is not alone and {chosen.label, alone.label} <= opened.keys():
         return _compared(opened[chosen.label], opened[alone.label], "test", runs)
     return _compared(_left_out(rivals, runs.higher_is_better), alone.last, "validation", runs)
@@ -123,6 +124,7 @@ def _left_out(runners: Sequence[Runner], higher: bool) -> Scores:
         [runner.last.values[[list(runner.last.seeds).index(seed) for seed in seeds]] for runner in runners]
     )
     clients = values.shape[2]
+    # leave one out: the sum over all clients less each client's own
     sums = np.nansum(values, axis=(1, 2))[:, None] - np.nansum(values, axis=1)
     counts = np.isfinite(values).sum((1, 2))[:, None] - np.isfinite(values).sum(1)
     means = sums / np.maximum(counts, 1) * (1 if higher else -1)
@@ -142,6 +144,7 @@ def losers(chosen: Runner, alone: Runner | None, finished: Sequence[Runner], run
             continue
         error = float(row_errors(together[[client]], by_itself[[client]], np.array([float(rows)]))[0])
         loss = float(by_itself[client] - together[client])
+        # by chance alone about one client in forty lies beyond two standard errors on this side
         if loss > 2 * error:
             scores = {runner.label: float(runner.last.client_means()[client]) for runner in finished}
             best = max(scores, key=lambda label: np.nan_to_num(scores[label], nan=-1.0))
@@ -201,6 +204,7 @@ def check(runners: Sequence[Runner], runs: TrialRuns, folder: Path) -> list[Chec
 def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> list[float]:
     """The metric of each client on its test rows, NaN where it has none."""
     if not copy.exists():
+        # renamed when it is complete, so that an interrupted copy is not taken for a run
         partial = copy.with_name(f"{copy.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(runner.folders[seed], partial)
@@ -209,6 +213,7 @@ def _tested(runner: Runner, seed: int, copy: Path, runs: TrialRuns) -> list[floa
             store.set_meta(evaluate=[interval, count, "test"], status="running")
         partial.rename(copy)
     judged: dict[str, Any] = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
+    # nothing is left to train, so resuming only evaluates, now on test rows
     resume(copy, runs.choosing.opened(), runs.model_of(runner.label), recipe=runner.recipe, **judged).close()
     with History(copy) as history:
         return [history.per_client.get(client, float("nan")) for client in range(len(runs.clients))]

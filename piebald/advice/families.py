@@ -108,6 +108,7 @@ def entrants(
     for name in names or ():
         if name not in recipe_names:
             raise unknown("family called", name, recipe_names)
+    # methods that do not wait for slow devices are tried only where there are some
     unequal = fleet is not None and _ratio(fleet, len(clients)) >= UNEQUAL
     label_of = {recipe.name: label for label, recipe in methods.items()}
     methods_raced: list[tuple[str, Recipe, str, Mapping[str, Any]]] = []
@@ -140,10 +141,12 @@ def check_training(training: Mapping[str, Any]) -> None:
 
 def _entrant(rank: int, label: str, recipe: Recipe, title: str, space: Mapping[str, Any]) -> Entrant:
     rate = float(setting_of(recipe, "lr"))
+    # wider than the rates that are tried first, so that the best of them is not at an end of the range
     values: dict[str, Any] = {"lr": {"low": min(rate, *RATES) / 2, "high": 2 * max(rate, *RATES), "log": True}}
     main = {}
     for name, choices in space.items():
         default = setting_of(recipe, name)
+        # the recipe's own value first: it is what users would run
         main[name] = [*([] if default in choices else [default]), *choices]
     first = tuple(
         {"lr": rate} | {name: choices[number % len(choices)] for name, choices in main.items()}

@@ -64,6 +64,7 @@ class Look:
 
         None where there are no rows, where they cannot be counted here, or where targets are not classes.
         """
+        # a real target has no share of rows on which methods disagree
         rows = self.sizes.get(split)
         return None if rows is None or self.classes is None else detectable_difference(rows, self.disagreement)
 

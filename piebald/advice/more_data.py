@@ -71,6 +71,7 @@ def more_data(
     for share, part in PARTS.items():
         for kind, by_share in scores.items():
             room = _room(budget, spent + cost, runs.rungs[-1])
+            # rows and clients in turn: if the budget ends, both have their half
             reason, scored, run_cost = _with_part(kind, share, chosen, runs, folder, room)
             say(f"{chosen.label} with {part} of the {kind}: {reason or 'trained'}")
             cost += run_cost
@@ -94,6 +95,7 @@ def _with_part(
     numbers = list(range(len(runs.choosing)))
     if kind == "clients":
         order = generator("half of the clients").permutation(len(numbers))
+        # rounded up, and a prefix of the same order: the quarter is part of the half
         numbers = sorted(order[: -int(-len(numbers) * share // 1)].tolist())
         if chosen.entrant.recipe.name == ALONE:
             return "every client trains alone", None, Cost()
@@ -101,6 +103,7 @@ def _with_part(
             return f"there are {len(runs.choosing)} clients", None, Cost()
     seed, rounds = chosen.last.seeds[0], runs.rungs[-1]
     place = folder / "more-data" / kind / f"{share:g}" / f"seed-{seed}"
+    # what an interrupted search has begun is finished: its cost was already spent
     if not room and not place.exists():
         return "the budget was used up", None, Cost()
     pooled = isinstance(runs.choosing, InMemory) and runs.choosing.in_memory()
@@ -126,6 +129,7 @@ def _more(kind: str, by_share: Mapping[float, Scores], reason: str, chosen: Runn
     gain = difference(chosen.last, half)
     before = None if quarter is None else difference(half, quarter)
     everything = {**by_share, 1.0: chosen.last}
+    # on the clients of the smallest part, so that all points are about the same clients
     points = {share: _mean(everything[share], (quarter or half).clients) for share in sorted(everything)}
     return More(kind, gain, "" if gain else "no client has scores of both", len(half.clients), before, points)
 

@@ -78,6 +78,7 @@ def inputs_of(x: Tensor) -> Floats | None:
     most = int(tokens.max()) + 1
     if most > MOST_TOKENS or int(tokens.min()) < 0:
         return None
+    # the last token has the largest weight: in next-token tasks it says most about the target
     weights = 0.5 ** torch.arange(tokens.shape[1] - 1, -1, -1, dtype=torch.float64)
     counts = torch.zeros(len(tokens), MOST_TOKENS, dtype=torch.float64)
     return counts.scatter_add_(1, tokens, weights.expand(tokens.shape)).numpy()
@@ -98,21 +99,26 @@ def probe(inputs: Floats, label: Ints, client: Ints, number: int, seed: int) -> 
     if len(ours) < FEWEST_ROWS:
         return None
     pooled = np.concatenate([inputs[ours], inputs[theirs]])
+    # each number counts the same in distances, whatever its unit
     pooled = pooled / np.maximum(pooled.std(0), 1e-9)
     feature = _separability(pooled, np.concatenate([block, block]))
+    # each side by itself: a client whose pictures are brighter should not count as one with other labels
     centred = np.concatenate([_standard(inputs[ours]), _standard(inputs[theirs])])
     lost = _lost_accuracy(centred, label[ours], np.unique(label), block)
     n = len(ours)
     return ProbeResult(
         feature=feature,
+        # the variance of the Mann-Whitney statistic of n and n rows if there is no difference
         feature_error=2 * float(np.sqrt((2 * n + 1) / (12 * n * n))),
         label_given_feature=float(lost.mean()),
+        # one more row of variance: a loss of zero on few rows is not known without error
         label_given_feature_error=float(np.sqrt((lost.var() + 1 / n) / n)),
     )
 
 
 def _matched(label: Ints, is_own: NDArray[np.bool_], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
     """Rows of the client and of others, class by class the same number; the block of each (the same for both)."""
+    # the same share of every class, so that the shares of classes stay
     share = min(1.0, MOST_ROWS / max(int(is_own.sum()), 1))
     ours: list[Ints] = []
     drawn_theirs: list[Ints] = []
@@ -149,6 +155,7 @@ def _separability(inputs: Floats, block: Ints) -> float:
             return 0.0
         score = _scores(kernel, side[:, None], ~test, test)[:, 0]
         first, second = score[side[test] == 1], score[side[test] == 0]
+        # the share of pairs in order, less the share of the others, is twice the AUC less one
         parts.append(np.sign(first[:, None] - second[None, :]).mean() * test.sum())
     return float(sum(parts) / len(block))
 
@@ -174,12 +181,14 @@ def _lost_accuracy(inputs: Floats, label: Ints, classes: Ints, block: Ints) -> F
 def _kernel(inputs: Floats) -> Floats:
     squares = (inputs**2).sum(1)
     distance = np.maximum(squares[:, None] + squares[None, :] - 2 * inputs @ inputs.T, 0.0)
+    # the median heuristic, without the zeros of the diagonal
     typical = float(np.median(distance[~np.eye(len(distance), dtype=bool)]))
     return np.asarray(np.exp(-distance / max(typical, 1e-12)), dtype=np.float64)
 
 
 def _scores(kernel: Floats, target: Floats, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Floats:
     """Kernel ridge regression of the centred targets [test rows, targets]."""
+    # centred, or the ridge would draw scores of a rare class to zero
     middle = target[train].mean(0)
     ridged = kernel[np.ix_(train, train)] + _RIDGE * np.eye(int(train.sum()))
     return np.asarray(

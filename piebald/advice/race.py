@@ -114,6 +114,7 @@ class Race:
         return runners, failed, spent + raced + repeated
 
     def _tuned(self, storage: Any, entrants: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str]]:
+        # tuning ends two rungs before the end: what is left of the budget trains the best to the end
         short = replace(self.runs, rungs=self.runs.rungs[: max(1, len(self.runs.rungs) - 2)])
         share = self.budget.part(TUNED / len(entrants))
         tuned: list[Runner] = []
@@ -151,6 +152,7 @@ class Race:
                 runner.reached == runner.best.rounds or sign * runner.mean >= sign * before
             ):
                 continue
+            # a rate that diverges late looks best in a short run
             smaller = [trial for trial in runner.trials if trial.settings["lr"] < rate]
             best = best_of(smaller, self.runs.higher_is_better)
             if best is None:
@@ -212,6 +214,7 @@ class Race:
         """The second-best settings of each method that was trained to the end, and what they have cost."""
         finished = [runner for runner in runners if runner.state == "finished"]
         room = _rest_of(self.budget, spent)
+        # half is kept for other seeds, which say what is chance
         limit = room.part(0.5) if len(self.seeds) > 1 else room
         done = {(runner.label, runner.best.number) for runner in raced}
         sign = -1 if self.runs.higher_is_better else 1
@@ -275,6 +278,7 @@ class Race:
         baselines = [
             runner for runner in finished if runner.entrant.recipe.name in (ALONE, TOGETHER) and runner not in near
         ]
+        # Local and FedAvg are always repeated: the answer compares the recommendation with them
         needed = [best, *baselines, *(runner for runner in near if runner.entrant.recipe.name in (ALONE, TOGETHER))]
         queue = list(dict.fromkeys([*needed, *sorted(near, key=lambda runner: sign * runner.mean)]))
         done: dict[str, Runner] = {}
@@ -309,11 +313,13 @@ class Race:
         repeated, cost = self.runs.scores(repeats, rounds), cost_of(repeats)
         for run in repeats:
             run.close()
+        # the first seed is not trained again
         values = np.concatenate([runner.last.values, repeated.values])
         scores = Scores(values, runner.last.clients, [*runner.last.seeds, *repeated.seeds])
         count = "1 other seed" if len(seeds) == 1 else f"{len(seeds)} other seeds"
         self.say(f"{runner.label}: {self.runs.metric} {np.nanmean(repeated.values):.4g} with {count}")
         whole = cost if runner.run is None else cost + runner.run
+        # the cost of one run, as the mean over all seeds including the first
         share = 1 / (len(seeds) + 1)
         mean = Cost(
             round(whole.rounds * share), round(whole.bytes * share), whole.minutes * share,
@@ -327,6 +333,7 @@ class Race:
 def _rest_of(budget: Budget, spent: Cost) -> Budget:
     """Return the rest of a budget, which is never empty."""
     rest = budget.amount - spent.of(budget.unit)
+    # a budget of zero is refused; this one is used up by the first step
     return Budget(max(rest, 1e-9) if budget.unit == "minutes" else max(1, int(rest)), budget.unit)
 
 

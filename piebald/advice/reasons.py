@@ -62,6 +62,7 @@ def _by_property(gain: Floats, values: Floats | None, rival: str, prop: str, run
     few, many = gain[scored & (values < middle)], gain[scored & (values >= middle)]
     if len(few) < 2 or len(many) < 2:
         return []
+    # Welch's standard error: the two halves need not vary alike
     error = float(np.sqrt(few.var(ddof=1) / len(few) + many.var(ddof=1) / len(many)))
     if abs(few.mean() - many.mean()) <= 2 * error:
         return []
@@ -99,5 +100,6 @@ def _of_rounds(chosen: Runner, runs: TrialRuns) -> list[str]:
     gain = in_points(runs.metric, step.mean if runs.higher_is_better else -step.mean)
     verdict = outlook("more rounds", step, runs.higher_is_better, nearness(runs.metric, chosen.mean))
     error = "" if step.error is None else f" (standard error {in_points(runs.metric, step.error, False)})"
+    # of the first seed, which alone has a score at every rung
     each = ", ".join(f"{float(np.nanmean(chosen.scores[rung].values[:1])):.3g} after {rung}" for rung in rungs)
     return [f"Over rounds it reached {each}; from {rungs[-2]} to {rungs[-1]} it gained {gain}{error}: {verdict}."]

@@ -126,6 +126,7 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
     if not isinstance(clients, InMemory) or not clients.in_memory():
         return None
     probed = _spread(len(clients), MOST_PROBED)
+    # all others together are compared with one client, so each gives a few rows
     few = max(2, MOST_OTHERS // len(clients))
     x: list[Floats | None] = []
     y: list[Tensor] = []
@@ -133,6 +134,7 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
     for client in sorted({*probed, *_spread(len(clients), MOST_COUNTED)}):
         rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(few, MOST_KEPT)
         if len(rows) > most:
+            # sorted, so that neighbours stay neighbours: probes hold out blocks of them
             drawn = np.sort(generator(seed, "look", client).choice(len(rows), most, replace=False))
             rows = rows[drawn]
         if len(rows):
@@ -148,6 +150,7 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
         label = target.astype(np.int64) if clients.classes is not None else binned(target.astype(np.float64))
     usable = [part for part in x if part is not None]
     inputs = np.concatenate(usable) if len(usable) == len(x) else None
+    # a gap in one row would make every distance NaN
     if inputs is not None and not np.isfinite(inputs).all():
         inputs = None
     return _Pool(inputs, label, np.concatenate(owner), probed)
@@ -173,10 +176,12 @@ def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
     shares = overall / overall.sum()
     rng = generator(seed, "look", "labels")
     rows = table.sum(1)
+    # chance: clients of the same sizes whose rows are dealt from all rows
     drawn = np.stack([rng.multivariate_hypergeometric(overall, size, size=_DRAWS) / size for size in rows])
     chance = np.abs(drawn - shares).sum(2) / 2  # [clients, draws]
     distance = np.array([total_variation(counts / counts.sum(), shares) for counts in table])
     usual = chance.mean(1)
+    # 0 for a client as far off as chance makes it, 1 for one with nothing in common
     each = (distance - usual) / np.maximum(1 - usual, 1e-9)
     by_chance = ((chance - usual[:, None]) / np.maximum(1 - usual[:, None], 1e-9)).mean(0)
     whole = each if len(each) == len(clients) else None
@@ -215,6 +220,7 @@ def _speed(sizes: Sequence[int], fleet: Fleet | None) -> Unlikeness:
 
 
 def _judged(kind: str, value: float, chance: float, clients: NDArray[np.float64] | None = None) -> Unlikeness:
+    # a difference of estimates may be slightly below zero
     value = min(max(value, 0.0), 1.0)
     if value <= chance:
         return Unlikeness(kind, value, chance, "none", None, None, clients)

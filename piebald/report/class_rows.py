@@ -29,6 +29,7 @@ def matrices(rows: Iterable[Mapping[str, Any]], version: int, classes: int) -> d
         if row["version"] != version:
             continue
         actual, predicted, count = (-1 if row[name] is None else row[name] for name in ("actual", "predicted", "count"))
+        # a folder from elsewhere may hold anything; the counts become an index and a size of memory
         if row["client"] is None or not (0 <= actual < classes and 0 <= predicted < classes and 0 < count < _MOST_ROWS):
             raise RunFolderError(
                 f"the table confusion counts {count} rows of class {actual} taken for class {predicted}, which cannot "

@@ -72,6 +72,7 @@ def headline(comparison: Comparison, gaps: Sequence[Gap]) -> str:
     if not any(gap.size for gap in gaps):
         return "All methods score the same at every client"
     tested = [gap for gap in gaps if gap.p is not None]
+    # Bonferroni over all differences that could have become the headline
     clear = [gap for gap in tested if gap.p is not None and gap.p * len(tested) < ERROR_RATE]
     most = max(clear or gaps, key=lambda gap: abs(gap.size))
     way = "above" if most.size > 0 else "below"
@@ -99,6 +100,7 @@ def noise(gaps: Sequence[Gap]) -> str:
 
 def _p(one: Scores, other: Scores, client: str, rows: int) -> float | None:
     """Return the p value of the difference at one client, with two more rows, one of them right."""
+    # Agresti and Caffo: a score of 100 % on few rows is not known without error
     ours, theirs = (replace(scores, values=(rows * scores.values + 1) / (rows + 2)) for scores in (one, other))
     tested = row_difference(ours, theirs, {client: rows + 2})
     return None if tested is None else tested.p
@@ -119,6 +121,7 @@ def _rows(comparison: Comparison) -> Mapping[str, int]:
         for client in run.clients:
             if rows := client[run.split]:
                 name = run.names[client["client"]]
+                # the smallest number over runs: the noise is never understated
                 rows_of[name] = min(rows, rows_of.get(name, rows))
     return rows_of
 

@@ -83,6 +83,7 @@ class Comparison:
 
     def __init__(self, histories: Sequence[History]) -> None:
         self.by_label: dict[str, list[History]] = {}
+        # sorting is stable: labels keep the order in which they were given
         for history in sorted(histories, key=_baselines_first):
             self.by_label.setdefault(history.label, []).append(history)
         self.runs = [history for runs in self.by_label.values() for history in runs]
@@ -228,6 +229,7 @@ class Comparison:
         differences = [
             run.per_client[client] - base_run.per_client[client]
             for run, base_run in self._pairs(label, base)
+            # a client that never trained with a method has the score of a model that it had no part in
             for client in run.trained & base_run.trained & run.per_client.keys() & base_run.per_client.keys()
         ]
         return sorted(differences, key=lambda difference: sign * difference)
@@ -257,8 +259,10 @@ class Comparison:
         finals = self.finals[fedavg if fedavg in ranked else ranked[-1]]
         ends = [final["mean"] for final in finals if final["mean"] is not None]
         value = min(ends) if self.higher_is_better else max(ends)
+        # two significant digits
         unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1) if value else 1.0
         easier = math.floor if self.higher_is_better else math.ceil
+        # the tiny term keeps a value that is exact in decimals from being rounded one unit too far
         return float(f"{easier(value / unit + (1e-9 if self.higher_is_better else -1e-9)) * unit:.12g}")
 
     @checked
@@ -334,6 +338,7 @@ class Comparison:
 def scores_of(runs: Sequence[History]) -> Scores:
     """The final metric of each client in each run of a label."""
     names = {name: place for place, name in enumerate(sorted({n for run in runs for n in run.names.values()}))}
+    # runs of one label may have different clients; NaN marks those that a run lacks
     values = np.full((len(runs), len(names)), np.nan)
     trained = np.zeros(values.shape, bool)
     for row, run in enumerate(runs):
@@ -357,6 +362,7 @@ def _ends(level: Level | None, largest: float | None = None) -> dict[str, Any]:
     """Mean, interval and kind of a row; `largest` is the largest possible difference."""
     if level is None:
         return {"mean": None, "low": None, "high": None, "kind": None}
+    # a difference of accuracies lies between -1 and 1, whatever Student's t says
     most = math.inf if largest is None else largest
     ends: dict[str, float | None] = {"low": max(level.low, -most), "high": min(level.high, most)}
     if level.seeds == 1:

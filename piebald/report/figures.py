@@ -125,6 +125,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
         RunFolderError: the folder cannot be written.
     """
     axes: dict[str, Axis] = {"rounds": "version", "megabytes": "bytes", "seconds": time_axis(comparison.runs)}
+    # default arguments bind the loop's value; a plain closure would see the last one
     painters: dict[str, Callable[[Axes], bool]] = {
         f"{comparison.metric}_over_{name}": lambda ax, axis=axis: _curves(ax, comparison, axis)  # type: ignore[misc]
         for name, axis in axes.items()
@@ -248,6 +249,7 @@ def _partition(ax: Axes, comparison: Comparison) -> bool:
 
     counts = [row["counts"] for row in history.clients if row["counts"]]
     matrix = np.array(counts[: charts.WIDE], dtype=float).T
+    # cells without rows stay blank, and are not taken for few rows
     matrix[matrix == 0] = np.nan
     image = ax.imshow(matrix, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     classes = history.meta.get("classes") or range(len(matrix))

@@ -98,6 +98,7 @@ def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float
 def cheapest(comparison: Comparison, target: float) -> str:
     """The label that reaches the target with the least traffic."""
     shown = MetricFormat(comparison.metric)
+    # training alone reaches any target for free
     alone = comparison.made_by("local")  # its traffic is not comparable
     reached = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
     rows = [row for row in reached if row["label"] != alone]
@@ -113,6 +114,7 @@ def cheapest(comparison: Comparison, target: float) -> str:
 def work(history: History) -> dict[str, float]:
     """Updates that were used, their local steps and their rows, up to the version that the run ended with."""
     used = [row for row in history.results if row["kind"] == "train" and row["status"] == "ok"]
+    # steps after the best version are not in the model that is judged
     used = [row for row in used if history.best is None or row["version"] <= history.best]
     sums = {name: sum(row[column] or 0 for row in used) for name, column in (("steps", "steps"), ("rows", "examples"))}
     return {"updates": float(len(used)), **{name: float(value) for name, value in sums.items()}}

@@ -82,6 +82,7 @@ def band_of(curves: Sequence[Sequence[Point]], axis: Axis, points: int = 300) ->
     seeds = [{point["version"]: point for point in curve} for curve in curves if curve]
     if not seeds:
         return None
+    # averages need the same seeds at every point: otherwise a curve would jump where a seed ends
     versions = sorted(set.intersection(*(set(seed) for seed in seeds)))
     if len(versions) > points:
         versions = [versions[round(i * (len(versions) - 1) / (points - 1))] for i in range(points)]
@@ -111,6 +112,7 @@ def bands_of(curves: Mapping[str, Sequence[Sequence[Point]]], axis: Axis) -> dic
     bands = {label: band for label, seeds in curves.items() if (band := band_of(seeds, axis))}
     last = max((band.x[-1] for band in bands.values()), default=0.0)
     for label, band in bands.items():
+        # training alone sends nothing, and would be a dot at the left edge
         if axis == "bytes" and band.x[-1] < 0.05 * last:
             means, low, high = ([values[-1]] * 2 for values in (band.mean, band.low, band.high))
             bands[label] = Band([0.0, last], means, low, high, band.seeds, level=True)

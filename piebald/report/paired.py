@@ -88,7 +88,9 @@ class Scores:
         trained = np.ones(values.shape, bool) if self.trained is None else np.asarray(self.trained, bool)
         if trained.shape not in (values.shape, values.shape[1:]):
             raise SettingError(f"trained must have the shape of values or [clients], got {list(trained.shape)}")
+        # one row for all seeds where the caller does not tell seeds apart
         trained = np.broadcast_to(trained, values.shape)
+        # the dataclass is frozen, so that scores can be shared; this is the one place that sets its fields
         for name, value in zip(
             ("values", "clients", "seeds", "trained"), (values, clients, seeds, trained), strict=True
         ):
@@ -155,6 +157,7 @@ def level(scores: Scores, *, bounds: tuple[float, float] | None = None, untraine
     effects = CrossedEffects.of(cells[None])
     mean, low, high, seeds, clients, kind = effects.ends(0)
     if kind == "interval" and bounds is not None:
+        # a symmetric interval around 0.98 would run beyond 1
         low, high = _inside(mean, float(effects.error[0]), float(effects.quantile()[0]), bounds)
     if bounds is not None:  # a mean of ones may be rounded up
         mean, low, high = (min(max(end, bounds[0]), bounds[1]) for end in (mean, low, high))
@@ -204,6 +207,7 @@ def against_best(
     for label in order:
         lead = difference(scores[order[0]], scores[label], untrained=untrained)
         if lead is not None and label != order[0]:
+            # Bonferroni: the best was chosen by the same scores, so all comparisons with it count
             adjusted = min(1.0, lead.p * (len(order) - 1))
             lead = Difference(lead.mean, lead.low, lead.high, lead.seeds, lead.clients, lead.kind, lead.error, adjusted)
         leads[label] = lead
@@ -283,18 +287,23 @@ def probability_within(
     if not rivals:
         return 1.0
     sign = 1.0 if higher_is_better else -1.0
+    # all tables have the seeds and clients of `label`, so that their covariance can be estimated together
     tables = [_paired(scores[rival], scores[label], untrained, full=True) for rival in rivals]
     if any(cells is None for cells in tables):
         raise SettingError(f"{label} shares no client and seed with another method, so nothing can be said about it")
     effects = CrossedEffects.of(sign * np.stack([cells for cells in tables if cells is not None]))
     if np.isnan(effects.error).any():
         return None
+    # the square root of a covariance that may be singular, where a Cholesky factor would fail
     values, vectors = np.linalg.eigh(effects.covariance())
     root = vectors * np.sqrt(np.clip(values, 0, None))
+    # the key has no seed: the same scores always give the same probability
     random = generator("probability within", label)
     freedom = float(effects.freedom.min())
+    # one draw of chi-square for all methods makes the vector a multivariate t
     scale = np.sqrt(freedom / random.chisquare(freedom, _DRAWS))
     drawn = effects.mean + scale[:, None] * (random.standard_normal((_DRAWS, len(rivals))) @ root.T)
+    # a tolerance, so that a method that ties with itself is within zero points
     return float((drawn.max(axis=1) <= points + 1e-12).mean())
 
 
@@ -320,6 +329,7 @@ def _inside(mean: float, error: float, quantile: float, bounds: tuple[float, flo
     """An interval between bounds: made on the logit scale, where a mean has no end to run into."""
     width = bounds[1] - bounds[0]
     share = (mean - bounds[0]) / width
+    # the logit has no value at the ends: all scores are 0 or all are 1
     if share <= 0 or share >= 1:
         return mean, mean
     centre = np.log(share / (1 - share))

@@ -70,17 +70,21 @@ def row_difference(a: Scores, b: Scores, rows: Mapping[str, int]) -> RowDifferen
     scored = present.any(0)
     if not scored.any():
         return None
+    # a client that only one method has says nothing about their difference
     cells = np.where(present, ours - theirs, np.nan)[:, scored]
     of_client = np.nanmean(cells, axis=0)
     counts = np.array([rows[name] for name in names], np.float64)[scored]
+    # rows are the same under every seed, so averaging over seeds does not reduce their noise
     errors = row_errors(_mean(ours, present)[scored], _mean(theirs, present)[scored], counts)
     mean, variance, freedom = float(of_client.mean()), float((errors**2).sum()) / len(counts) ** 2, np.inf
     per_seed = np.nanmean(cells[np.isfinite(cells).any(1)], axis=1)
     if len(per_seed) >= SEEDS_FOR_INTERVAL:
         of_seeds = float(per_seed.var(ddof=1)) / len(per_seed)
         variance += of_seeds
+        # the variance of rows is taken for known; only that of seeds is estimated, from few of them
         freedom = (len(per_seed) - 1) * (variance / of_seeds) ** 2 if of_seeds > 0 else np.inf
     error = float(np.sqrt(variance))
+    # seeds that contradict each other, and are too few for a variance, leave no claim
     agree = len({float(np.sign(gap)) for gap in per_seed} - {0.0}) < 2 or len(per_seed) >= SEEDS_FOR_INTERVAL
     # with infinitely many degrees of freedom Student's t is the normal distribution, which stdtr has at 1e9
     p = float(2 * stdtr(min(freedom, 1e9), -abs(mean) / error)) if agree else 1.0

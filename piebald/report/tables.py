@@ -223,6 +223,7 @@ class History:
         return self._curve_of(metric)
 
     def _curve_of(self, metric: str) -> list[Point]:
+        # version 0 is the evaluation before the first step, which costs nothing
         costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
         total = 0
         for row in self.rounds:
@@ -232,6 +233,7 @@ class History:
         return [
             Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
             for row in self._store.query(means, metric, self.split)
+            # an evaluation whose server step was lost in a crash has no cost to be drawn over
             if row["version"] in costs
             for spent, seconds, wall in [costs[row["version"]]]
         ]
@@ -245,6 +247,7 @@ class History:
     @cached_property
     def per_client(self) -> dict[int, float]:
         """The metric of each client at its last evaluation (up to the best version where that one is kept)."""
+        # SQLite returns the other columns of the row that has the maximum
         last = self._store.query(
             f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version <= ? GROUP BY client ORDER BY client",
             self.metric,
@@ -294,6 +297,7 @@ class History:
         They are about the client's own model where it has one, on the rows that models are judged by.  Empty where
         nothing was counted (`per_class` of `run`).
         """
+        # a run that keeps its best version was counted there
         ended = self.best or (self.rounds[-1]["version"] if self.rounds else 0)
         return matrices(self.confusion, ended, len(self.meta.get("classes") or ()))
 
@@ -305,6 +309,7 @@ class History:
             SettingError: there is no such client, or it was not asked.
         """
         number_of = {self.names[number]: number for number in self.class_counts}
+        # names come first: a client may be called "7" and have another number
         number = number_of.get(str(client), int(str(client)) if str(client).isdecimal() else -1)
         if client is not None and number not in self.class_counts:
             raise unknown("client whose answers were counted called", client, number_of)
@@ -341,6 +346,7 @@ class History:
 
         Means leave them out.  Empty where only some clients were to be evaluated, or none was.
         """
+        # where only some clients are evaluated, the others have no score by design
         sampled = (self.meta.get("evaluate") or [None, None])[1] is not None
         missing = () if sampled or self.metric not in self.metrics else (row["client"] for row in self.clients)
         return [self.names[client] for client in missing if client not in self.per_client]
@@ -366,6 +372,7 @@ class History:
         the runtime's clock and `wall` seconds.
         """
         counted = {client: v for client, v in self.per_client.items() if untrained or client in self.trained}
+        # the worst first, so that the first tenth is the worst one
         values = sorted(counted.values(), reverse=not self.higher_is_better)
         return {
             "recipe": self.recipe,

@@ -157,6 +157,7 @@ def _layers(axes: Any, run: Path) -> None:
     for ax, stage in zip(axes, ("before", "after"), strict=True):
         rows = [read(run / role / f"{stage}.safetensors")["rows"].numpy() for role in ROLES]
         middle = np.concatenate(rows).mean(0)
+        # principal components of both parties together, so that their rows can be compared
         turn = np.linalg.svd(np.concatenate(rows) - middle, full_matrices=False)[2][:2].T
         for place, (role, table) in enumerate(zip(ROLES, rows, strict=True)):
             flat = (table - middle) @ turn

@@ -72,6 +72,7 @@ class Budget:
             raise SettingError(
                 f"budget must be a number and a unit, like '300 rounds' or '10 minutes', got {shown(text)}"
             )
+        # "2e9 bytes" is a whole number that float has read
         whole = unit.strip() != "minutes" and amount == int(amount)
         return cls.of({unit.strip() or "rounds": int(amount) if whole else amount})
 
@@ -130,6 +131,7 @@ def rungs_of(rounds: int, count: int, factor: int) -> tuple[int, ...]:
         >>> rungs_of(90, 3, 3), rungs_of(5, 3, 3)
         ((10, 30, 90), (1, 5))
     """
+    # a rung of less than one round cannot be trained
     while count > 1 and rounds < factor ** (count - 1):
         count -= 1
     first = rounds // factor ** (count - 1)

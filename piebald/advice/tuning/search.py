@@ -189,6 +189,7 @@ def tune(
 def spent_together(folder: Path) -> list[dict[str, Any]]:
     """The privacy budgets of all runs in a folder, which are on the same rows; see `several_runs.together`."""
     metas = []
+    # also dropped and failed trials: their updates were sent all the same
     for database in sorted(folder.rglob(DATABASE)):
         with RunStore.open_read_only(database.parent) as store:
             metas.append(store.meta)
@@ -264,6 +265,7 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
         RunFolderError: it holds something else.
     """
     record = folder / RECORD
+    # sorted, so that the same search always writes the same text
     text = json.dumps(search, indent=1, sort_keys=True, default=str)
     if record.is_file():
         try:
@@ -280,6 +282,7 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
         raise RunFolderError(f"{folder} is not empty and holds no search: choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # renamed when it is complete: a search that was killed here leaves an empty folder
         partial = folder / f"{RECORD}.part"
         partial.write_text(text, encoding="utf-8")
         partial.replace(record)

@@ -78,6 +78,7 @@ class Choices:
         plain_values = [plain(value) for value in self.values]
         if any(value in plain_values[:number] for number, value in enumerate(plain_values)):
             raise SettingError(f"choices must be different, got {shown(plain_values)}")
+        # settled once, so that a list that the caller changes later is not searched
         object.__setattr__(self, "values", tuple(settled(value) for value in self.values))
 
     @property
@@ -133,6 +134,7 @@ class SearchSpace:
         """
         subspace = SearchSpace({name: values for name, values in self.values.items() if has_setting(recipe, name)})
         for name, values in subspace.values.items():
+            # only the ends are tried: a setting that takes both takes what is between
             for value in values.ends:
                 with_settings(recipe, {name: value})
         return subspace

@@ -113,6 +113,7 @@ class Study:
 
         trials = study.get_trials(deepcopy=False)
         running = [earlier for earlier in trials if earlier.state == optuna.trial.TrialState.RUNNING]
+        # its runs are on the disk, so it goes on where it stopped
         if running:
             trial = optuna.trial.Trial(study, running[0]._trial_id)
         else:
@@ -122,6 +123,7 @@ class Study:
                 return None
             if (self.sampler == "grid" and not waiting) or (self.most is not None and len(ended) >= self.most):
                 return None
+            # a sampler of its own for each trial makes a resumed search draw as one that was never stopped
             study.sampler = self._sampler(len(ended))
             trial = study.ask()
         for name, values in self.space.values.items():
@@ -155,6 +157,7 @@ class Study:
 
         point = self._point(trial.params)
         name = self.name(point)
+        # the first trial has the recipe's own settings, and is the measure of the others
         is_kept = trial.number < self.least
         reached = 0
         for rung in self.runs.rungs:
@@ -191,6 +194,7 @@ class Study:
                 run.close()
             if np.isnan(scores.values).all():
                 raise SettingError("no client has a finite score on its validation rows")
+            # the cost before the scores: scores mark the rung as done
             trial.set_user_attr(f"cost/{rung}", asdict(cost))
             trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
         recorded = next(entry for entry in study.get_trials(deepcopy=False) if entry.number == trial.number)
@@ -312,6 +316,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
             regular(file)  # a pipe would wait for its writer
         # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
         connection = sqlite3.connect(file, check_same_thread=False)
+        # the file may come from elsewhere, and a schema can call functions
         connection.execute("PRAGMA trusted_schema = OFF")
         if connection.execute(_PROGRAMS).fetchone() is not None:
             connection.close()

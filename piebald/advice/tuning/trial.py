@@ -61,6 +61,7 @@ def best_of(trials: Sequence[Trial], higher_is_better: bool) -> Trial | None:
     scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
     longest = max((trial.rounds for trial in scored), default=0)
     sign = 1 if higher_is_better else -1
+    # scores after fewer rounds are lower for all settings alike
     complete = [trial for trial in scored if trial.rounds == longest]
     return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
 
@@ -98,6 +99,7 @@ def outside_one_standard_error(
                 return False
             step = trial.last_step
             scores = None if step is None else scores_of(trial, step)
+            # without scores there is nothing to doubt the pruner by
             if step is None or scores is None:
                 return True
             rivals = [

@@ -128,6 +128,7 @@ class TrialRuns:
                 if not judged or score["version"] != version or score["value"] is None:
                     continue
                 client = score["client"]
+                # the personal model counts where a client has one, in whichever order rows come
                 if client is not None and (score["model"] == "personal" or client not in personal):
                     row[client] = score["value"]
                     personal |= {client} if score["model"] == "personal" else set()
@@ -148,6 +149,7 @@ class TrialRuns:
 
 def _repeating(runtime: Any) -> Any:
     """The runtime, a simulator without choices that are made by measuring times: the same choice is made again."""
+    # a search that goes on must reach the same numbers, so nothing is chosen by measuring times
     if runtime == "simulator":
         return Simulator(deterministic=True)
     if not isinstance(runtime, Simulator) or runtime.deterministic:

@@ -116,6 +116,7 @@ def _drift(curve: Curve) -> Cell:
     if not curve:
         return NONE
     values = [value for _, value in curve]
+    # thirds, since single losses of few batches jump
     third = max(1, len(values) // 3)
     drift = sum(values[-third:]) / third - sum(values[:third]) / third
     change = f"{drift:+.2g}".replace("-", wording.MINUS)

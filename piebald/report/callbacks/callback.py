@@ -112,6 +112,7 @@ class ObservedRecorder:
         """See `contracts.RunRecorder`."""
         self._store.commit(step, results, checkpoint, notes)
         version = int(step["version"])
+        # the store records a step again when its checkpoint follows
         if version <= self._announced:  # recorded once more, with a checkpoint
             return
         self._announced = version
@@ -139,6 +140,7 @@ class ObservedRecorder:
         self._notify(lambda callback: callback.on_end(history, status))
 
     def _notify(self, call: Callable[[Callback], None]) -> None:
+        # a copy: a callback that fails is removed while the loop runs
         for callback in list(self._callbacks):
             try:
                 call(callback)

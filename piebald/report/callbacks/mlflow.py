@@ -46,6 +46,7 @@ class Mlflow(Tracker):
                 "piebald.label": str(run.meta.get("label")),
                 "piebald.version": str(run.meta.get("piebald")),
             }
+            # a run that was killed and resumed goes on in the same run of MLflow
             begun = client.search_runs([experiment], f"tags.`piebald.run` = '{identity(run)}'", max_results=1)
             if begun:
                 number = begun[0].info.run_id
@@ -71,6 +72,7 @@ class _MlflowRun:
 
         from mlflow.entities import Metric
 
+        # MLflow counts milliseconds
         now = int(1000 * time.time())
         with _file_store_allowed(self._uri):
             metrics = [Metric(name, value, now, version) for name, value in values.items()]

@@ -34,6 +34,7 @@ class Wandb(Tracker):
             dir=self.folder,
             mode=self.mode,
             id=identity(run),
+            # offline folders cannot be resumed, and wandb warns about the try
             resume="allow" if self.mode == "online" else None,
             name=f"{run.meta.get('label')} (seed {run.meta.get('seed')})",
             tags=[str(run.meta["recipe"]["name"])],

@@ -78,9 +78,11 @@ def export_model(exported: Exported, path: Path, file_format: str | None = None)
     write = _WRITERS[_chosen(path, file_format)]
     if path.exists():
         raise SettingError(f"{path} exists already: choose another name, or delete it first")
+    # dropout and batch norm of training mode would be recorded into the program
     exported.module.cpu().eval()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # beside the target, so that moving it there is one atomic rename on the same disk
         with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
             draft = Path(folder) / path.name
             write(exported, draft)

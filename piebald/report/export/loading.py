@@ -31,6 +31,7 @@ def load_weights(module: nn.Module, path: PathLike) -> nn.Module:
         file = file / "model.safetensors"
     tensors = _read(file)
     state = module.state_dict()
+    # both sides are compared, so that a longer network does not silently keep its random layers
     if unmatched := sorted(set(tensors) ^ set(state)):
         side = "the file" if unmatched[0] in tensors else "the module"
         raise SettingError(f"{file} does not fit {type(module).__name__}: only {side} has {unmatched[0]!r}")

@@ -36,6 +36,7 @@ class Recorded:
     @classmethod
     def of(cls, module: nn.Module, rows: Tree) -> Recorded:
         """A module and a row or more of inputs [n, ...], of which two are taken: torch takes one for a constant."""
+        # an axis of one row would be recorded as a constant
         batch = pytree.mapped(lambda leaf: torch.cat([leaf[:1], leaf[:1]]), rows)
         if isinstance(batch, Mapping):
             return cls(_ScoresByName(module), (dict(batch),), (dict.fromkeys(batch, _ROWS),), tuple(batch))

@@ -103,6 +103,7 @@ def distribution(comparison: Comparison) -> Chart | None:
             "marker": {"color": f"{colour}/0.55", "size": 4},
             "hoverlabel": {"namelength": 0},
         }
+        # beyond that, dots are a cloud, and the page grows by their numbers
         if len(values) <= MANY_CLIENTS:
             box |= {"x": values, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "hoveron": "points"}
         else:
@@ -145,6 +146,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         if not differences:
             continue
         colour, dash = series(comparison.labels, label)
+        # percentages as points: plotly has no format for a signed difference of percentages
         thin = [100 * value if shown.percent else value for value in _thin(differences, 300)]
         shares = [place / max(1, len(thin) - 1) for place in range(len(thin))]
         hover = "%{y:+.1f}" if shown.percent else "%{y:+.3~g}"

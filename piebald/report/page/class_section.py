@@ -78,6 +78,7 @@ def _share(row: ClassRow | None) -> Cell:
 
 def _clients(label: str, matrices: dict[str, Counts], names: list[str], split: str) -> str:
     """A row for each client of one label: its rows, and those of each class that are recognised."""
+    # the trace is the number of right answers
     order = sorted(matrices, key=lambda client: float(matrices[client].trace() / max(matrices[client].sum(), 1)))
     listed = [
         (client, {row["class"]: row for row in class_rows(matrices[client], names)}) for client in order[:CLIENTS]

@@ -61,11 +61,13 @@ def members(history: History, place: int) -> Chart | None:
     versions = _picked(sorted(clusters_of))
     last = clusters_of[versions[-1]]
     clients = sorted(last, key=lambda client: (last[client], client))
+    # moves between the shown rounds only: a client may move there and back between them
     moved = sum(
         clusters_of[before][client] != clusters_of[after][client]
         for before, after in pairwise(versions)
         for client in clusters_of[before]
     )
+    # plotly interpolates colours, so each cluster has its colour at both ends of its interval
     steps = [(place / len(clusters), (place + 1) / len(clusters)) for place in range(len(clusters))]
     colours = [[end, group(cluster)] for cluster, ends in zip(clusters, steps, strict=True) for end in ends]
     counts = Counter(last.values())

@@ -118,6 +118,7 @@ def _without_defaults(axis: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kind = Component.registry.get(axis, {}).get(str(value.get("kind")))
+    # a component of a plugin that is not installed here has no known defaults
     if kind is None:
         return value
     defaults = {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
@@ -159,6 +160,7 @@ def _privacy(comparison: Comparison) -> str:
             rows.append([markup.key(comparison.labels, label), *cells])
     if not rows:
         return ""
+    # the sum says nothing new about a single run
     for total in comparison.privacy if len(comparison.runs) > 1 else ():
         shown = ["none" if total["epsilon"] is None else f"{total['epsilon']:.3g}", NONE, NONE]
         delta = NONE if total["delta"] is None else f"{total['delta']:.1g}"

@@ -78,6 +78,7 @@ def _hash(content: str) -> str:
 
 def _scripts(charts: Sequence[Chart]) -> tuple[str, str]:
     """Return the charts and what draws them as HTML, and the policy under which it may run."""
+    # plotly is unpacked here only to state its hash, by which the browser lets it run
     packed = files("piebald.report.page").joinpath(_PLOTLY).read_bytes() if charts else b""
     plotly, script = gzip.decompress(packed).decode() if charts else "", _asset("page.js")
     plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in charts]

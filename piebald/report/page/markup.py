@@ -266,6 +266,7 @@ def line_chart(
     def up(value: float) -> float:
         return _TOP + tall * (1 - (value - low) / height)
 
+    # lines first, so that curves are drawn over them
     drawn = ""
     for value in (low, low + height / 2, low + height):
         y = f"{up(value):.1f}"

@@ -94,6 +94,7 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
     share_of: dict[int, list[float]] = {client: [] for client in clients}
     for version in sorted(rows):
         now = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
+        # a cached model counts again at every step until the client sends another one
         weights = weights | now if keeps else now
         whole = sum(weights.values()) or 1.0
         at.append(times[version])
@@ -178,6 +179,7 @@ def _weights(label: str, history: History) -> Chart | None:
     at, share_of = shares(history)
     if len(at) < 3 or not 2 <= len(share_of) <= COLOURS * 4:
         return None
+    # rounded up, so that there are never more points than allowed
     stride = -(-len(at) // POINTS)
     data = [
         {

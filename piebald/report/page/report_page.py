@@ -207,6 +207,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
 
 def _cost(comparison: Comparison, target: float | None) -> str:
     chosen = target is not None
+    # zero is a target, too
     target = target if target is not None else comparison.target()
     if target is None or not comparison.ranking():
         return ""
