@@ -68,7 +68,7 @@ class Advice:
         settings: the experiment file as plain values, None where it was started from Python.
         look: the text of the look before training, None where it was not asked for.
         more: the effect of more rows and clients, None where it was not asked for, see `more_data`.
-        privacy: the privacy budgets of all runs of the search together, see `several_runs.together`.
+        privacy: the privacy budgets of all runs of the search together, see `privacy.several_runs.together`.
     """
 
     recommended: str

@@ -1,4 +1,8 @@
-"""Run folders and reports: the tables of a run, comparisons of runs, figures, and the HTML page."""
+"""Reports: the tables of a run, comparisons of runs with their statistics, figures, pages, exports and callbacks.
+
+Everything is read from run folders or told by a run as it goes on; nothing here trains a model or changes a run.  All
+pages of the package are drawn by `report.page`, and all comparisons of methods are made by `report.paired`.
+"""
 
 from __future__ import annotations
 

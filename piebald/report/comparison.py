@@ -102,11 +102,11 @@ class Comparison:
 
     @property
     def privacy(self) -> list[dict[str, Any]]:
-        """The privacy budgets of all runs together, which were on the same rows; see `several_runs.together`."""
+        """The privacy budgets of all runs together, which were on the same rows; see `privacy.several_runs.together`."""
         return together(history.meta for history in self.runs)
 
     def headline(self) -> str:
-        """The finding in one sentence: the winner, or who cannot be told apart, see `report.headline`."""
+        """The finding in one sentence: the winner, or who cannot be told apart, see `report.page.wording.rule`."""
         if not self.tied:
             return "No client has been evaluated yet"
         shown = MetricFormat(self.metric)
@@ -175,6 +175,11 @@ class Comparison:
     def ranking(self) -> list[str]:
         """Labels with an evaluation, the best mean first."""
         return list(self.leads)
+
+    @property
+    def ordered(self) -> list[str]:
+        """All labels, the best mean first, and at the end those without an evaluation."""
+        return list(dict.fromkeys([*self.leads, *self.labels]))
 
     # ------------------------------------------------------------------------------------------------------- tables
 

@@ -303,7 +303,7 @@ class History:
 
     @checked
     def class_errors(self, client: int | str | None = None) -> list[ClassRow]:
-        """Right and wrong answers by class, of one client by number or name or of all, see `class_counts.class_rows`.
+        """Right and wrong answers by class, of one client by number or name or of all, see `class_rows.class_rows`.
 
         Raises:
             SettingError: there is no such client, or it was not asked.

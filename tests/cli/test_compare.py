@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,3 +145,22 @@ def test_a_comparison_names_clients_and_unequal_work(capsys: pytest.CaptureFixtu
     assert "unequal work: 2 used updates with ditto, 3 with local" in out
     assert "Clients that never trained are left out; with them: ditto 60.0%." in out
     assert "ditto and local cannot be told apart" in out
+
+
+def test_on_a_terminal_progress_is_a_bar_that_takes_no_markup_from_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for unit, count in (("server step", "2/4"), ("bytes", "2/4 bytes")):
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        with progress.Bar("[red]site[/red]", 4, wanted=True, unit=unit, lines=False) as bar:
+            bar.show(2, "[bold]loss 0.5")
+            bar.show()  # leaves what was shown
+        for text in ("[red]site[/red]", count, "[bold]loss 0.5"):
+            assert text in re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", terminal.getvalue())
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    monkeypatch.setattr(progress, "line_clock", progress.LineClock())
+    with progress.Bar("download", 4, wanted=True, unit="bytes", lines=False) as bar:
+        bar.show(2)
+    assert file.getvalue() == ""

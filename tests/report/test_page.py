@@ -19,7 +19,7 @@ from piebald.report.page import charts, markup
 from piebald.report.page.report_page import render
 from piebald.report.tables import History
 
-VOID = {"meta", "link", "line", "rect", "br"}
+VOID = {"meta", "link", "line", "rect", "br", "img"}
 
 
 class Outline(HTMLParser):

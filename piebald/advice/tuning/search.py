@@ -46,7 +46,7 @@ class Tuning:
         trials: all trials.
         metric: the metric that they were chosen by, the mean over clients' validation rows.
         folder: of the trials' runs, None where it was removed again.
-        privacy: the privacy budgets of all their runs together, see `several_runs.together`.
+        privacy: the privacy budgets of all their runs together, see `privacy.several_runs.together`.
     """
 
     recipes: Mapping[str, Recipe]
@@ -187,7 +187,7 @@ def tune(
 
 
 def spent_together(folder: Path) -> list[dict[str, Any]]:
-    """The privacy budgets of all runs in a folder, which are on the same rows; see `several_runs.together`."""
+    """The privacy budgets of all runs in a folder, which are on the same rows; see `privacy.several_runs.together`."""
     metas = []
     # also dropped and failed trials: their updates were sent all the same
     for database in sorted(folder.rglob(DATABASE)):

@@ -49,7 +49,7 @@ class TrialRuns:
         model: the model, or a function of the seed that makes it; or one for each recipe, by its label.
         rungs: the server steps after which runs are judged, the last one at the end.
         every: server steps between evaluations.
-        options: options of `experiment.run`.
+        options: options of `piebald.run`.
         metric, higher_is_better: the metric by which runs are judged, and whether a larger value is better.
     """
 

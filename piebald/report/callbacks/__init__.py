@@ -1,4 +1,8 @@
-"""Listeners of a run: callbacks of your own, and experiment trackers."""
+"""Listeners of a run: callbacks of users, and experiment trackers.
+
+A tracker is one file with its settings and its writer; its package is imported when a run starts.  Nothing here may
+change a run: listeners get copies, and their errors are warnings.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -18,7 +18,7 @@ LABELS = 12
 
 def details(comparison: Comparison) -> str:
     """A table of all clients together, and one of single clients for each label; empty where nothing was counted."""
-    counts = {label: by_client(comparison, label) for label in _order(comparison)}
+    counts = {label: by_client(comparison, label) for label in comparison.ordered}
     counts = {label: matrices for label, matrices in counts.items() if matrices}
     if not counts:
         return ""
@@ -36,11 +36,6 @@ def by_client(comparison: Comparison, label: str) -> dict[str, Counts]:
             name = run.names[client]
             matrices[name] = matrices[name] + matrix if name in matrices else matrix
     return matrices
-
-
-def _order(comparison: Comparison) -> list[str]:
-    ranked = comparison.ranking()
-    return ranked + [label for label in comparison.labels if label not in ranked]
 
 
 def _seeds(comparison: Comparison) -> str:

@@ -59,8 +59,7 @@ def table(comparison: Comparison) -> str:
     if not clients:
         return ""
     base, sign = comparison.made_by("local"), 1 if comparison.higher_is_better else -1
-    order = comparison.ranking() + [label for label in comparison.labels if label not in comparison.ranking()]
-    labels = ([base] if base else []) + [label for label in order if label != base]
+    labels = ([base] if base else []) + [label for label in comparison.ordered if label != base]
     rivals = [label for label in labels if label != base]
 
     def gain(row: Row) -> float:

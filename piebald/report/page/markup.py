@@ -223,6 +223,12 @@ def figure(chart: Chart, heading: str = "h3") -> str:
     )
 
 
+def section_of(chart: Chart, ident: str, before: str, *content: str) -> str:
+    """Return a section whose heading is the title of a chart, with HTML before and after the chart."""
+    body = f"{before}{figure(chart, 'h2')}{''.join(content)}"
+    return f'<section id="{ident}" aria-labelledby="{text(chart.id)}-title">{body}</section>'
+
+
 def charts(figures: Iterable[str]) -> str:
     """Return figures side by side, as far as the page is wide enough."""
     return f'<div class="charts">{"".join(figures)}</div>'

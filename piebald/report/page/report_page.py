@@ -53,7 +53,6 @@ def _top(comparison: Comparison) -> str:
     clients = sorted({int(history.meta.get("clients") or len(history.clients)) for history in comparison.runs})
     seeds = {history.seed for history in comparison.runs}
     tiles: list[tuple[str, Cell]] = []
-    best_tile = bool(ranked)
     if ranked:
         best = comparison.levels[ranked[0]]
         tail = comparison.over_seeds(ranked[0], "worst_decile")
@@ -65,21 +64,17 @@ def _top(comparison: Comparison) -> str:
                                                            f"{wording.plural(len(seeds), 'seed')}")),
     ]  # fmt: skip
     unfinished = [history for history in comparison.runs if history.meta.get("status") != "finished"]
-    notice = ""
+    sentences = [unequal(comparison)]
     if unfinished:
         names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in unfinished[:5])
         rest = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
-        verb = "has" if len(unfinished) == 1 else "have"
-        how_many = wording.plural(len(unfinished), "run")
-        body = f"{how_many} {verb} not finished: {names}{rest}. Figures cover the rounds so far."
-        notice = markup.notice(body)
-    if uneven := unequal(comparison):
-        notice += markup.notice(uneven)
-    if best_tile and (left_out := _left_out(comparison)):
-        notice += markup.notice(left_out)
-    if best_tile and comparison.unscored:
-        unscored = f"In no mean, for want of rows to be judged by: {wording.names(comparison.unscored)}."
-        notice += markup.notice(unscored)
+        runs = f"{wording.plural(len(unfinished), 'run')} {'has' if len(unfinished) == 1 else 'have'}"
+        sentences.insert(0, f"{runs} not finished: {names}{rest}. Figures cover the rounds so far.")
+    if ranked:
+        sentences.append(_left_out(comparison))
+    if ranked and comparison.unscored:
+        sentences.append(f"In no mean, for want of rows to be judged by: {wording.names(comparison.unscored)}.")
+    notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
     return (
         f"<h1>{markup.text(comparison.headline())}</h1>"
         f'<p class="lead">{markup.text(findings.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
@@ -95,7 +90,7 @@ def _results(comparison: Comparison) -> str:
     done = work_by_label(comparison)
     by_label = {row["label"]: row for row in comparison.summary()}
     unseen = any(row["unseen"] is not None for row in by_label.values())
-    for label in sorted(labels, key=lambda name: _rank(comparison, name)):
+    for label in comparison.ordered:
         row = by_label[label]
         interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
         interval = f"range {interval}" if row["kind"] == "range" else interval
@@ -153,9 +148,9 @@ def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
     if chart is None:
         return ""
     drawn.append(chart)
-    body = markup.keys(comparison.labels, comparison.ranking()) + markup.figure(chart, "h2")
-    table = client_section.table(comparison) + class_section.details(comparison)
-    return f'<section id="clients" aria-labelledby="{chart.id}-title">{body}{table}</section>'
+    keys = markup.keys(comparison.labels, comparison.ranking())
+    tables = client_section.table(comparison), class_section.details(comparison)
+    return markup.section_of(chart, "clients", keys, *tables)
 
 
 def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
@@ -168,7 +163,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
             continue
         drawn.append(chart)
         figures.append(markup.figure(chart))
-        for row in sorted(comparison.paired(base), key=lambda row: _rank(comparison, row["label"])):
+        for row in sorted(comparison.paired(base), key=lambda row: comparison.ordered.index(row["label"])):
             better, worse = findings.gaining(comparison, row["label"], base)
             deepest = comparison.per_client(row["label"], base)[0]
             rows.append([
@@ -233,8 +228,7 @@ def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
     if chart is None:
         return markup.section("partition", "Heterogeneity of clients", "", table) if table else ""
     drawn.append(chart)
-    figure = markup.figure(chart, "h2")
-    return f'<section id="partition" aria-labelledby="{chart.id}-title">{figure}{table}</section>'
+    return markup.section_of(chart, "partition", "", table)
 
 
 # -------------------------------------------------------------------------------------------------------- helpers
@@ -255,11 +249,6 @@ def _left_out(comparison: Comparison) -> str:
         return ""
     each = wording.names([f"{label} ({wording.count(number)})" for label, number in untrained.items()])
     return f"Clients that never trained are left out of means, and marked below: {each}, in the mean over runs."
-
-
-def _rank(comparison: Comparison, label: str) -> int:
-    ranked = comparison.ranking()
-    return ranked.index(label) if label in ranked else len(ranked)
 
 
 def _footer(comparison: Comparison) -> str:
