@@ -66,8 +66,8 @@ class ProbeResult:
 def inputs_of(x: Tensor) -> Floats | None:
     """Inputs as vectors [n, d] for probes; None where there are too many tokens.
 
-    Images and signals are averaged as in `data.measures.pictures.flat`, and of very many numbers some are drawn; of tokens,
-    the counts, in which a token weighs half as much as the next one.
+    Images and signals are averaged as in `data.measures.pictures.flat`, and of very many numbers some are drawn.
+    Tokens are counted, and a token weighs half as much as the next one.
     """
     if x.dtype.is_floating_point:
         inputs = flat(x).double().numpy()

@@ -318,12 +318,12 @@ class Race:
         scores = Scores(values, runner.last.clients, [*runner.last.seeds, *repeated.seeds])
         count = "1 other seed" if len(seeds) == 1 else f"{len(seeds)} other seeds"
         self.say(f"{runner.label}: {self.runs.metric} {np.nanmean(repeated.values):.4g} with {count}")
-        whole = cost if runner.run is None else cost + runner.run
+        total = cost if runner.run is None else cost + runner.run
         # the cost of one run, as the mean over all seeds including the first
         share = 1 / (len(seeds) + 1)
         mean = Cost(
-            round(whole.rounds * share), round(whole.bytes * share), whole.minutes * share,
-            round(whole.steps * share), whole.seconds * share,
+            round(total.rounds * share), round(total.bytes * share), total.minutes * share,
+            round(total.steps * share), total.seconds * share,
         )  # fmt: skip
         return replace(
             runner, scores={**runner.scores, rounds: scores}, folders={**runner.folders, **folders}, run=mean

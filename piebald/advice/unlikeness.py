@@ -127,12 +127,12 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
         return None
     probed = _spread(len(clients), MOST_PROBED)
     # all others together are compared with one client, so each gives a few rows
-    few = max(2, MOST_OTHERS // len(clients))
+    rows_each = max(2, MOST_OTHERS // len(clients))
     x: list[Floats | None] = []
     y: list[Tensor] = []
     owner: list[Ints] = []
     for client in sorted({*probed, *_spread(len(clients), MOST_COUNTED)}):
-        rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(few, MOST_KEPT)
+        rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(rows_each, MOST_KEPT)
         if len(rows) > most:
             # sorted, so that neighbours stay neighbours: probes hold out blocks of them
             drawn = np.sort(generator(seed, "look", client).choice(len(rows), most, replace=False))
@@ -184,8 +184,8 @@ def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
     # 0 for a client as far off as chance makes it, 1 for one with nothing in common
     each = (distance - usual) / np.maximum(1 - usual, 1e-9)
     by_chance = ((chance - usual[:, None]) / np.maximum(1 - usual[:, None], 1e-9)).mean(0)
-    whole = each if len(each) == len(clients) else None
-    return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), whole)
+    by_client = each if len(each) == len(clients) else None
+    return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), by_client)
 
 
 def _probed(pool: _Pool | None, count: int, seed: int) -> list[Unlikeness]:

@@ -60,15 +60,15 @@ def class_rows(matrix: Counts, names: Sequence[str]) -> list[ClassRow]:
             continue
         wrong = matrix[place].copy()
         wrong[place] = 0
-        often = int(wrong.argmax())
-        mistaken = int(wrong[often])
+        likeliest = int(wrong.argmax())
+        mistaken = int(wrong[likeliest])
         rows.append(
             {
                 "class": str(name),
                 "rows": count,
                 "right": right,
                 "share": right / count,
-                "taken_for": str(names[often]) if mistaken else None,
+                "taken_for": str(names[likeliest]) if mistaken else None,
                 "mistaken": mistaken,
                 "wrong": int(matrix[:, place].sum()) - right,
             }

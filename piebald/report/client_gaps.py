@@ -75,8 +75,8 @@ def headline(comparison: Comparison, gaps: Sequence[Gap]) -> str:
     # Bonferroni over all differences that could have become the headline
     clear = [gap for gap in tested if gap.p is not None and gap.p * len(tested) < ERROR_RATE]
     most = max(clear or gaps, key=lambda gap: abs(gap.size))
-    way = "above" if most.size > 0 else "below"
-    place = f"{most.client}, where {most.label} is {shown.size(abs(most.size))}{shown.points} {way} {most.base}"
+    side = "above" if most.size > 0 else "below"
+    place = f"{most.client}, where {most.label} is {shown.size(abs(most.size))}{shown.points} {side} {most.base}"
     if not tested:
         return f"Methods differ most at {place}"
     clients, of = len({gap.client for gap in clear}), len({gap.client for gap in tested})

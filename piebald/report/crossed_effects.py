@@ -41,20 +41,20 @@ class CrossedEffects:
         seeds, clients = present.any(2).sum(1), present.any(1).sum(1)
         weight = present / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
         mean = np.where(present, weight * np.nan_to_num(cells), 0).sum((1, 2))
-        off = np.where(present, np.nan_to_num(cells) - mean[:, None, None], 0)
+        deviations = np.where(present, np.nan_to_num(cells) - mean[:, None, None], 0)
         # effects are averages of deviations: unbiased for complete tables, and close to it where few cells are missing
-        of_seed = off.sum(2, keepdims=True) / np.maximum(within, 1)
-        of_client = off.sum(1, keepdims=True) / np.maximum(present.sum(1, keepdims=True), 1)
+        of_seed = deviations.sum(2, keepdims=True) / np.maximum(within, 1)
+        of_client = deviations.sum(1, keepdims=True) / np.maximum(present.sum(1, keepdims=True), 1)
         # degrees of freedom of the interaction of a two-way layout without repetitions
-        free = np.maximum(present.sum((1, 2)) - seeds - clients + 1, 1)
-        rest = np.where(present, off - of_seed - of_client, 0) * weight
+        rest_freedom = np.maximum(present.sum((1, 2)) - seeds - clients + 1, 1)
+        rest = np.where(present, deviations - of_seed - of_client, 0) * weight
         # the residuals are shrunk by the effects that were estimated from the same cells
-        rest *= np.sqrt(present.sum((1, 2)) / free)[:, None, None]
+        rest *= np.sqrt(present.sum((1, 2)) / rest_freedom)[:, None, None]
         # the factor is Bessel's correction: deviations are from an estimated mean
-        by_seed = (weight * off).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
-        by_client = (weight * off).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
+        by_seed = (weight * deviations).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
+        by_client = (weight * deviations).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
         parts = (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2))
-        error, freedom = _errors(seeds, clients, *parts, free)
+        error, freedom = _errors(seeds, clients, *parts, rest_freedom)
         return cls(cells, mean, seeds, clients, by_seed, by_client, rest, error, freedom)
 
     def quantile(self) -> Floats:
@@ -108,8 +108,8 @@ def _errors(
 ) -> tuple[Floats, Floats]:
     """Standard errors [k] and their degrees of freedom [k], from the estimated variances of the mean."""
     # both margins contain the variance of single cells, so it is subtracted once
-    both = of_seeds + of_clients - of_rest
-    variance = np.maximum(np.maximum(of_seeds, of_clients), both)  # components are not below zero
+    sum_of_both = of_seeds + of_clients - of_rest
+    variance = np.maximum(np.maximum(of_seeds, of_clients), sum_of_both)  # components are not below zero
     dof_seeds, dof_clients = np.maximum(seeds - 1, 1), np.maximum(clients - 1, 1)
     # Satterthwaite 1946: the variance of a sum of variance components, each with its own degrees of freedom
     uncertainty = of_seeds**2 / dof_seeds + of_clients**2 / dof_clients + of_rest**2 / free

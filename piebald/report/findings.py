@@ -26,8 +26,8 @@ def lead(comparison: Comparison) -> str:
     row = next((row for row in comparison.paired(rival) if row["label"] == best), None)
     if row is None:
         return ""
-    way = "above" if row["difference"] > 0 else "below"
-    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {way} {rival}"
+    side = "above" if row["difference"] > 0 else "below"
+    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {side} {rival}"
     among = len(comparison.scores) - 1
     doubt = ", no clear difference" + (f" among {among} comparisons" if among > 1 else "")
     doubt = "" if is_significant(row) else doubt

@@ -454,10 +454,8 @@ def client_names(rows: Iterable[Mapping[str, Any]], others: Iterable[int]) -> Cl
     name_of = {row["client"]: str(row["name"] or row["client"]) for row in rows}
     named = {client: name_of.get(client, str(client)) for client in dict.fromkeys([*name_of, *others])}
     readable = {client: f"client {name}" if name.isdigit() else name for client, name in named.items()}
-    often = Counter(readable.values())
-    return ClientNames(
-        {client: name if often[name] == 1 else f"{name} ({client})" for client, name in readable.items()}
-    )
+    uses = Counter(readable.values())
+    return ClientNames({client: name if uses[name] == 1 else f"{name} ({client})" for client, name in readable.items()})
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -245,14 +245,14 @@ def spaces_of(methods: Mapping[str, Recipe], space: Mapping[str, Any] | SearchSp
     Raises:
         SettingError: no recipe has one of the settings, or a recipe does not take a value.
     """
-    whole = space if isinstance(space, SearchSpace) else SearchSpace.of({"lr": LR} if space is None else space)
-    for name in whole.values:
+    full_space = space if isinstance(space, SearchSpace) else SearchSpace.of({"lr": LR} if space is None else space)
+    for name in full_space.values:
         if not any(has_setting(recipe, name) for recipe in methods.values()):
             with_settings(next(iter(methods.values())), {name: None})  # refuses it, with the nearest name
     spaces = {}
     for label, recipe in methods.items():
         try:
-            spaces[label] = whole.of_recipe(recipe)
+            spaces[label] = full_space.of_recipe(recipe)
         except SettingError as error:
             raise SettingError(f"space of recipe {label!r}: {error}") from None
     return spaces

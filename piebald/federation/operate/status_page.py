@@ -46,10 +46,10 @@ def _top(view: RunView) -> str:
     shown, sites = MetricFormat(str(view.meta.get("metric") or "accuracy")), view.status.get("sites", ())
     ready = sum(row.get("state") == "ready" for row in sites)
     rounds, steps = view.meta.get("rounds"), view.status.get("steps", 0)
-    of = "no fixed end" if rounds is None else f"of {rounds:,}"
+    end = "no fixed end" if rounds is None else f"of {rounds:,}"
     tiles: list[tuple[str, Cell]] = [
         ("State", Markup(f'<span class="state">{markup.text(view.status.get("state", "starting"))}</span>')),
-        ("Server steps", markup.small(f"{steps:,}", of)),
+        ("Server steps", markup.small(f"{steps:,}", end)),
         ("Sites ready", markup.small(f"{ready:,}", f"of {len(sites):,}")),
     ]
     if view.loss:

@@ -41,14 +41,14 @@ class Recorded:
         if isinstance(batch, Mapping):
             return cls(_ScoresByName(module), (dict(batch),), (dict.fromkeys(batch, _ROWS),), tuple(batch))
         inputs, _ = pytree.arguments(batch)
-        free = tuple(_ROWS for _ in inputs)
+        free_axes = tuple(_ROWS for _ in inputs)
         if len(inputs) > 1:
-            return cls(_Scores(module), inputs, (free,), tuple(f"input_{place}" for place in range(len(inputs))))
+            return cls(_Scores(module), inputs, (free_axes,), tuple(f"input_{place}" for place in range(len(inputs))))
         with torch.no_grad():
             plain = isinstance(pytree.run(module, batch), Tensor)
         if plain:
-            return cls(module, inputs, free, ("input",), wrapped=False)
-        return cls(_Scores(module), inputs, (free,), ("input",))
+            return cls(module, inputs, free_axes, ("input",), wrapped=False)
+        return cls(_Scores(module), inputs, (free_axes,), ("input",))
 
     def program(self) -> torch.export.ExportedProgram:
         """The computation; torch raises many kinds of errors, for what a module does that cannot be recorded."""

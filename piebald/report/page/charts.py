@@ -181,14 +181,14 @@ def partition(history: History) -> Chart | None:
     if not counts:
         return None
     classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
-    of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
+    rest = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
     shown = counts[:WIDE]
     clients = [short(history.names[row["client"]]) for row in history.clients if row["counts"]][:WIDE]
     return Chart(
         "plot-partition",
         wording.holdings(counts),
-        f"Training rows of each class (down) on each client (across){of}{seed}. A stronger colour means more rows; "
+        f"Training rows of each class (down) on each client (across){rest}{seed}. A stronger colour means more rows; "
         "blank means none, and the colours start at zero.",
         [
             heat_map(

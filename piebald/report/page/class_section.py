@@ -39,8 +39,8 @@ def by_client(comparison: Comparison, label: str) -> dict[str, Counts]:
 
 
 def _seeds(comparison: Comparison) -> str:
-    often = max(len(runs) for runs in comparison.by_label.values())
-    return f", summed over {often} seeds" if often > 1 else ""
+    seeds = max(len(runs) for runs in comparison.by_label.values())
+    return f", summed over {seeds} seeds" if seeds > 1 else ""
 
 
 def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str, seeds: str) -> str:

@@ -80,12 +80,12 @@ def table(comparison: Comparison) -> str:
         "Best",
         *(["Gain over alone"] if base else []),
     ]
-    of = f" The first {LISTED} of {len(clients):,}." if len(clients) > LISTED else ""
+    rest = f" The first {LISTED} of {len(clients):,}." if len(clients) > LISTED else ""
     never = f" {NEVER} never trained with this method." if any(row.never for row in clients) else ""
-    by = "the least gain of the best method over training alone" if base else "the lowest mean"
+    criterion = "the least gain of the best method over training alone" if base else "the lowest mean"
     caption = (
-        f"Final {shown.name} of each client, the mean over seeds; clients with {by} come first, and a click on a "
-        f"heading sorts by it.{never}{of}"
+        f"Final {shown.name} of each client, the mean over seeds; clients with {criterion} come first, and a click on "
+        f"a heading sorts by it.{never}{rest}"
     )
     return markup.table(caption, head, body, kind="sortable")
 
@@ -131,7 +131,7 @@ def dots(comparison: Comparison) -> Chart | None:
     ranked = comparison.ranking()
     data = []
     for place, label in enumerate(ranked):
-        here = [(at, row) for at, row in enumerate(clients) if label in row.values]
+        scored = [(position, row) for position, row in enumerate(clients) if label in row.values]
         # labels of a client are spread over half of its row
         lift = 0.56 * (0.5 - (place + 0.5) / len(ranked))  # dots of a client that would be behind each other
         data.append(
@@ -140,13 +140,13 @@ def dots(comparison: Comparison) -> Chart | None:
                 "mode": "markers",
                 "name": short(label),
                 "meta": label,
-                "x": [row.values[label] for _, row in here],
-                "y": [at + lift for at, _ in here],
-                "text": [short(row.name, 60) for _, row in here],
+                "x": [row.values[label] for _, row in scored],
+                "y": [position + lift for position, _ in scored],
+                "text": [short(row.name, 60) for _, row in scored],
                 "marker": {
                     "color": series(comparison.labels, label)[0],
                     "size": 10,
-                    "symbol": ["circle-open" if label in row.never else "circle" for _, row in here],
+                    "symbol": ["circle-open" if label in row.never else "circle" for _, row in scored],
                 },
                 "hovertemplate": f"%{{text}}: %{{x:{shown.plotly}}}",
             }

@@ -73,7 +73,7 @@ def members(history: History, place: int) -> Chart | None:
     counts = Counter(last.values())
     sized = ", ".join(f"cluster {cluster}: {count}" for cluster, count in sorted(counts.items()))
     listed = clients[:WIDE]
-    of = f" The first {WIDE} of {len(clients):,} clients." if len(clients) > WIDE else ""
+    rest = f" The first {WIDE} of {len(clients):,} clients." if len(clients) > WIDE else ""
     data = {
         "type": "heatmap",
         "z": [
@@ -102,7 +102,7 @@ def members(history: History, place: int) -> Chart | None:
         f"plot-clusters-{place}",
         f"{groups} at the end; {moves} between the rounds shown",
         f"The cluster of each client (down) after each round (across), as of the last round in which it took part; "
-        f"blank before the first. At the end: {sized}.{of}",
+        f"blank before the first. At the end: {sized}.{rest}",
         [data],
         {
             "height": max(240, min(900, 90 + 17 * len(listed))),

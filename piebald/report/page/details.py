@@ -47,20 +47,20 @@ def settings(comparison: Comparison) -> str:
 def heterogeneity(history: History) -> str:
     """A table of the heterogeneity of clients; empty where nothing was measured."""
     units = history.meta.get("units") or {}
-    whole = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
-    each: dict[str, list[float]] = {}
+    federation = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
+    of_clients: dict[str, list[float]] = {}
     for row in history.measures:
         if row["client"] is not None and row["value"] is not None:
-            each.setdefault(row["name"], []).append(row["value"])
+            of_clients.setdefault(row["name"], []).append(row["value"])
     rows: list[list[Cell]] = [
         [
             name.replace("_", " "),
-            _figure(whole.get(name)),
-            _figure(min(each[name])) if name in each else NONE,
-            _figure(max(each[name])) if name in each else NONE,
+            _figure(federation.get(name)),
+            _figure(min(of_clients[name])) if name in of_clients else NONE,
+            _figure(max(of_clients[name])) if name in of_clients else NONE,
             str(units.get(name, "")),
         ]
-        for name in dict.fromkeys([*whole, *each])
+        for name in dict.fromkeys([*federation, *of_clients])
     ]
     if not rows:
         return ""

@@ -38,10 +38,10 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
     present = [chart for chart in candidates if chart]
     drawn += present
     body = markup.charts(markup.figure(chart) for chart in present)
-    same = " ".join(_equal(comparison, words[0], words[2]) for words in described.values()).strip()
-    if not present and not same:
+    equal_sentences = " ".join(_equal(comparison, words[0], words[2]) for words in described.values()).strip()
+    if not present and not equal_sentences:
         return ""
-    return markup.section("participation", "Participation", same, body)
+    return markup.section("participation", "Participation", equal_sentences, body)
 
 
 def requests(history: History) -> dict[int, float]:
@@ -66,8 +66,8 @@ def idle(history: History) -> dict[int, float]:
     for row in history.results:
         if row["kind"] == "train":
             busy[row["client"]] += (row["time"] or 0.0) - (row["sent"] or 0.0)
-    whole = history.final["seconds"]
-    return {client: max(0.0, 1 - spent / whole) for client, spent in busy.items()} if whole else {}
+    duration = history.final["seconds"]
+    return {client: max(0.0, 1 - spent / duration) for client, spent in busy.items()} if duration else {}
 
 
 def trained(history: History) -> list[dict[str, Any]]:
@@ -93,13 +93,13 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
     at: list[float] = []
     share_of: dict[int, list[float]] = {client: [] for client in clients}
     for version in sorted(rows):
-        now = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
+        arrived_weights = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
         # a cached model counts again at every step until the client sends another one
-        weights = weights | now if keeps else now
-        whole = sum(weights.values()) or 1.0
+        weights = weights | arrived_weights if keeps else arrived_weights
+        total = sum(weights.values()) or 1.0
         at.append(times[version])
         for client in clients:
-            share_of[client].append(weights.get(client, 0.0) / whole)
+            share_of[client].append(weights.get(client, 0.0) / total)
     return at, share_of
 
 
@@ -156,7 +156,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
         )
     if not data:
         return None
-    few = max(len(bars["x"]) for bars in data) <= 20
+    few_bars = max(len(bars["x"]) for bars in data) <= 20
     axis = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
     return Chart(
         f"plot-{name}",
@@ -167,7 +167,12 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
             "height": 320,
             "hovermode": "x unified",
             "barmode": "group",
-            "xaxis": {"title": {"text": "Client"}, "type": "category", "tickangle": "auto", "nticks": 0 if few else 12},
+            "xaxis": {
+                "title": {"text": "Client"},
+                "type": "category",
+                "tickangle": "auto",
+                "nticks": 0 if few_bars else 12,
+            },
             "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
         },
         wide=False,

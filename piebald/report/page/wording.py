@@ -170,8 +170,8 @@ def rule(tied: Sequence[str], tried: int, best: str, sent: Mapping[str, float | 
         return f"{tied[0]} ends best of {tried}, at {best}"
     cheap = cheapest(tied, sent)
     order = sorted(tied, key=lambda label: label != cheap)  # so that the label of the next clause is not among "7 more"
-    which = names(order) if len(tied) > 4 else names(tied)
-    clear = f"{which} cannot be told apart" if len(tied) == tried else f"{which} are best and cannot be told apart"
+    listed = names(order) if len(tied) > 4 else names(tied)
+    clear = f"{listed} cannot be told apart" if len(tied) == tried else f"{listed} are best and cannot be told apart"
     if cheap is None:
         return clear
     amount = sent[cheap] or 0.0
