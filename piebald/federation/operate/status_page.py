@@ -143,7 +143,7 @@ def _curves(view: RunView) -> str:
 
 def _figure(title: str, caption: str, curves: Mapping[str, Curve], written: Callable[[float], str]) -> str:
     steps = [step for curve in curves.values() for step, _ in curve]
-    ticks = {min(steps): f"step {min(steps):,}", max(steps): f"{max(steps):,}"}
+    ticks: dict[float, str] = {min(steps): f"step {min(steps):,}", max(steps): f"{max(steps):,}"}
     return markup.line_chart(title, caption, curves, ticks, written)
 
 
