@@ -280,7 +280,7 @@ class Comparison:
         rows = []
         for label, runs in self.by_label.items():
             reached = [point for history in runs if (point := history.to_target(value))]
-            costs = {
+            costs: dict[str, list[float]] = {
                 "rounds": [point["version"] for point in reached],
                 "mb": [point["bytes"] / 1e6 for point in reached],
                 "seconds": [point["seconds"] for point in reached],
