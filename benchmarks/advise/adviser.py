@@ -20,7 +20,7 @@ from federations import Federation
 from grid import GRID, RATES, ROUNDS, RUNGS, TRAINING
 from known import Entry
 from piebald.advice.adviser import FACTOR, recommended
-from piebald.advice.check import Checked
+from piebald.advice.evidence import Checked
 from piebald.advice.evidence import Evidence, whether_it_pays
 from piebald.advice.families import RATES as ORDER, Entrant, entrants
 from piebald.advice.more_data import SHARE

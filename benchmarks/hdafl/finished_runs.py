@@ -11,8 +11,7 @@ import traffic
 from blocks import BASE
 
 from piebald.report.comparison import Comparison
-from piebald.report.run_search import load
-from piebald.report.tables import History
+from piebald.report.tables import History, load
 
 OURS = "HDAFL"
 

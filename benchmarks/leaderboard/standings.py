@@ -20,7 +20,7 @@ from federations import Federation
 from grid import RUNGS
 from truth import SCALE
 
-from piebald.report.paired import Difference, Scores, against_best, difference, told_apart
+from piebald.report.paired import Difference, Scores, against_best, difference, not_told_apart
 
 Floats = NDArray[np.float64]
 
@@ -86,7 +86,7 @@ class Standing:
     @property
     def level_with_best(self) -> list[str]:
         """The best method and those that cannot be told apart from it, the best mean first."""
-        return told_apart(against_best({name: one.scores for name, one in self.federated.items()}))
+        return not_told_apart(against_best({name: one.scores for name, one in self.federated.items()}))
 
     def gain(self, recipe: str, over: str = ALONE) -> Difference | None:
         """The paired difference to another method."""

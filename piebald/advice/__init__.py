@@ -1,4 +1,8 @@
-"""Advice for clients that are not alike: should they train together, how, and what does each of them gain?"""
+"""Advice for clients that are not alike: a look before training, a race of methods, and an answer.
+
+Settings of recipes are chosen in `tuning`, which the race uses.  Nothing here trains by itself: runs are those of
+`piebald.runs`, and their scores are compared by `piebald.report.paired`.
+"""
 
 from piebald.advice.adviser import advise
 from piebald.advice.answer import Advice

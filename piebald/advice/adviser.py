@@ -1,4 +1,4 @@
-"""Should these clients train together, how, and what does each of them gain?"""
+"""The adviser: whether clients should train together, by which method, and the gain of each."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from piebald.advice.answer import Advice
-from piebald.advice.check import check
 from piebald.advice.client_gains import client_gains
-from piebald.advice.evidence import losers, whether_it_pays, worse_off
+from piebald.advice.differences import nearness
+from piebald.advice.evidence import check, losers, whether_it_pays, worse_off
 from piebald.advice.families import ALONE, TOGETHER, Entrant, check_training, entrants
 from piebald.advice.look import look as look_at
 from piebald.advice.more_data import SHARE
-from piebald.advice.more_data import more_data as tried_with_less
-from piebald.advice.nearness import nearness
-from piebald.advice.race import Race, Runner, behind
+from piebald.advice.more_data import more_data as train_with_parts
+from piebald.advice.race import Race, Runner, lag_behind
 from piebald.advice.reasons import reasons
 from piebald.advice.tuning.budget import Budget, Cost, rungs_of
-from piebald.advice.tuning.search import ROUNDS, claim, lines_to_stderr, spent_together
+from piebald.advice.tuning.search import ROUNDS, claim, spent_together
 from piebald.advice.tuning.study import imported
 from piebald.advice.tuning.trial import words
-from piebald.advice.tuning.trial_runs import TrialRuns, named
+from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seeds, checked
 from piebald.core.errors import RuntimeFault, SettingError
+from piebald.core.progress import line_writer
 from piebald.data.clients.sources import clients_of
+from piebald.experiments.file import ExperimentSettings
 from piebald.methods.recipe import Recipe
 from piebald.report.paired import cannot_be_told_apart, difference, probability_within
 from piebald.runs.prepare import Model
@@ -39,6 +40,12 @@ from piebald.runtimes.base import SimulatesDevices
 BUDGET = 20  # whole runs
 FACTOR = 2
 CLEARLY_LESS = 0.5  # of the traffic of the best method
+
+
+class AdviceSettings(ExperimentSettings):
+    """An experiment file that needs no recipe: the adviser finds one, and those of the file are raced as well."""
+
+    needs_recipe: ClassVar[bool] = False
 
 
 @checked
@@ -81,7 +88,7 @@ def advise(
         training: settings that the families' recipes share, such as {"batch": 20, "epochs": 2, "cohort": 10}.
         out: a folder, in which an interrupted search goes on, and which holds answer.json, answer.html and
             recommended.toml at the end; a temporary one by default.
-        progress: print a line to standard error for each thing that happens.
+        progress: print a line to standard error for each event.
         look: look at the clients before any training, see `advice.look`; it is said first.
         more_data: keep a tenth of the budget to train the recommendation with half and a quarter of the rows, and of
             the clients, and say what more of them has changed.
@@ -100,59 +107,60 @@ def advise(
         raise SettingError("there is one client, which has nobody to train with: give at least two, or use run")
     shared = dict(training or {})
     check_training(shared)
-    own = named(methods) if methods else {}
+    raced_too = recipes_by_label(methods) if methods else {}
     limit = Budget.of(BUDGET * rounds if budget is None else budget)
     runs = TrialRuns.of({}, federation, model, rungs_of(rounds, 4, FACTOR), options)
-    runs, racing, unusable = _usable(runs, entrants(federation, _fleet(runs), shared, own, families))
+    runs, racing, unusable = _usable(runs, entrants(federation, _fleet(runs), shared, raced_too, families))
     describe = {
         "kind": "advise", "rounds": rounds, "seeds": list(seeds), "budget": str(limit), "clients": len(federation),
         "more_data": more_data,
-        "recipes": {one.label: one.recipe.model_dump() for one in racing}, "settings": settings,
+        "recipes": {entrant.label: entrant.recipe.model_dump() for entrant in racing}, "settings": settings,
     }  # fmt: skip
     with ExitStack() as stack:
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         claim(folder, describe)
-        say = lines_to_stderr(progress)
-        seen = _looked_at(runs, model) if look else None
-        for line in [*(seen or "").splitlines(), *_conditions(runs, unusable)]:
+        say = line_writer(progress)
+        look_text = _look_text(runs, model) if look else None
+        for line in [*(look_text or "").splitlines(), *_conditions(runs, unusable)]:
             say(line)
+        # a share is kept back, or the race would leave nothing for the parts of the rows
         racing_budget = limit.part(1 - SHARE) if more_data else limit
         runners, failed, spent = Race(runs, tuple(seeds), folder, racing_budget, FACTOR, say).run(racing)
         advice = _answer(
             runners, runs, {**unusable, **failed}, spent, seeds, None if out is None else folder, settings, folder
         )
         if more_data:
-            chosen = next(one for one in runners if one.label == advice.recommended)
-            more, cost = tried_with_less(chosen, runs, folder, limit, spent, say)
-            advice = replace(advice, more=more, spent=spent + cost)
-        advice = replace(advice, look=seen, privacy=spent_together(folder))
+            chosen = next(runner for runner in runners if runner.label == advice.recommended)
+            gains_of_more, cost = train_with_parts(chosen, runs, folder, limit, spent, say)
+            advice = replace(advice, more=gains_of_more, spent=spent + cost)
+        advice = replace(advice, look=look_text, privacy=spent_together(folder))
         advice.save(folder)
     return advice
 
 
 def _usable(runs: TrialRuns, racing: Sequence[Entrant]) -> tuple[TrialRuns, list[Entrant], dict[str, str]]:
-    """The methods that these clients can train, and why others cannot be."""
-    found, unusable = [], {}
-    for one in racing:
+    """Return the methods that these clients can train, and the reasons why others cannot be."""
+    usable, unusable = [], {}
+    for entrant in racing:
         try:
-            runs = runs.judged_as(one.recipe, one.label)
-            found.append(one)
+            runs = runs.judged_as(entrant.recipe, entrant.label)
+            usable.append(entrant)
         except SettingError as error:
-            unusable[one.label] = str(error)
-    if not found:
+            unusable[entrant.label] = str(error)
+    if not usable:
         raise SettingError(f"no method can be trained by these clients: {next(iter(unusable.values()))}")
-    return runs, found, unusable
+    return runs, usable, unusable
 
 
-def _looked_at(runs: TrialRuns, model: Model) -> str:
-    """What can be seen of the clients before any training."""
+def _look_text(runs: TrialRuns, model: Model) -> str:
+    """Return the text of the look at the clients, before any training."""
     judged = {name: runs.options[name] for name in ("loss", "metrics") if name in runs.options}
     return look_at(runs.choosing.opened(), model, fleet=_fleet(runs), **judged).text()
 
 
 def _conditions(runs: TrialRuns, unusable: Mapping[str, str]) -> list[str]:
-    """What is said before the race: which rows are looked at, and what cannot be used."""
-    lines = [f"{label} cannot be used: {why}" for label, why in unusable.items()]
+    """Return the lines before the race: the rows that are looked at, and the methods that cannot be used."""
+    lines = [f"{label} cannot be used: {reason}" for label, reason in unusable.items()]
     if runs.choosing.held_out:
         lines.insert(
             0, "no client has validation rows: a fifth of each client's training rows is held out while choosing"
@@ -171,23 +179,24 @@ def _answer(
     unusable: Mapping[str, str],
     spent: Cost,
     seeds: Sequence[int],
-    kept: Path | None,
+    kept_folder: Path | None,
     settings: Mapping[str, Any] | None,
     folder: Path,
 ) -> Advice:
-    finished = {one.label: one for one in runners if one.state == "finished"}
+    finished = {runner.label: runner for runner in runners if runner.state == "finished"}
     if not finished:
         raise RuntimeFault(f"no method could be trained to the end: {runners[0].why if runners else 'none is left'}")
     higher = runs.higher_is_better
-    scores = {label: one.last for label, one in finished.items()}
+    scores = {label: runner.last for label, runner in finished.items()}
     alike = cannot_be_told_apart(scores, higher)
     best = finished[max(finished, key=lambda label: (1 if higher else -1) * finished[label].mean)]
-    chosen = recommended([one for one in finished.values() if one.label in {*alike, best.label}], best, runs)
-    alone = next((one for one in finished.values() if one.entrant.recipe.name == ALONE), None)
-    together = next((one for one in finished.values() if one.entrant.recipe.name == TOGETHER), None)
-    paired = {label: one for label, one in scores.items() if difference(one, chosen.last) is not None}
+    chosen = recommended([runner for runner in finished.values() if runner.label in {*alike, best.label}], best, runs)
+    alone = next((runner for runner in finished.values() if runner.entrant.recipe.name == ALONE), None)
+    together = next((runner for runner in finished.values() if runner.entrant.recipe.name == TOGETHER), None)
+    # a method without common seeds and clients has no difference whose chance could be drawn
+    paired = {label: table for label, table in scores.items() if difference(table, chosen.last) is not None}
     probability = probability_within(paired, chosen.label, nearness(runs.metric, best.mean), higher)
-    tested = check(_once(chosen, alone, together), runs, folder / "check")
+    tested = check([*dict.fromkeys(filter(None, (chosen, alone, together)))], runs, folder / "check")
     evidence = whether_it_pays(list(finished.values()), alone, chosen, tested, runs)
     return Advice(
         recommended=chosen.label,
@@ -206,7 +215,7 @@ def _answer(
         worse=worse_off(chosen, alone, runs),
         reasons=reasons(chosen, alone, together, runs),
         table=_table(runners, best, runs),
-        curve={rounds: float(np.nanmean(one.values[:1])) for rounds, one in sorted(chosen.scores.items())},
+        curve={rounds: float(np.nanmean(table.values[:1])) for rounds, table in sorted(chosen.scores.items())},
         cost=chosen.run or Cost(),
         spent=spent,
         tested=tested,
@@ -214,7 +223,7 @@ def _answer(
         unusable=unusable,
         rounds=runs.rungs[-1],
         seeds=list(seeds),
-        folder=kept,
+        folder=kept_folder,
         settings=settings,
     )
 
@@ -227,40 +236,34 @@ def recommended(alike: Sequence[Runner], best: Runner, runs: TrialRuns) -> Runne
     """
     point = nearness(runs.metric, best.mean)
     near = []
-    for one in alike:
-        lag, error = behind(best, one, runs.higher_is_better)
-        if one is best or (lag <= point and (error is None or lag <= error)):
-            near.append(one)
+    for runner in alike:
+        lag, error = lag_behind(best, runner, runs.higher_is_better)
+        # both bounds: a noisy difference may hide a large lag, and a small error a lag that matters to nobody
+        if runner is best or (lag <= point and (error is None or lag <= error)):
+            near.append(runner)
     least = CLEARLY_LESS * _traffic(best)
-    cheap = [one for one in near if _traffic(one) < least]
-    return min(cheap, key=lambda one: (_traffic(one), one.entrant.rank)) if cheap else best
+    cheap = [runner for runner in near if _traffic(runner) < least]
+    return min(cheap, key=lambda runner: (_traffic(runner), runner.entrant.rank)) if cheap else best
 
 
-def _traffic(one: Runner) -> int:
-    return one.run.bytes if one.run else 0
-
-
-def _once(*runners: Runner | None) -> list[Runner]:
-    found: list[Runner] = []
-    for one in runners:
-        if one is not None and all(one is not other for other in found):
-            found.append(one)
-    return found
+def _traffic(runner: Runner) -> int:
+    return runner.run.bytes if runner.run else 0
 
 
 def _table(runners: Sequence[Runner], best: Runner, runs: TrialRuns) -> list[dict[str, Any]]:
     sign = -1 if runs.higher_is_better else 1
     rows = []
-    for one in sorted(runners, key=lambda one: (-one.reached, sign * one.mean)):
-        comparable = one.reached == best.reached
-        lag, error = behind(best, one, runs.higher_is_better) if comparable else (None, None)
-        cost = one.run or Cost()
+    for runner in sorted(runners, key=lambda runner: (-runner.reached, sign * runner.mean)):
+        # scores after different numbers of rounds say nothing about the methods
+        comparable = runner.reached == best.reached
+        lag, error = lag_behind(best, runner, runs.higher_is_better) if comparable else (None, None)
+        cost = runner.run or Cost()
         rows.append(
-            {"method": one.label, "score": one.mean, "behind": lag, "error": error,
-             "lr": one.best.settings.get("lr"), "settings": words(one.best.settings),
-             "megabytes": cost.bytes / 1e6 if one.run else None, "steps": cost.steps if one.run else None,
-             "seconds": 60 * cost.minutes if one.run else None, "rounds": one.reached,
-             "seeds": len(one.last.seeds), "trials": len(one.trials),
-             "what became of it": one.state if not one.why else f"{one.state}: {one.why}"}
+            {"method": runner.label, "score": runner.mean, "behind": lag, "error": error,
+             "lr": runner.best.settings.get("lr"), "settings": words(runner.best.settings),
+             "megabytes": cost.bytes / 1e6 if runner.run else None, "steps": cost.steps if runner.run else None,
+             "seconds": 60 * cost.minutes if runner.run else None, "rounds": runner.reached,
+             "seeds": len(runner.last.seeds), "trials": len(runner.trials),
+             "what became of it": runner.state if not runner.why else f"{runner.state}: {runner.why}"}
         )  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""The answer: what to do, what it gains and costs, who loses by it, and how far it can be trusted."""
+"""The answer: a recommendation, its gain and cost, the clients that lose by it, and its evidence."""
 
 from __future__ import annotations
 
@@ -13,50 +13,39 @@ from typing import Any
 
 import numpy as np
 
-from piebald.advice.answer_page import page
-from piebald.advice.check import Checked
+from piebald.advice.answer_page import PlainTable, page
 from piebald.advice.client_gains import MOST, ClientGain, table
 from piebald.advice.client_gains import sentences as client_sentences
-from piebald.advice.evidence import Evidence, Loser, Pays
+from piebald.advice.differences import SHARES, in_points, nearness
+from piebald.advice.evidence import Checked, Evidence, Loser, Pays
 from piebald.advice.more_data import More, sentences
-from piebald.advice.nearness import SHARES, nearness
 from piebald.advice.tuning.budget import Cost
 from piebald.core.plain_text import printable
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
-from piebald.report.notebook import html_table, written
-from piebald.report.page.headline import cheapest
+from piebald.report.page.markup import html_table, plain_cell
+from piebald.report.page.wording import cheapest
 from piebald.report.paired import Difference, difference
 from piebald.settings.toml_document import dumps
 
 RECIPE = "recommended.toml"
 _COLUMNS = (
-    "method",
-    "score",
-    "behind",
-    "error",
-    "lr",
-    "megabytes",
-    "steps",
-    "seconds",
-    "rounds",
-    "seeds",
-    "what became of it",
-)
+    "method", "score", "behind", "error", "lr", "megabytes", "steps", "seconds", "rounds", "seeds", "what became of it",
+)  # fmt: skip
 _DIFFERENCES = ("behind", "error", "gain", "standard error")  # columns of differences between scores
 
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """What `advise` found.
+    """The answer of `advise`.
 
     Attributes:
         recommended: the label of the recommended method.
         recipe: its recipe, with the settings that were chosen.
-        title: what it is, in plain words.
-        metric, higher_is_better: what methods are judged by.
+        title: the method in plain words.
+        metric, higher_is_better: the measure by which methods are judged.
         pays: whether federating pays these clients: the recommendation against Local.
-        evidence: what that was decided by.
+        evidence: the comparison that decided it.
         alike: the methods that cannot be told apart from the best on validation rows, the best mean first.
         best: the label with the best mean on validation rows.
         probability: that the recommendation is within one point of the best of those that were tried to the end, or
@@ -72,14 +61,14 @@ class Advice:
         cost: of a run of the recommendation.
         spent: by the whole search.
         tested: scores on test rows, of the recommendation, Local and FedAvg only; empty where there are none.
-        clients: what each client gains on test rows, see `client_gains`; empty where there are none.
+        clients: the gain of each client on test rows, see `client_gains`; empty where there are none.
         unusable: why methods could not be tried, by label.
         rounds, seeds: of the runs.
         folder: of the search, None where it was removed again.
         settings: the experiment file as plain values, None where it was started from Python.
-        look: what was said before training, None where it was not asked for.
-        more: what more rows or clients would change, None where it was not asked for, see `more_data`.
-        privacy: the privacy budgets of all runs of the search together, see `several_runs.together`.
+        look: the text of the look before training, None where it was not asked for.
+        more: the effect of more rows and clients, None where it was not asked for, see `more_data`.
+        privacy: the privacy budgets of all runs of the search together, see `privacy.several_runs.together`.
     """
 
     recommended: str
@@ -114,10 +103,10 @@ class Advice:
 
     def tested_gain(self, label: str) -> Difference | None:
         """The difference of the recommendation to a method on test rows, None where there is none."""
-        found = {one.label: one.scores for one in self.tested}
-        if label == self.recommended or label not in found or self.recommended not in found:
+        scores = {checked.label: checked.scores for checked in self.tested}
+        if label == self.recommended or label not in scores or self.recommended not in scores:
             return None
-        return difference(found[self.recommended], found[label])
+        return difference(scores[self.recommended], scores[label])
 
     def headline(self) -> str:
         """The answer in one sentence."""
@@ -142,9 +131,9 @@ class Advice:
                 f"{self.best} has the best mean; {self.recommended} is within one standard error and one {self._unit} "
                 "of it, and sends less than half as much."
             )
-        for what, gain in (("every client alone", self.gain_alone), ("FedAvg", self.gain_together)):
+        for baseline, gain in (("every client alone", self.gain_alone), ("FedAvg", self.gain_together)):
             if gain is not None:
-                lines.append(f"Against {what}, on validation rows: {self.amount(gain)}.")
+                lines.append(f"Against {baseline}, on validation rows: {self.amount(gain)}.")
         if self.probability is not None:
             lines.append(
                 f"It is within one {self._unit} of the best tried with a probability of {100 * self.probability:.0f} %."
@@ -156,14 +145,16 @@ class Advice:
     def amount(self, gain: Difference) -> str:
         """A difference with its interval, in words."""
         sign = 1 if self.higher_is_better else -1
+        # a loss that falls is a gain, so its interval is turned around
         low, high = sorted((sign * gain.low, sign * gain.high))
         error = "" if gain.error is None else f"; standard error for other clients {self._points(gain.error)}"
         if gain.seeds == 1:
             return f"{self._points(sign * gain.mean, True)} (one seed{error})"
-        what = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
+        kind = "95 % interval for clients and seeds" if gain.kind == "interval" else "range over seeds"
+        # an interval already says what its standard error would
         error = "" if gain.kind == "interval" else error
         ends = f"{self._points(low, True)} to {self._points(high, True)}"
-        return f"{self._points(sign * gain.mean, True)} ({what} {ends}{error})"
+        return f"{self._points(sign * gain.mean, True)} ({kind} {ends}{error})"
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -174,25 +165,28 @@ class Advice:
             "headline": self.headline(),
             "metric": self.metric,
             "pays": self.pays,
-            "evidence": _plain(self.evidence),
+            "evidence": asdict(self.evidence),
             "alike": list(self.alike),
             "best": self.best,
             "probability_within_one_point": self.probability,
-            "gain": {name: None if one is None else _plain(one) for name, one in gains.items()},
-            "losers": [_plain(one) for one in self.losers],
+            "gain": {name: None if gain is None else asdict(gain) for name, gain in gains.items()},
+            "losers": [asdict(loser) for loser in self.losers],
             "worse_than_alone_in_every_seed": None if self.worse is None else dict(self.worse),
             "reasons": list(self.reasons),
-            "more_data": None if self.more is None else [_plain(one) for one in self.more],
+            "more_data": None if self.more is None else [asdict(part) for part in self.more],
             "methods": [dict(row) for row in self.table],
             "curve": {str(rounds): value for rounds, value in self.curve.items()},
-            "cost": _plain(self.cost),
-            "spent": _plain(self.spent),
-            "privacy": [dict(one) for one in self.privacy],
+            "cost": asdict(self.cost),
+            "spent": asdict(self.spent),
+            "privacy": [dict(budget) for budget in self.privacy],
             "tested": {
-                one.label: {"mean": _mean(one), "clients": dict(zip(one.scores.clients, _by_client(one), strict=True))}
-                for one in self.tested
+                checked.label: {
+                    "mean": _mean(checked),
+                    "clients": dict(zip(checked.scores.clients, _by_client(checked), strict=True)),
+                }
+                for checked in self.tested
             },
-            "clients": [_plain(one) for one in self.clients],
+            "clients": [asdict(client) for client in self.clients],
             "unusable": dict(self.unusable),
             "look": self.look,
             "rounds": self.rounds,
@@ -213,6 +207,7 @@ class Advice:
                 + "\n"
                 + recipes.toml(self.recipe)
             )
+        # sections of the search: the recommendation is one run
         left_out = ("recipe", "recipes", "grid", "tune", "advise", "seeds", "out", "label", "rounds", "stop")
         table = {name: value for name, value in self.settings.items() if name not in left_out}
         recipe = tomllib.loads(recipes.toml(self.recipe))["recipe"]
@@ -227,22 +222,24 @@ class Advice:
     def page(self) -> str:
         """The answer as a page of HTML."""
         lines = [line for line in self.paragraphs()[1:] if line]
-        tables = {"What was tried": self._tried_table()}
+        tables: dict[str, PlainTable] = {}
         if self.clients:
             heading, rows = table(self.clients)
             shown = self._in_points(heading, rows, self.clients[0].scores)
-            tables = {"Each client, on test rows": html_table(heading, shown)} | tables
+            tables["Each client, on test rows"] = ("Scores of each client, and its gain.", heading, shown)
+        shown = self._in_points(self.columns, self.rows(), ("score",))
+        tables["What was tried"] = ("Methods that were tried, the best first.", self.columns, shown)
         return page(self.headline(), lines, self.curves(), tables, self.look or "")
 
     def curves(self) -> dict[str, dict[str, float]]:
         """The learning curves of the recommendation on validation rows: over rounds, rows and clients."""
-        found = {f"{self.metric} after so many rounds": {f"{rounds:,}": value for rounds, value in self.curve.items()}}
-        for one in self.more or ():
-            what = "the training rows" if one.what == "rows" else "the clients"
-            found[f"{self.metric} with a part of {what}"] = {
-                "all" if share == 1 else f"{100 * share:g} %": value for share, value in one.points.items()
+        curves = {f"{self.metric} after so many rounds": {f"{rounds:,}": value for rounds, value in self.curve.items()}}
+        for part in self.more or ():
+            of_all = "the training rows" if part.what == "rows" else "the clients"
+            curves[f"{self.metric} with a part of {of_all}"] = {
+                "all" if share == 1 else f"{100 * share:g} %": value for share, value in part.points.items()
             }
-        return found
+        return curves
 
     def rows(self) -> list[list[Any]]:
         """The methods that were tried, the best first, as rows under `columns`."""
@@ -280,64 +277,67 @@ class Advice:
         return [[shown(name, value) for name, value in zip(heading, row, strict=True)] for row in rows]
 
     def _points(self, value: float, signed: bool = False) -> str:
-        """A difference of the metric: in points where it is a share."""
-        scale, unit = (100, " points") if self.metric in SHARES else (1, "")
-        return f"{scale * value:{'+' if signed else ''}.3g}{unit}"
+        return in_points(self.metric, value, signed)
 
     @property
     def _unit(self) -> str:
-        """What counts as near: a point, or a hundredth of the best's mean where the metric is no share."""
+        """The difference that counts as near: a point, or a hundredth of the best's mean if the metric is no share."""
         return "point" if self.metric in SHARES else "hundredth"
 
     def _more_lines(self) -> list[str]:
         if self.more is None:
             return ["What more rows or clients would change was not tried: leave out more_data = false."]
-        gains = {one.what: one.gain for one in self.more} | {f"{one.what} before": one.before for one in self.more}
+        gains = {part.what: part.gain for part in self.more} | {
+            f"{part.what} before": part.before for part in self.more
+        }
         amounts = {name: self.amount(gain) for name, gain in gains.items() if gain is not None}
+        # of the last value: a hundredth of a loss at the start would be a large part of it at the end
         near = nearness(self.metric, list(self.curve.values())[-1])
         return sentences(self.more, self.recommended, amounts, self.higher_is_better, near)
 
     def _evidence_lines(self) -> list[str]:
-        """What the headline rests on."""
-        found = self.evidence
-        if found.gain is None:
+        """Return the evidence of the headline."""
+        evidence = self.evidence
+        if evidence.gain is None:
             return []
-        ours = self.recommended if found.rows == "test" else "the best method for the other clients"
-        error = "" if found.error is None else f", standard error {self._points(found.error)}"
-        told = "within noise"
-        if found.pays != "cannot be told":
-            told = f"beyond noise for {'other rows of these clients' if found.noise == 'rows' else 'other clients'}"
+        ours = self.recommended if evidence.rows == "test" else "the best method for the other clients"
+        error = "" if evidence.error is None else f", standard error {self._points(evidence.error)}"
+        verdict = "within noise"
+        if evidence.pays != "cannot be told":
+            verdict = (
+                f"beyond noise for {'other rows of these clients' if evidence.noise == 'rows' else 'other clients'}"
+            )
         lines = [
-            f"On {found.rows} rows, {ours} against every client alone: {self._points(found.gain, True)}{error}, "
-            f"{told} (p = {found.p:.2g})."
+            f"On {evidence.rows} rows, {ours} against every client alone: {self._points(evidence.gain, True)}{error}, "
+            f"{verdict} (p = {evidence.p:.2g})."
         ]
-        if found.rows == "test" and found.pays == "no":
+        if evidence.rows == "test" and evidence.pays == "no":
             lines.append("So the choice by validation rows was not borne out: every client is better off alone.")
         return lines
 
     def _loser_lines(self) -> list[str]:
-        """Who loses by joining, and what is best for them; of many only those that lose most."""
+        """Return the clients that lose by joining, and what is best for them; of many only those that lose most."""
         lines = [
-            f"{one.client} loses {self._points(one.loss)} (standard error {self._points(one.error)}) by joining: "
-            f"give it {one.instead}, which reaches {written(one.score)}."
-            for one in self.losers[:MOST]
+            f"{loser.client} loses {self._points(loser.loss)} (standard error {self._points(loser.error)}) by joining: "
+            f"give it {loser.instead}, which reaches {plain_cell(loser.score)}."
+            for loser in self.losers[:MOST]
         ]
         if len(self.losers) > MOST:
             lines.append(f"{len(self.losers) - MOST:,} more clients lose by joining: `losers` of answer.json has them.")
         return lines
 
     def _unharmed_lines(self) -> list[str]:
-        """Whether anybody loses, where nobody was named."""
+        """Return a sentence on whether any client loses, where none was named."""
         if self.worse is None:
             sure = not self.losers and self.pays != "no" and self.gain_alone is not None
             text = "No client loses by joining, beyond two standard errors of its own validation rows."
             return [text] if sure else []
-        known = f"How far chance moves the {self.metric} of one client is not known, so nobody is said to lose by it."
+        caveat = f"How far chance moves the {self.metric} of one client is not known, so nobody is said to lose by it."
         if not self.worse:
-            return [f"{known}  No client is worse off than alone under every seed."]
+            return [f"{caveat}  No client is worse off than alone under every seed."]
         named = [f"{client} ({self._points(loss)})" for client, loss in self.worse.items()]
         each = _listed(named if len(named) <= MOST else [*named[: MOST - 1], f"{len(named) - MOST + 1:,} more"])
-        return [f"{known}  Worse than alone under every seed, in the mean: {each}."]
+        return [f"{caveat}  Worse than alone under every seed, in the mean: {each}."]
 
     def _cost_lines(self) -> list[str]:
         cost, spent = self.cost, self.spent
@@ -346,27 +346,27 @@ class Advice:
             f"A run of {self.rounds} rounds costs {cost.bytes / 1e6:,.3g} MB, {cost.steps:,} steps and "
             f"{60 * cost.minutes:,.3g} seconds here{time}.",
             f"The search took {spent.rounds:,} rounds, {spent.bytes / 1e6:,.3g} MB and {spent.minutes:,.3g} minutes.",
-            *(one["meaning"] for one in self.privacy),
+            *(budget["meaning"] for budget in self.privacy),
         ]
 
     def _test_lines(self) -> list[str]:
         if not self.tested:
             return ["No client has test rows, so nothing was checked after the choice."]
-        names = _listed([one.label for one in self.tested])
+        names = _listed([checked.label for checked in self.tested])
         lines = [f"Test rows were opened once, after the choice, for {names} only:"]
-        for one in self.tested:
-            gain = self.tested_gain(one.label)
+        for checked in self.tested:
+            gain = self.tested_gain(checked.label)
             against = "" if gain is None else f"; {self.recommended} against it: {self.amount(gain)}"
-            lines.append(f"  {one.label}: {self.metric} {_mean(one):.4g}{against}")
+            lines.append(f"  {checked.label}: {self.metric} {_mean(checked):.4g}{against}")
         return [*lines, *client_sentences(self.clients, self.recommended, self._points)]
 
     def _cheapest(self) -> str:
-        """Which of the methods that cannot be told apart sends clearly less than the others."""
+        """Return a clause about the method that sends clearly less than those it cannot be told apart from."""
         sent = {row["method"]: row["megabytes"] for row in self.table}
-        found = cheapest(self.alike, sent)
-        if found is None:
+        label = cheapest(self.alike, sent)
+        if label is None:
             return ""
-        return f"; {found} sends {f'least, {sent[found]:,.3g} MB' if sent[found] else 'nothing'}"
+        return f"; {label} sends {f'least, {sent[label]:,.3g} MB' if sent[label] else 'nothing'}"
 
 
 def _listed(labels: Sequence[str]) -> str:
@@ -375,21 +375,17 @@ def _listed(labels: Sequence[str]) -> str:
 
 def wrapped(lines: Sequence[str]) -> str:
     """Paragraphs, in lines of at most 80 columns."""
-    found: list[str] = []
+    rows: list[str] = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()))
         text = printable(line.strip())
-        found += textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  ") or [""]
-    return "\n".join(found) + "\n"
+        rows += textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  ") or [""]
+    return "\n".join(rows) + "\n"
 
 
-def _mean(one: Checked) -> float:
-    return float(np.nanmean(one.scores.values))
+def _mean(checked: Checked) -> float:
+    return float(np.nanmean(checked.scores.values))
 
 
-def _by_client(one: Checked) -> list[float | None]:
-    return [None if np.isnan(mean) else float(mean) for mean in one.scores.client_means()]
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return asdict(value)
+def _by_client(checked: Checked) -> list[float | None]:
+    return [None if np.isnan(mean) else float(mean) for mean in checked.scores.client_means()]

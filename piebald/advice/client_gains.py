@@ -1,4 +1,4 @@
-"""What each client gains by joining, on the test rows that are opened once, after the choice."""
+"""Gains of single clients by joining, on the test rows that are opened once, after the choice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from piebald.advice.check import Checked
-from piebald.advice.evidence import rows_of
+from piebald.advice.evidence import Checked, rows_of
 from piebald.advice.tuning.trial_runs import TrialRuns
 from piebald.report.row_noise import COUNTED, row_errors
 
@@ -18,7 +17,7 @@ MOST = 12  # clients that are named in a list
 
 @dataclass(frozen=True)
 class ClientGain:
-    """What one client gains by the recommendation.
+    """The gain of one client by the recommendation.
 
     Attributes:
         client: its name.
@@ -38,65 +37,68 @@ class ClientGain:
 
     @property
     def clear(self) -> bool:
-        """Whether the client gains or loses by more than two standard errors."""
+        """True if the client gains or loses by more than two standard errors."""
         return self.gain is not None and self.error is not None and abs(self.gain) > 2 * self.error
 
 
 def client_gains(tested: Sequence[Checked], chosen: str, alone: str | None, runs: TrialRuns) -> list[ClientGain]:
-    """What each client gains, in the order of the clients; empty where no test rows were opened.
+    """Return the gain of each client, in the order of the clients; empty where no test rows were opened.
 
     Args:
         tested: scores on test rows, of the recommendation and Local among others.
         chosen: the label of the recommendation.
         alone: the label of Local, None if it was not checked.
-        runs: how they were scored.
+        runs: the settings by which they were scored.
     """
     if not tested:
         return []
     sizes = rows_of(runs, "test")
     sign = 1 if runs.higher_is_better else -1
-    known = {one.label: one.scores.client_means() for one in tested}
-    found = []
+    means_by_label = {checked.label: checked.scores.client_means() for checked in tested}
+    gains = []
     for place, name in enumerate(runs.names):
-        scores = {label: None if np.isnan(means[place]) else float(means[place]) for label, means in known.items()}
-        mine, own = scores.get(chosen), None if alone in (None, chosen) else scores.get(alone or "")
+        scores = {
+            label: None if np.isnan(means[place]) else float(means[place]) for label, means in means_by_label.items()
+        }
+        together, by_itself = scores.get(chosen), None if alone in (None, chosen) else scores.get(alone or "")
         rows, gain, error = sizes.get(name), None, None
-        if mine is not None and own is not None:
-            gain = sign * (mine - own)
+        if together is not None and by_itself is not None:
+            gain = sign * (together - by_itself)
+            # only of accuracies does the noise follow from the number of rows
             if runs.metric == COUNTED and rows:
-                error = float(row_errors(np.array([mine]), np.array([own]), np.array([float(rows)]))[0])
-        found.append(ClientGain(name, rows, scores, gain, error))
-    return found
+                error = float(row_errors(np.array([together]), np.array([by_itself]), np.array([float(rows)]))[0])
+        gains.append(ClientGain(name, rows, scores, gain, error))
+    return gains
 
 
 def sentences(clients: Sequence[ClientGain], chosen: str, points: Callable[[float, bool], str]) -> list[str]:
-    """What each client gains, in words; of many clients only those whose gain or loss is beyond noise.
+    """Return the gains in words; of many clients only those whose gain or loss is beyond noise.
 
     Args:
         clients: from `client_gains`.
         chosen: the label of the recommendation.
         points: a difference of the metric in words, with its sign if asked for.
     """
-    known = [one for one in clients if one.gain is not None]
-    if not known:
+    scored = [client for client in clients if client.gain is not None]
+    if not scored:
         return []
 
-    def said(one: ClientGain) -> str:
-        about = [] if one.rows is None else [f"{one.rows:,} test rows"]
-        about += [] if one.error is None else [f"standard error {points(one.error, False)}"]
-        return f"{one.client} {points(one.gain or 0.0, True)}" + (f" ({', '.join(about)})" if about else "")
+    def said(client: ClientGain) -> str:
+        notes = [] if client.rows is None else [f"{client.rows:,} test rows"]
+        notes += [] if client.error is None else [f"standard error {points(client.error, False)}"]
+        return f"{client.client} {points(client.gain or 0.0, True)}" + (f" ({', '.join(notes)})" if notes else "")
 
-    if len(known) <= MOST:
+    if len(scored) <= MOST:
         lines = [f"Each client on its own test rows, {chosen} against the client alone:"]
-        lines += [f"  {said(one)}" for one in known]
+        lines += [f"  {said(client)}" for client in scored]
     else:
-        lines = [f"{len(known):,} clients on their own test rows, {chosen} against each client alone:"]
-        better = sum((one.gain or 0.0) > 0 for one in known)
-        lines.append(f"  {better:,} do better, {sum((one.gain or 0.0) < 0 for one in known):,} do worse.")
-    if any(one.error is not None for one in known):
-        gains = [one for one in known if one.clear and (one.gain or 0.0) > 0]
-        loses = [one for one in known if one.clear and (one.gain or 0.0) < 0]
-        lines += [f"  {_beyond(gains, 'gain')}", f"  {_beyond(loses, 'lose')}"]
+        lines = [f"{len(scored):,} clients on their own test rows, {chosen} against each client alone:"]
+        better = sum((client.gain or 0.0) > 0 for client in scored)
+        lines.append(f"  {better:,} do better, {sum((client.gain or 0.0) < 0 for client in scored):,} do worse.")
+    if any(client.error is not None for client in scored):
+        gains = [client for client in scored if client.clear and (client.gain or 0.0) > 0]
+        loses = [client for client in scored if client.clear and (client.gain or 0.0) < 0]
+        lines += [f"  {_beyond_noise(gains, 'gain')}", f"  {_beyond_noise(loses, 'lose')}"]
     return lines
 
 
@@ -105,14 +107,16 @@ def table(clients: Sequence[ClientGain]) -> tuple[list[str], list[list[Any]]]:
     if not clients:
         return [], []
     heading = ["client", "test rows", *clients[0].scores, "gain", "standard error"]
-    return heading, [[one.client, one.rows, *one.scores.values(), one.gain, one.error] for one in clients]
+    return heading, [
+        [client.client, client.rows, *client.scores.values(), client.gain, client.error] for client in clients
+    ]
 
 
-def _beyond(clients: Sequence[ClientGain], verb: str) -> str:
-    """Who gains or loses beyond noise, the largest difference first."""
+def _beyond_noise(clients: Sequence[ClientGain], verb: str) -> str:
+    """Return the clients that gain or lose beyond noise in words, the largest difference first."""
     if not clients:
         return f"Nobody {verb}s beyond two standard errors."
-    order = sorted(clients, key=lambda one: -abs(one.gain or 0.0))
-    named = ", ".join(one.client for one in order[:MOST])
-    more = f" and {len(order) - MOST:,} more" if len(order) > MOST else ""
-    return f"Beyond two standard errors {verb}{'s' if len(order) == 1 else ''}: {named}{more}."
+    order = sorted(clients, key=lambda client: -abs(client.gain or 0.0))
+    named = ", ".join(client.client for client in order[:MOST])
+    rest = f" and {len(order) - MOST:,} more" if len(order) > MOST else ""
+    return f"Beyond two standard errors {verb}{'s' if len(order) == 1 else ''}: {named}{rest}."

@@ -23,11 +23,11 @@ class Family:
 
     Attributes:
         recipe: the recipe that stands for it, by name.
-        title: what it is, in plain words.
+        title: the method in plain words.
         space: the values of its main setting besides the learning rate.
         fewest: clients that it needs.
         unequal: whether it is tried only where devices are unequal.
-        asked: whether it is tried only where it is named.
+        by_name_only: whether it is tried only where it is named.
     """
 
     recipe: str
@@ -35,7 +35,7 @@ class Family:
     space: Mapping[str, Any] = field(default_factory=dict)
     fewest: int = 2
     unequal: bool = False
-    asked: bool = False
+    by_name_only: bool = False
 
 
 # The simplest first.  Those that are only tried where they are named have better mean ranks in docs/leaderboard.md than
@@ -47,16 +47,16 @@ FAMILIES = (
     Family("fine_tuned", "one model, fine-tuned by each client", {"tune_epochs": [1, 4]}),
     Family("scaffold", "one model, with corrected steps"),
     Family("hdafl", "a private classifier over shared layers"),
-    Family("fedrep", "a private classifier, trained before shared layers", asked=True),
-    Family("fedrod", "a private classifier beside a shared one", asked=True),
+    Family("fedrep", "a private classifier, trained before shared layers", by_name_only=True),
+    Family("fedrod", "a private classifier beside a shared one", by_name_only=True),
     Family("fedbn", "private batch norm"),
     Family("lg_fedavg", "private layers under a shared classifier"),
     Family("ditto", "a personal model beside the shared one", {"lam": [0.1, 1.0]}),
-    Family("fedala", "one model, of which each client takes over what serves it", asked=True),
-    Family("per_fedavg", "one model that is meant to be adapted", {"alpha": [0.01, 0.1]}, asked=True),
-    Family("apfl", "a mixture of the shared model and one's own", asked=True),
-    Family("pfedme", "a personal model that the shared one follows", {"lam": [2.0, 15.0]}, asked=True),
-    Family("fedamp", "a model for each client, drawn towards those alike", {"sigma": [1.0, 100.0]}, asked=True),
+    Family("fedala", "one model, of which each client takes over what serves it", by_name_only=True),
+    Family("per_fedavg", "one model that is meant to be adapted", {"alpha": [0.01, 0.1]}, by_name_only=True),
+    Family("apfl", "a mixture of the shared model and one's own", by_name_only=True),
+    Family("pfedme", "a personal model that the shared one follows", {"lam": [2.0, 15.0]}, by_name_only=True),
+    Family("fedamp", "a model for each client, drawn towards those alike", {"sigma": [1.0, 100.0]}, by_name_only=True),
     Family("ifca", "a model for each group of clients", {"k": [2, 3]}, fewest=4),
     Family("sync_dvw", "one model, weighted by validation scores"),
     Family("fedbuff", "one model without rounds", {"buffer_size": [2, 5]}, fewest=4, unequal=True),
@@ -70,7 +70,7 @@ class Entrant:
     Attributes:
         label: its name in the race.
         recipe: with the shared settings.
-        title: what it is, in plain words.
+        title: the method in plain words.
         rank: its place by simplicity, the simplest is 0.
         space: the values of its settings.
         first: the settings that are tried first.
@@ -94,7 +94,7 @@ def entrants(
     """The methods of the race, the simplest first.
 
     Args:
-        clients: how many there are decides which families make sense.
+        clients: their number decides which families make sense.
         fleet: their devices, None where all are instant.
         training: settings that the families' recipes share, such as the batch size; a recipe takes those that it has.
         methods: recipes by label to race as well; one with the name of a family's recipe stands for that family.
@@ -104,31 +104,32 @@ def entrants(
     Raises:
         SettingError: there is no such family.
     """
-    known = [family.recipe for family in FAMILIES]
+    recipe_names = [family.recipe for family in FAMILIES]
     for name in names or ():
-        if name not in known:
-            raise unknown("family called", name, known)
+        if name not in recipe_names:
+            raise unknown("family called", name, recipe_names)
+    # methods that do not wait for slow devices are tried only where there are some
     unequal = fleet is not None and _ratio(fleet, len(clients)) >= UNEQUAL
-    own = {recipe.name: label for label, recipe in methods.items()}
-    found: list[tuple[str, Recipe, str, Mapping[str, Any]]] = []
+    label_of = {recipe.name: label for label, recipe in methods.items()}
+    methods_raced: list[tuple[str, Recipe, str, Mapping[str, Any]]] = []
     for family in FAMILIES:
-        always = family.recipe in (ALONE, TOGETHER) or family.recipe in own
+        always = family.recipe in (ALONE, TOGETHER) or family.recipe in label_of
         fits = len(clients) >= family.fewest and (unequal or not family.unequal)
-        wanted = not family.asked if names is None else family.recipe in names
-        if not always and not (fits and wanted):
+        chosen = not family.by_name_only if names is None else family.recipe in names
+        if not always and not (fits and chosen):
             continue
-        label = own.get(family.recipe, family.recipe)
-        recipe = methods[label] if family.recipe in own else shared(recipes.make(family.recipe), training)
-        found.append((label, recipe, family.title, family.space))
-    raced = {label for label, *_ in found}
-    found += [(label, recipe, recipe.name, {}) for label, recipe in methods.items() if label not in raced]
-    return [_entrant(rank, *one) for rank, one in enumerate(found)]
+        label = label_of.get(family.recipe, family.recipe)
+        recipe = methods[label] if family.recipe in label_of else shared(recipes.make(family.recipe), training)
+        methods_raced.append((label, recipe, family.title, family.space))
+    raced = {label for label, *_ in methods_raced}
+    methods_raced += [(label, recipe, recipe.name, {}) for label, recipe in methods.items() if label not in raced]
+    return [_entrant(rank, *method) for rank, method in enumerate(methods_raced)]
 
 
 def shared(recipe: Recipe, training: Mapping[str, Any]) -> Recipe:
     """A recipe with those of the shared settings that it has."""
-    own = {name: value for name, value in training.items() if has_setting(recipe, name)}
-    return with_settings(recipe, own) if own else recipe
+    fitting = {name: value for name, value in training.items() if has_setting(recipe, name)}
+    return with_settings(recipe, fitting) if fitting else recipe
 
 
 def check_training(training: Mapping[str, Any]) -> None:
@@ -140,11 +141,13 @@ def check_training(training: Mapping[str, Any]) -> None:
 
 def _entrant(rank: int, label: str, recipe: Recipe, title: str, space: Mapping[str, Any]) -> Entrant:
     rate = float(setting_of(recipe, "lr"))
+    # wider than the rates that are tried first, so that the best of them is not at an end of the range
     values: dict[str, Any] = {"lr": {"low": min(rate, *RATES) / 2, "high": 2 * max(rate, *RATES), "log": True}}
     main = {}
     for name, choices in space.items():
-        mine = setting_of(recipe, name)
-        main[name] = [*([] if mine in choices else [mine]), *choices]
+        default = setting_of(recipe, name)
+        # the recipe's own value first: it is what users would run
+        main[name] = [*([] if default in choices else [default]), *choices]
     first = tuple(
         {"lr": rate} | {name: choices[number % len(choices)] for name, choices in main.items()}
         for number, rate in enumerate(RATES)

@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from piebald.advice import unusable as unusable_recipes
-from piebald.advice.detectable import DISAGREEMENT, detectable_difference
+import piebald.runtimes  # noqa: F401 - registers the runtimes
+from piebald.advice.differences import DISAGREEMENT, detectable_difference
 from piebald.advice.unlikeness import Unlikeness, unlikeness
-from piebald.contracts import Clients, Fleet, HoldsRows, Split
+from piebald.contracts import Clients, Fleet, HoldsRows, RowsAtSites, Split
 from piebald.core.arguments import Fraction, Seed, checked
+from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.data.clients.sources import clients_of
+from piebald.methods import recipes as all_recipes
 from piebald.methods.recipe import Recipe
-from piebald.runs.prepare import Metrics, Model, Options
+from piebald.runs.prepare import Metrics, Model, Options, prepare
 
 WIDTH = 80
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -35,7 +37,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What can be said of clients before training.
+    """Properties of clients before training.
 
     Attributes:
         names: of the clients.
@@ -43,7 +45,7 @@ class Look:
         classes: number of classes, None where targets are not classes.
         unlikeness: each kind of unlikeness by its name.
         unusable: why recipes cannot be used, by label; empty if no model was given.
-        asked: how many recipes were asked.
+        asked: the number of recipes that were asked whether they can be used.
         disagreement: share of rows on which one of two methods is right and the other wrong, assumed for `detectable`.
         counts: rows of each class of each client, where they are known.
     """
@@ -62,6 +64,7 @@ class Look:
 
         None where there are no rows, where they cannot be counted here, or where targets are not classes.
         """
+        # a real target has no share of rows on which methods disagree
         rows = self.sizes.get(split)
         return None if rows is None or self.classes is None else detectable_difference(rows, self.disagreement)
 
@@ -69,11 +72,11 @@ class Look:
         """Plain text for a terminal of 80 columns."""
         lines = ["What there is", *self._sizes_text(), "", "What can be seen at all", *self._detectable_text()]
         lines += ["", "How the clients differ (0 alike, 1 nothing in common)"]
-        for one in self.unlikeness.values():
-            lines += _wrapped(one.sentence())
+        for measure in self.unlikeness.values():
+            lines += _wrapped(measure.sentence())
         if self.asked:
             lines += ["", f"What cannot be used ({len(self.unusable)} recipes)"]
-            for group in unusable_recipes.grouped(self.unusable):
+            for group in grouped(self.unusable):
                 lines += _wrapped(f"{', '.join(group['recipes'])}: {group['why']}")
         return "\n".join(lines) + "\n"
 
@@ -86,8 +89,8 @@ class Look:
         ]  # fmt: skip
         return {
             "federation": federation,
-            "unlikeness": [one.row() for one in self.unlikeness.values()],
-            "unusable": unusable_recipes.grouped(self.unusable),
+            "unlikeness": [measure.row() for measure in self.unlikeness.values()],
+            "unusable": grouped(self.unusable),
             "clients": [self._client_row(client) for client in range(len(self.names))],
         }
 
@@ -98,9 +101,9 @@ class Look:
             row[split] = None if rows is None else rows[client]
         if self.counts is not None:
             row["classes"] = sum(count > 0 for count in self.counts[client])
-        for kind, one in self.unlikeness.items():
-            if one.clients is not None and client < len(one.clients):
-                value = float(one.clients[client])
+        for kind, measure in self.unlikeness.items():
+            if measure.clients is not None and client < len(measure.clients):
+                value = float(measure.clients[client])
                 row[kind] = None if np.isnan(value) else value
         return row
 
@@ -130,11 +133,11 @@ class Look:
                 continue
             held = [count for count in rows if count]
             each = f"{held[0]:,}" if min(held) == max(held) else f"{min(held):,} to {max(held):,}"
-            said = f"with {len(held)} clients of {each} {split} rows {use}"
+            sentence = f"with {len(held)} clients of {each} {split} rows {use}"
             smallest = self.detectable(split)  # type: ignore[arg-type]
             if smallest is not None:
-                said += f", differences below {100 * smallest:.1f} points cannot be told apart"
-            lines += _wrapped(said)
+                sentence += f", differences below {100 * smallest:.1f} points cannot be told apart"
+            lines += _wrapped(sentence)
         if any("differences" in line for line in lines):
             lines += _wrapped(
                 f"(a true difference of that size is found four times in five, if two methods disagree on "
@@ -155,7 +158,7 @@ def look(
     metrics: Metrics | None = None,
     seed: Seed = 0,
 ) -> Look:
-    """Look at clients before any training: sizes, what can be seen at all, how clients differ, what cannot be used.
+    """Look at clients before any training: sizes, detectable differences, unlikeness, recipes that cannot be used.
 
     Only training rows are looked at; validation and test rows are counted.  Rows that are not in memory, or at their
     sites, are not fetched, and the text says what is not known for that reason.
@@ -173,35 +176,81 @@ def look(
 
     Raises:
         SettingError: the clients or the model cannot be used at all.
+
+    Examples:
+        >>> import piebald
+        >>> split = piebald.partition.Iid(clients=4, validation=0.2, test=0.2, limit=200)
+        >>> seen = look(split.split(piebald.data.digits()))
+        >>> print(seen.text().splitlines()[1].strip())
+        4 clients with 30 to 30 training rows (median 30), 10 classes
+        >>> seen.unlikeness["size"].word
+        'none'
     """
     held = clients_of(clients)
     refused: dict[str, str] = {}
-    asked = {} if model is None else unusable_recipes.every_recipe() if recipes is None else dict(recipes)
+    tried = {} if model is None else every_recipe() if recipes is None else dict(recipes)
     if model is not None:
-        refused = unusable_recipes.unusable(held, model, asked, Options(loss=loss, metrics=metrics, seed=seed))
+        refused = unusable(held, model, tried, Options(loss=loss, metrics=metrics, seed=seed))
     return Look(
         names=[printable(name) for name in held.names],
         sizes={split: _sizes(held, split) for split in SPLITS},
         classes=None if held.classes is None else len(held.classes),
-        unlikeness={one.kind: one for one in unlikeness(held, fleet, seed)},
+        unlikeness={measure.kind: measure for measure in unlikeness(held, fleet, seed)},
         unusable=refused,
-        asked=len(asked),
+        asked=len(tried),
         disagreement=disagreement,
         counts=_counts(held),
     )
 
 
 def _sizes(clients: HoldsRows, split: Split) -> list[int] | None:
-    found = [clients.size(client, split) for client in range(len(clients))]  # type: ignore[arg-type]
-    return None if any(size is None for size in found) else [size or 0 for size in found]
+    sizes = [clients.size(client, split) for client in range(len(clients))]  # type: ignore[arg-type]
+    return None if any(size is None for size in sizes) else [size or 0 for size in sizes]
 
 
 def _counts(clients: Clients) -> list[list[int]] | None:
     if clients.classes is None:
         return None
-    found = [clients.counts(client, "train") for client in range(len(clients))]
-    return None if any(counts is None for counts in found) else [list(counts or ()) for counts in found]
+    table = [clients.counts(client, "train") for client in range(len(clients))]
+    return None if any(counts is None for counts in table) else [list(counts or ()) for counts in table]
 
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+
+
+def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: Options) -> dict[str, str]:
+    """The recipes that would be refused before the first round, each with the sentence that refuses it.
+
+    Args:
+        clients, model: as given to `run`.
+        asked: recipes, or names of recipes with their default settings, by label.
+        options: the options that the recipes would run with; the runtime is the one where the rows are.
+    """
+    at_sites = isinstance(clients, RowsAtSites) and clients.elsewhere
+    # An engine is named, or the simulator would train some steps for each recipe to find the fastest.
+    runtime = {"kind": "federation"} if at_sites else {"kind": "simulator", "engine": "sequential"}
+    options = replace(options, runtime=runtime)
+    refused = {}
+    for label, recipe in asked.items():
+        try:
+            prepare(recipe, clients, model, options)
+        except SettingError as error:
+            refused[label] = str(error)
+    return refused
+
+
+def every_recipe() -> dict[str, Recipe | str]:
+    """All recipes by name, with their default settings."""
+    return {name: name for name in all_recipes.names()}
+
+
+def grouped(reasons: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of a reason and the recipes that it holds for, the most frequent first."""
+    by_reason: dict[str, list[str]] = {}
+    for label, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(label)
+    return [
+        {"recipes": labels, "why": reason}
+        for reason, labels in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    ]

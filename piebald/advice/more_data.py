@@ -1,4 +1,4 @@
-"""What more rows or more clients would change: the recommendation is trained with half and a quarter of them.
+"""The effect of more rows and more clients: the recommendation is trained with half and a quarter of them.
 
 All runs have the first seed and the settings that were chosen, and the quarter is part of the half.  They are scored on
 the same validation rows of the same clients as the run with everything, so that differences are paired.  What doubling
@@ -12,34 +12,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piebald.advice.families import ALONE
 from piebald.advice.race import Runner
 from piebald.advice.tuning.budget import Budget, Cost
+from piebald.advice.tuning.chosen_rows import PartOfRows, PooledPartOfRows
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
-from piebald.contracts import Clients, InMemory, Rows, Split
+from piebald.contracts import InMemory
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator
-from piebald.data.clients.convert import class_numbers
 from piebald.report.paired import Difference, Scores, difference
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 
-SHARE = 0.1  # of the budget that is kept for this: two of twenty runs, and what the race has left
+SHARE = 0.1  # of the budget that is kept for this: two of twenty runs, and what the race leaves over
 PARTS = {0.5: "half", 0.25: "a quarter"}  # in this order, as far as the budget goes
-_FEWEST_ROWS = 2  # of a client that are left
 _FEWEST_CLIENTS = 2  # that are left
 
 
 @dataclass(frozen=True)
 class More:
-    """What the second half of the rows or of the clients has changed, and the doubling before it.
+    """The effect of the second half of the rows or of the clients, and of the doubling before it.
 
     Attributes:
         what: "rows" or "clients".
         gain: with all of them against half of them, None where it was not tried.
         why: it was not tried, empty where it was.
-        clients: how many clients both are scored on.
+        clients: the number of clients that both are scored on.
         before: with half of them against a quarter, None where that was not tried.
         points: the mean on those clients that all runs have, by the share of the rows or clients, the smallest first.
     """
@@ -52,48 +50,6 @@ class More:
     points: Mapping[float, float] = field(default_factory=dict)
 
 
-class PartOfRows(ClientSubset):
-    """All clients, each with a share of its training rows; a smaller share is part of a larger one."""
-
-    def __init__(self, clients: Clients, share: float) -> None:
-        super().__init__(clients, range(len(clients)))
-        self.share = share
-        self._kept: dict[int, NDArray[np.int64]] = {}
-
-    def rows(self, client: int, split: Split) -> Rows:
-        """See `contracts.Clients`."""
-        found = super().rows(client, split)
-        return found if split != "train" else found[self.kept(client)]
-
-    def size(self, client: int, split: Split) -> int | None:
-        """See `contracts.Clients`."""
-        return super().size(client, split) if split != "train" else len(self.kept(client))
-
-    def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """See `contracts.Clients`."""
-        if self.classes is None or split != "train":
-            return super().counts(client, split)
-        label = class_numbers(self.rows(client, split).y)
-        return None if label is None else np.bincount(label, minlength=len(self.classes)).tolist()
-
-    def kept(self, client: int) -> NDArray[np.int64]:
-        """Positions of the part among a client's training rows."""
-        if client not in self._kept:
-            rows = ClientSubset.size(self, client, "train") or 0
-            order = generator("half of the rows", client).permutation(rows)
-            self._kept[client] = np.sort(order[: max(_FEWEST_ROWS, int(rows * self.share))])
-        return self._kept[client]
-
-
-class PooledPartOfRows(PartOfRows, PooledClientSubset):
-    """The same for clients whose rows are in one pool, which engines index (`contracts.InMemory`)."""
-
-    def indices(self, client: int, split: Split) -> NDArray[np.int64]:
-        """See `contracts.InMemory`."""
-        found = super().indices(client, split)
-        return found if split != "train" else found[self.kept(client)]
-
-
 def more_data(
     chosen: Runner, runs: TrialRuns, folder: Path, budget: Budget, spent: Cost, say: Callable[[str], None]
 ) -> tuple[list[More], Cost]:
@@ -101,28 +57,29 @@ def more_data(
 
     Args:
         chosen: the recommendation.
-        runs: how it was trained.
+        runs: the settings by which it was trained.
         folder: of the search.
         budget, spent: of the whole search.
-        say: takes a line for each thing that happens.
+        say: takes a line for each event.
 
     Returns:
-        What was found, and what it has cost.
+        The effects, and their cost.
     """
     cost = Cost()
     scores: dict[str, dict[float, Scores]] = {"rows": {}, "clients": {}}
-    why: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for share, part in PARTS.items():
-        for what, found in scores.items():
+        for kind, by_share in scores.items():
             room = _room(budget, spent + cost, runs.rungs[-1])
-            reason, one, own = _with_part(what, share, chosen, runs, folder, room)
-            say(f"{chosen.label} with {part} of the {what}: {reason or 'trained'}")
-            cost += own
-            if one is None:
-                why.setdefault(what, reason)
+            # rows and clients in turn: if the budget ends, both have their half
+            reason, scored, run_cost = _with_part(kind, share, chosen, runs, folder, room)
+            say(f"{chosen.label} with {part} of the {kind}: {reason or 'trained'}")
+            cost += run_cost
+            if scored is None:
+                reasons.setdefault(kind, reason)
             else:
-                found[share] = one
-    return [_more(what, found, why.get(what, ""), chosen) for what, found in scores.items()], cost
+                by_share[share] = scored
+    return [_more(kind, by_share, reasons.get(kind, ""), chosen) for kind, by_share in scores.items()], cost
 
 
 def _room(budget: Budget, spent: Cost, rounds: int) -> bool:
@@ -132,23 +89,25 @@ def _room(budget: Budget, spent: Cost, rounds: int) -> bool:
 
 
 def _with_part(
-    what: str, share: float, chosen: Runner, runs: TrialRuns, folder: Path, room: bool
+    kind: str, share: float, chosen: Runner, runs: TrialRuns, folder: Path, room: bool
 ) -> tuple[str, Scores | None, Cost]:
-    """The scores of a run with a part, or why there is none, and what it has cost."""
+    """Return the reason why there is no run with a part, its scores where there is one, and its cost."""
     numbers = list(range(len(runs.choosing)))
-    if what == "clients":
+    if kind == "clients":
         order = generator("half of the clients").permutation(len(numbers))
+        # rounded up, and a prefix of the same order: the quarter is part of the half
         numbers = sorted(order[: -int(-len(numbers) * share // 1)].tolist())
         if chosen.entrant.recipe.name == ALONE:
             return "every client trains alone", None, Cost()
         if len(numbers) < _FEWEST_CLIENTS:
             return f"there are {len(runs.choosing)} clients", None, Cost()
     seed, rounds = chosen.last.seeds[0], runs.rungs[-1]
-    place = folder / "more-data" / what / f"{share:g}" / f"seed-{seed}"
+    place = folder / "more-data" / kind / f"{share:g}" / f"seed-{seed}"
+    # what an interrupted search has begun is finished: its cost was already spent
     if not room and not place.exists():
         return "the budget was used up", None, Cost()
     pooled = isinstance(runs.choosing, InMemory) and runs.choosing.in_memory()
-    if what == "rows":
+    if kind == "rows":
         clients: ClientSubset = (PooledPartOfRows if pooled else PartOfRows)(runs.choosing, share)
     else:
         clients = (PooledClientSubset if pooled else ClientSubset)(runs.choosing, numbers)
@@ -162,16 +121,17 @@ def _with_part(
     return "", Scores(scores.values, [runs.names[number] for number in numbers], [seed]), cost
 
 
-def _more(what: str, found: Mapping[float, Scores], why: str, chosen: Runner) -> More:
-    """What parts of the rows or clients have shown."""
-    half, quarter = (found.get(share) for share in PARTS)
+def _more(kind: str, by_share: Mapping[float, Scores], reason: str, chosen: Runner) -> More:
+    """Return the effect of doubling a part of the rows or clients."""
+    half, quarter = (by_share.get(share) for share in PARTS)
     if half is None:
-        return More(what, why=why)
+        return More(kind, why=reason)
     gain = difference(chosen.last, half)
     before = None if quarter is None else difference(half, quarter)
-    everything = {**found, 1.0: chosen.last}
+    everything = {**by_share, 1.0: chosen.last}
+    # on the clients of the smallest part, so that all points are about the same clients
     points = {share: _mean(everything[share], (quarter or half).clients) for share in sorted(everything)}
-    return More(what, gain, "" if gain else "no client has scores of both", len(half.clients), before, points)
+    return More(kind, gain, "" if gain else "no client has scores of both", len(half.clients), before, points)
 
 
 def _mean(scores: Scores, clients: Sequence[str]) -> float:
@@ -182,33 +142,35 @@ def _mean(scores: Scores, clients: Sequence[str]) -> float:
 def sentences(
     found: Sequence[More], label: str, amounts: Mapping[str, str], higher: bool, near: float = 0.01
 ) -> list[str]:
-    """What was found, one sentence each.
+    """Return the effects in words, one sentence each.
 
     Args:
-        found: by `more_data`.
+        effects: from `more_data`.
         label: of the recommendation.
         amounts: the gains in words, by `More.what`, those of the doubling before under f"{what} before".
         higher: whether a larger value of the metric is better.
         near: what counts as little.
     """
-    told = []
-    for one in found:
-        if one.gain is None:
-            told.append(f"What more {one.what} would change was not tried: {one.why}.")
+    lines = []
+    for part in found:
+        if part.gain is None:
+            lines.append(f"What more {part.what} would change was not tried: {part.why}.")
             continue
-        more = outlook(f"more {one.what}", one.gain, higher, near)
-        what = {
+        verdict = outlook(f"more {part.what}", part.gain, higher, near)
+        opening = {
             "rows": "With all training rows in place of half of them",
-            "clients": f"With all clients in place of half of them, the {one.clients} that are in both",
-        }[one.what]
-        told.append(f"{what}{' gain' if one.what == 'clients' else f' {label} gains'} {amounts[one.what]}: {more}.")
-        if one.before is not None:
-            told.append(f"From a quarter to half of the {one.what} it gained {amounts[f'{one.what} before']}.")
-    return told
+            "clients": f"With all clients in place of half of them, the {part.clients} that are in both",
+        }[part.what]
+        lines.append(
+            f"{opening}{' gain' if part.what == 'clients' else f' {label} gains'} {amounts[part.what]}: {verdict}."
+        )
+        if part.before is not None:
+            lines.append(f"From a quarter to half of the {part.what} it gained {amounts[f'{part.what} before']}.")
+    return lines
 
 
 def outlook(what: str, gain: Difference, higher: bool, near: float) -> str:
-    """What the last step of a learning curve says about the next one, as far as its standard error goes.
+    """Return what the last step of a learning curve says about the next one, as far as its standard error goes.
 
     Args:
         what: "more rounds", for example.

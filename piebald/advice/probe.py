@@ -4,14 +4,14 @@ Each client is compared with as many rows of the other clients as it has itself,
 each class ("matched").  So neither the number of rows nor the shares of classes tell the two apart, and what is left
 is in the inputs, or in the labels that belong to the same inputs.
 
-Two questions are asked of each client, by kernel ridge regression with a Gaussian kernel whose width is the median
+Two measures are taken of each client, by kernel ridge regression with a Gaussian kernel whose width is the median
 distance (Garreau, Jitkrittum, Kanagawa 2017), cross-validated over blocks of neighbouring rows:
 
-- *Feature*: can a row of the client be told from a matched one by its inputs?  Twice the area under the ROC curve minus
-  1: 0 if not, 1 if always (a classifier two-sample test: Lopez-Paz, Oquab 2017; Ben-David et al. 2007 call the like
-  the proxy A-distance).
-- *Label given feature*: how much accuracy does a probe lose on the client's rows if it learned from the matched rows
-  instead of the client's own?  Inputs of both sides are moved and scaled to the same mean and deviation first, so that
+- *Feature*: how well a row of the client is told from a matched one by its inputs, as twice the area under the ROC
+  curve minus 1: 0 if not at all, 1 if always (a classifier two-sample test: Lopez-Paz, Oquab 2017; Ben-David et al.
+  2007 call the like the proxy A-distance).
+- *Label given feature*: the accuracy that a probe loses on the client's rows if it learned from the matched rows
+  instead of the client's own.  Inputs of both sides are moved and scaled to the same mean and deviation first, so that
   a shift of the inputs alone costs little.
 
 Limits.  A probe sees inputs as `inputs_of` makes them (few pixels, no learned features), so it may miss what a network
@@ -48,10 +48,10 @@ _RIDGE = 0.1  # beside the kernel's own 1
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the probes say of one client.
+    """The results of the probes of one client.
 
     Attributes:
-        feature: how well its inputs can be told from those of others, 0 to 1 (below 0 by chance only).
+        feature: the separability of its inputs from those of others, 0 to 1 (below 0 by chance only).
         feature_error: the standard error of it if there is no difference.
         label_given_feature: accuracy that is lost by learning from others, -1 to 1.
         label_given_feature_error: the standard error of it.
@@ -66,8 +66,8 @@ class ProbeResult:
 def inputs_of(x: Tensor) -> Floats | None:
     """Inputs as vectors [n, d] for probes; None where there are too many tokens.
 
-    Images and signals are averaged as in `partition.pictures.flat`, and of very many numbers some are drawn; of tokens,
-    the counts, in which a token weighs half as much as the next one.
+    Images and signals are averaged as in `data.measures.pictures.flat`, and of very many numbers some are drawn.
+    Tokens are counted, and a token weighs half as much as the next one.
     """
     if x.dtype.is_floating_point:
         inputs = flat(x).double().numpy()
@@ -78,6 +78,7 @@ def inputs_of(x: Tensor) -> Floats | None:
     most = int(tokens.max()) + 1
     if most > MOST_TOKENS or int(tokens.min()) < 0:
         return None
+    # the last token has the largest weight: in next-token tasks it says most about the target
     weights = 0.5 ** torch.arange(tokens.shape[1] - 1, -1, -1, dtype=torch.float64)
     counts = torch.zeros(len(tokens), MOST_TOKENS, dtype=torch.float64)
     return counts.scatter_add_(1, tokens, weights.expand(tokens.shape)).numpy()
@@ -94,66 +95,72 @@ def probe(inputs: Floats, label: Ints, client: Ints, number: int, seed: int) -> 
         seed: of the choice of rows.
     """
     rng = generator(seed, "probe", number)
-    own, others, block = _matched(label, client == number, rng)
-    if len(own) < FEWEST_ROWS:
+    ours, theirs, block = _matched(label, client == number, rng)
+    if len(ours) < FEWEST_ROWS:
         return None
-    pooled = np.concatenate([inputs[own], inputs[others]])
+    pooled = np.concatenate([inputs[ours], inputs[theirs]])
+    # each number counts the same in distances, whatever its unit
     pooled = pooled / np.maximum(pooled.std(0), 1e-9)
-    feature = _told_apart(pooled, np.concatenate([block, block]))
-    centred = np.concatenate([_standard(inputs[own]), _standard(inputs[others])])
-    lost = _lost(centred, label[own], np.unique(label), block)
-    n = len(own)
+    feature = _separability(pooled, np.concatenate([block, block]))
+    # each side by itself: a client whose pictures are brighter should not count as one with other labels
+    centred = np.concatenate([_standard(inputs[ours]), _standard(inputs[theirs])])
+    lost = _lost_accuracy(centred, label[ours], np.unique(label), block)
+    n = len(ours)
     return ProbeResult(
         feature=feature,
+        # the variance of the Mann-Whitney statistic of n and n rows if there is no difference
         feature_error=2 * float(np.sqrt((2 * n + 1) / (12 * n * n))),
         label_given_feature=float(lost.mean()),
+        # one more row of variance: a loss of zero on few rows is not known without error
         label_given_feature_error=float(np.sqrt((lost.var() + 1 / n) / n)),
     )
 
 
 def _matched(label: Ints, is_own: NDArray[np.bool_], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
     """Rows of the client and of others, class by class the same number; the block of each (the same for both)."""
+    # the same share of every class, so that the shares of classes stay
     share = min(1.0, MOST_ROWS / max(int(is_own.sum()), 1))
-    own: list[Ints] = []
-    others: list[Ints] = []
+    ours: list[Ints] = []
+    drawn_theirs: list[Ints] = []
     blocks: list[Ints] = []
     for value in np.unique(label[is_own]):
-        mine, theirs = np.flatnonzero(is_own & (label == value)), np.flatnonzero(~is_own & (label == value))
-        count = min(len(theirs), max(1, round(len(mine) * share)))
+        of_client, of_rest = np.flatnonzero(is_own & (label == value)), np.flatnonzero(~is_own & (label == value))
+        count = min(len(of_rest), max(1, round(len(of_client) * share)))
         if not count:
             continue
-        own.append(np.sort(rng.choice(mine, min(count, len(mine)), replace=False)))
-        others.append(np.sort(rng.choice(theirs, len(own[-1]), replace=False)))
+        ours.append(np.sort(rng.choice(of_client, min(count, len(of_client)), replace=False)))
+        drawn_theirs.append(np.sort(rng.choice(of_rest, len(ours[-1]), replace=False)))
         # Classes with few rows start at different blocks, or the first block would have all of them.
         start = int(rng.integers(FOLDS))
-        blocks.append((np.arange(len(own[-1])) * FOLDS // len(own[-1]) + start) % FOLDS)
-    if not own:
+        blocks.append((np.arange(len(ours[-1])) * FOLDS // len(ours[-1]) + start) % FOLDS)
+    if not ours:
         nothing = np.zeros(0, dtype=np.int64)
         return nothing, nothing, nothing
-    return np.concatenate(own), np.concatenate(others), np.concatenate(blocks)
+    return np.concatenate(ours), np.concatenate(drawn_theirs), np.concatenate(blocks)
 
 
 def _standard(inputs: Floats) -> Floats:
     return np.asarray((inputs - inputs.mean(0)) / np.maximum(inputs.std(0), 1e-9), dtype=np.float64)
 
 
-def _told_apart(inputs: Floats, block: Ints) -> float:
+def _separability(inputs: Floats, block: Ints) -> float:
     """2 AUC - 1 of a probe that tells the first half of the rows from the second, held-out rows only."""
     n = len(inputs) // 2
     side = np.repeat([1.0, 0.0], n)
     kernel = _kernel(inputs)
-    found = []
+    parts = []
     for fold in np.unique(block):
         test = block == fold
         if test.all():
             return 0.0
         score = _scores(kernel, side[:, None], ~test, test)[:, 0]
-        own, others = score[side[test] == 1], score[side[test] == 0]
-        found.append(np.sign(own[:, None] - others[None, :]).mean() * test.sum())
-    return float(sum(found) / len(block))
+        first, second = score[side[test] == 1], score[side[test] == 0]
+        # the share of pairs in order, less the share of the others, is twice the AUC less one
+        parts.append(np.sign(first[:, None] - second[None, :]).mean() * test.sum())
+    return float(sum(parts) / len(block))
 
 
-def _lost(inputs: Floats, label: Ints, classes: Ints, block: Ints) -> Floats:
+def _lost_accuracy(inputs: Floats, label: Ints, classes: Ints, block: Ints) -> Floats:
     """For each row of the first half: right by the client's own probe minus right by that of the second half [n]."""
     n = len(label)
     kernel = _kernel(inputs)
@@ -174,16 +181,18 @@ def _lost(inputs: Floats, label: Ints, classes: Ints, block: Ints) -> Floats:
 def _kernel(inputs: Floats) -> Floats:
     squares = (inputs**2).sum(1)
     distance = np.maximum(squares[:, None] + squares[None, :] - 2 * inputs @ inputs.T, 0.0)
+    # the median heuristic, without the zeros of the diagonal
     typical = float(np.median(distance[~np.eye(len(distance), dtype=bool)]))
     return np.asarray(np.exp(-distance / max(typical, 1e-12)), dtype=np.float64)
 
 
 def _scores(kernel: Floats, target: Floats, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> Floats:
     """Kernel ridge regression of the centred targets [test rows, targets]."""
+    # centred, or the ridge would draw scores of a rare class to zero
     middle = target[train].mean(0)
-    own = kernel[np.ix_(train, train)] + _RIDGE * np.eye(int(train.sum()))
+    ridged = kernel[np.ix_(train, train)] + _RIDGE * np.eye(int(train.sum()))
     return np.asarray(
-        kernel[np.ix_(test, train)] @ np.linalg.solve(own, target[train] - middle) + middle, dtype=np.float64
+        kernel[np.ix_(test, train)] @ np.linalg.solve(ridged, target[train] - middle) + middle, dtype=np.float64
     )
 
 
@@ -195,6 +204,6 @@ def binned(y: Floats, bins: int = BINS) -> Ints:
 
 def together(results: Sequence[ProbeResult], what: str) -> tuple[float, float]:
     """The mean of one number over clients, and its standard error."""
-    values = np.array([getattr(one, what) for one in results])
-    errors = np.array([getattr(one, f"{what}_error") for one in results])
+    values = np.array([getattr(result, what) for result in results])
+    errors = np.array([getattr(result, f"{what}_error") for result in results])
     return float(values.mean()), float(np.sqrt((errors**2).sum()) / len(errors))

@@ -22,11 +22,10 @@ import numpy as np
 
 from piebald.advice.families import ALONE, TOGETHER, Entrant
 from piebald.advice.tuning.budget import Budget, Cost
-from piebald.advice.tuning.pruning import lag_beyond_noise
 from piebald.advice.tuning.search import study_of
 from piebald.advice.tuning.space import Choices, SearchSpace, with_settings
 from piebald.advice.tuning.study import Study, folder_name, storage_in
-from piebald.advice.tuning.trial import Trial, best_of, words
+from piebald.advice.tuning.trial import Trial, best_of, lag_beyond_noise, words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
 from piebald.core.errors import DeviceLost, PiebaldError
 from piebald.methods.recipe import Recipe
@@ -50,7 +49,7 @@ class Runner:
         why: it was dropped or failed.
         scores: of each seed and client after each rung, by server steps.
         folders: of its runs, by seed.
-        run: what a whole run costs, the mean over seeds; None if it was not finished.
+        run: the cost of a whole run, the mean over seeds; None if it was not finished.
     """
 
     entrant: Entrant
@@ -82,15 +81,15 @@ class Runner:
 
 @dataclass(frozen=True)
 class Race:
-    """How methods are raced.
+    """A race of methods, from tuning to repetitions with other seeds.
 
     Attributes:
-        runs: how they are trained and scored, with all rungs.
+        runs: the settings by which they are trained and scored, with all rungs.
         seeds: the first is raced with, the others repeat the last ones.
         folder: of all runs.
         budget: of the whole race.
         factor: of successive halving.
-        say: takes a line for each thing that happens.
+        say: takes a line for each event.
     """
 
     runs: TrialRuns
@@ -101,82 +100,88 @@ class Race:
     say: Callable[[str], None]
 
     def run(self, entrants: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str], Cost]:
-        """The methods that were tuned, why others could not be, and what the race has cost."""
+        """Return the methods that were tuned, the reasons why others could not be, and the cost of the race."""
         with storage_in(self.folder) as storage:
             tuned, failed = self._tuned(storage, entrants)
-            spent = sum((trial.cost for one in tuned for trial in one.trials), Cost())
+            spent = sum((trial.cost for runner in tuned for trial in runner.trials), Cost())
             runners, raced = self._raced(storage, _RACE, tuned, spent)
-            if second := self._second(runners):
-                again, more = self._raced(storage, _SECOND, second, spent + raced)
-                runners, raced = self._better(runners, again), raced + more
-        again, other = self._other_settings(runners, [*tuned, *second], spent + raced)
-        runners, raced = self._better(runners, again), raced + other
+            if second := self._smaller_rates(runners):
+                again, extra = self._raced(storage, _SECOND, second, spent + raced)
+                runners, raced = self._better(runners, again), raced + extra
+        again, extra_cost = self._other_settings(runners, [*tuned, *second], spent + raced)
+        runners, raced = self._better(runners, again), raced + extra_cost
         runners, repeated = self._repeated(runners, spent + raced)
         return runners, failed, spent + raced + repeated
 
     def _tuned(self, storage: Any, entrants: Sequence[Entrant]) -> tuple[list[Runner], dict[str, str]]:
+        # tuning ends two rungs before the end: what is left of the budget trains the best to the end
         short = replace(self.runs, rungs=self.runs.rungs[: max(1, len(self.runs.rungs) - 2)])
         share = self.budget.part(TUNED / len(entrants))
-        found: list[Runner] = []
+        tuned: list[Runner] = []
         failed: dict[str, str] = {}
-        for one in entrants:
-            self.say(f"{one.label}: {one.title}; tuned with {share}")
-            space = SearchSpace.of(one.space).of_recipe(one.recipe)
+        for entrant in entrants:
+            self.say(f"{entrant.label}: {entrant.title}; tuned with {share}")
+            space = SearchSpace.of(entrant.space).of_recipe(entrant.recipe)
             study = study_of(
-                one.label, one.recipe, space, short, self.folder, "tpe", one.first,
+                entrant.label, entrant.recipe, space, short, self.folder, "tpe", entrant.first,
                 seeds=self.seeds[:1], seed=self.seeds[0], factor=self.factor, most=8, say=self.say,
             )  # fmt: skip
             trials = study.search(storage, share)
             best = best_of(trials, self.runs.higher_is_better)
             if best is None:
-                failed[one.label] = trials[0].why
+                failed[entrant.label] = trials[0].why
                 continue
-            recipe = with_settings(one.recipe, best.settings)
+            recipe = with_settings(entrant.recipe, best.settings)
             folder = study.place(best.number, best.settings) / f"seed-{self.seeds[0]}"
             scores = dict(best.scores)
-            found.append(
-                Runner(one, recipe, best, trials, best.rounds, "dropped", "", scores, {self.seeds[0]: folder}, None)
+            tuned.append(
+                Runner(entrant, recipe, best, trials, best.rounds, "dropped", "", scores, {self.seeds[0]: folder}, None)
             )
-        return found, failed
+        return tuned, failed
 
-    def _second(self, runners: Sequence[Runner]) -> list[Runner]:
-        """What got worse when it went on, with the best of the smaller learning rates that it was tuned with.
+    def _smaller_rates(self, runners: Sequence[Runner]) -> list[Runner]:
+        """Return the methods that got worse as they went on, each with the best of the smaller rates that were tried.
 
         The best rate of a short run may be too large for a long one.
         """
         sign = 1 if self.runs.higher_is_better else -1
-        found = []
-        for one in runners:
-            before, rate = one.best.score or 0.0, one.best.settings["lr"]
-            if one.state != "failed" and (one.reached == one.best.rounds or sign * one.mean >= sign * before):
+        retried = []
+        for runner in runners:
+            before, rate = runner.best.score or 0.0, runner.best.settings["lr"]
+            if runner.state != "failed" and (
+                runner.reached == runner.best.rounds or sign * runner.mean >= sign * before
+            ):
                 continue
-            smaller = [trial for trial in one.trials if trial.settings["lr"] < rate]
+            # a rate that diverges late looks best in a short run
+            smaller = [trial for trial in runner.trials if trial.settings["lr"] < rate]
             best = best_of(smaller, self.runs.higher_is_better)
             if best is None:
                 continue
-            self.say(f"{one.label}: got worse when it went on, tried again with {words(best.settings)}")
-            folder = one.folders[self.seeds[0]].parent.parent / str(best.number) / f"seed-{self.seeds[0]}"
-            recipe = with_settings(one.entrant.recipe, best.settings)
-            again = replace(one, recipe=recipe, best=best, reached=best.rounds, scores=dict(best.scores), run=None)
-            found.append(replace(again, state="dropped", why="", folders={self.seeds[0]: folder}))
-        return found
+            self.say(f"{runner.label}: got worse when it went on, tried again with {words(best.settings)}")
+            folder = runner.folders[self.seeds[0]].parent.parent / str(best.number) / f"seed-{self.seeds[0]}"
+            recipe = with_settings(runner.entrant.recipe, best.settings)
+            again = replace(runner, recipe=recipe, best=best, reached=best.rounds, scores=dict(best.scores), run=None)
+            retried.append(replace(again, state="dropped", why="", folders={self.seeds[0]: folder}))
+        return retried
 
     def _better(self, runners: Sequence[Runner], again: Sequence[Runner]) -> list[Runner]:
-        """Of two tries of a method the one that went further, or else the better one."""
+        """Return for each method the try that went further, or else the better one."""
         sign = 1 if self.runs.higher_is_better else -1
-        seconds = {one.label: one for one in again}
+        seconds = {runner.label: runner for runner in again}
 
-        def rank(one: Runner) -> tuple[bool, int, float]:
-            return one.state != "failed", one.reached, sign * one.mean
+        def rank(runner: Runner) -> tuple[bool, int, float]:
+            return runner.state != "failed", runner.reached, sign * runner.mean
 
-        return [max((one, seconds.get(one.label, one)), key=rank) for one in runners]
+        return [max((runner, seconds.get(runner.label, runner)), key=rank) for runner in runners]
 
     def _raced(self, storage: Any, name: str, tuned: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
-        by_label = {one.label: one for one in tuned}
+        by_label = {runner.label: runner for runner in tuned}
         sign = -1 if self.runs.higher_is_better else 1
-        baselines = [one.label for one in tuned if one.entrant.recipe.name in (ALONE, TOGETHER)]
-        others = sorted((one for one in tuned if one.label not in baselines), key=lambda one: sign * one.mean)
-        order = [*baselines, *(one.label for one in others)]
+        baselines = [runner.label for runner in tuned if runner.entrant.recipe.name in (ALONE, TOGETHER)]
+        rest = sorted(
+            (runner for runner in tuned if runner.label not in baselines), key=lambda runner: sign * runner.mean
+        )
+        order = [*baselines, *(runner.label for runner in rest)]
         rungs = self.runs.rungs[max(1, len(self.runs.rungs) - 2) :] or self.runs.rungs[-1:]
         study = Study(
             name,
@@ -192,65 +197,66 @@ class Race:
             paid=lambda point: by_label[point.get("method", order[0])].best.cost,
             say=self.say,
         )
-        trials = study.search(storage, _left(self.budget, spent))
-        found = []
+        trials = study.search(storage, _rest_of(self.budget, spent))
+        raced = []
         for trial in trials:
-            one = by_label[trial.settings.get("method", order[0])]
-            scores = {**one.scores, **trial.scores}
-            run = trial.cost + one.best.cost if trial.state == "finished" else None
-            found.append(replace(one, reached=max(scores), state=trial.state, why=trial.why, scores=scores, run=run))
-        tried = {one.label for one in found}
-        left = [replace(one, why="the budget was used up") for one in tuned if one.label not in tried]
-        return [*found, *left], sum((trial.cost for trial in trials), Cost())
+            runner = by_label[trial.settings.get("method", order[0])]
+            scores = {**runner.scores, **trial.scores}
+            run = trial.cost + runner.best.cost if trial.state == "finished" else None
+            raced.append(replace(runner, reached=max(scores), state=trial.state, why=trial.why, scores=scores, run=run))
+        tried = {runner.label for runner in raced}
+        untried = [replace(runner, why="the budget was used up") for runner in tuned if runner.label not in tried]
+        return [*raced, *untried], sum((trial.cost for trial in trials), Cost())
 
     def _other_settings(
         self, runners: Sequence[Runner], raced: Sequence[Runner], spent: Cost
     ) -> tuple[list[Runner], Cost]:
         """The second-best settings of each method that was trained to the end, and what they have cost."""
-        finished = [one for one in runners if one.state == "finished"]
-        room = _left(self.budget, spent)
+        finished = [runner for runner in runners if runner.state == "finished"]
+        room = _rest_of(self.budget, spent)
+        # half is kept for other seeds, which say what is chance
         limit = room.part(0.5) if len(self.seeds) > 1 else room
-        done = {(one.label, one.best.number) for one in raced}
+        done = {(runner.label, runner.best.number) for runner in raced}
         sign = -1 if self.runs.higher_is_better else 1
-        found, cost = [], Cost()
-        for one in sorted(finished, key=lambda one: sign * one.mean):
-            others = [trial for trial in one.trials if (one.label, trial.number) not in done]
-            trial = best_of(others, self.runs.higher_is_better)
+        retried, cost = [], Cost()
+        for runner in sorted(finished, key=lambda runner: sign * runner.mean):
+            trials = [trial for trial in runner.trials if (runner.label, trial.number) not in done]
+            trial = best_of(trials, self.runs.higher_is_better)
             if trial is None or not self._affords(limit, cost, self.runs.rungs[-1] - trial.rounds):
                 continue
-            best = min(finished, key=lambda other: sign * other.mean)
+            best = min(finished, key=lambda runner: sign * runner.mean)
             try:
-                again = self._to_the_end(one, trial, best)
+                again = self._to_the_end(runner, trial, best)
             except DeviceLost:
                 raise
             except PiebaldError as error:
-                self.say(f"{one.label} {words(trial.settings)}: not continued: {error}")
+                self.say(f"{runner.label} {words(trial.settings)}: not continued: {error}")
                 continue
             cost += (again.run or Cost()) - trial.cost
-            found.append(again)
-        return found, cost
+            retried.append(again)
+        return retried, cost
 
-    def _to_the_end(self, one: Runner, trial: Trial, best: Runner) -> Runner:
+    def _to_the_end(self, runner: Runner, trial: Trial, best: Runner) -> Runner:
         """A method with the settings of another trial, trained to the end unless it falls behind the best."""
         seed, scores = self.seeds[0], dict(trial.scores)
-        folder = one.folders[seed].parent.parent / str(trial.number) / f"seed-{seed}"
-        recipe = with_settings(one.entrant.recipe, trial.settings)
-        name, cost, why = f"{one.label} {words(trial.settings)}", Cost(), ""
+        folder = runner.folders[seed].parent.parent / str(trial.number) / f"seed-{seed}"
+        recipe = with_settings(runner.entrant.recipe, trial.settings)
+        name, cost, reason = f"{runner.label} {words(trial.settings)}", Cost(), ""
         for rung in [rung for rung in self.runs.rungs if rung > trial.rounds]:
-            run = self.runs.train(recipe, folder, one.label, seed, rung)
+            run = self.runs.train(recipe, folder, runner.label, seed, rung)
             scores[rung], cost = self.runs.scores([run], rung), cost_of([run])
             run.close()
             self.say(f"{name}: {self.runs.metric} {np.nanmean(scores[rung].values):.4g} after {rung} rounds")
-            known = best.scores.get(rung) if rung < self.runs.rungs[-1] else None
-            lag = None if known is None else lag_beyond_noise(known, scores[rung], self.runs.higher_is_better)
+            of_best = best.scores.get(rung) if rung < self.runs.rungs[-1] else None
+            lag = None if of_best is None else lag_beyond_noise(of_best, scores[rung], self.runs.higher_is_better)
             if lag is not None:
-                why = f"{lag:.3g} behind {best.label}"
-                self.say(f"{name}: dropped, {why}")
+                reason = f"{lag:.3g} behind {best.label}"
+                self.say(f"{name}: dropped, {reason}")
                 break
         reached = max(scores)
-        state = "dropped" if why else "finished"
-        found = replace(one, recipe=recipe, best=trial, reached=reached, state=state, why=why, scores=scores)
-        return replace(found, folders={seed: folder}, run=cost)
+        state = "dropped" if reason else "finished"
+        trained = replace(runner, recipe=recipe, best=trial, reached=reached, state=state, why=reason, scores=scores)
+        return replace(trained, folders={seed: folder}, run=cost)
 
     def _affords(self, limit: Budget, spent: Cost, rounds: int) -> bool:
         room = limit.unit != "rounds" or spent.rounds + rounds <= limit.amount
@@ -259,33 +265,40 @@ class Race:
     def _repeated(self, runners: Sequence[Runner], spent: Cost) -> tuple[list[Runner], Cost]:
         """The race with other seeds for what cannot be told apart so far, and for the baselines."""
         extra, cost = list(self.seeds[1:]), Cost()
-        finished = [one for one in runners if one.state == "finished"]
+        finished = [runner for runner in runners if runner.state == "finished"]
         if not extra or not finished:
             return list(runners), cost
         sign = -1 if self.runs.higher_is_better else 1
-        best = min(finished, key=lambda one: sign * one.mean)
-        near = [one for one in finished if lag_beyond_noise(best.last, one.last, self.runs.higher_is_better) is None]
-        baselines = [one for one in finished if one.entrant.recipe.name in (ALONE, TOGETHER) and one not in near]
-        needed = [best, *baselines, *(one for one in near if one.entrant.recipe.name in (ALONE, TOGETHER))]
-        queue = list(dict.fromkeys([*needed, *sorted(near, key=lambda one: sign * one.mean)]))
+        best = min(finished, key=lambda runner: sign * runner.mean)
+        near = [
+            runner
+            for runner in finished
+            if lag_beyond_noise(best.last, runner.last, self.runs.higher_is_better) is None
+        ]
+        baselines = [
+            runner for runner in finished if runner.entrant.recipe.name in (ALONE, TOGETHER) and runner not in near
+        ]
+        # Local and FedAvg are always repeated: the answer compares the recommendation with them
+        needed = [best, *baselines, *(runner for runner in near if runner.entrant.recipe.name in (ALONE, TOGETHER))]
+        queue = list(dict.fromkeys([*needed, *sorted(near, key=lambda runner: sign * runner.mean)]))
         done: dict[str, Runner] = {}
-        for one in queue:
+        for runner in queue:
             fit = self._seeds_that_fit(extra, spent + cost)
             if not fit:
-                self.say(f"{one.label}: not repeated with other seeds, the budget is used up")
+                self.say(f"{runner.label}: not repeated with other seeds, the budget is used up")
                 continue
             try:
-                done[one.label], own = self._again(one, fit)
+                done[runner.label], run_cost = self._repeat(runner, fit)
             except DeviceLost:
                 raise
             except PiebaldError as error:
-                self.say(f"{one.label}: not repeated with other seeds: {error}")
+                self.say(f"{runner.label}: not repeated with other seeds: {error}")
                 continue
-            cost += own
-        return [done.get(one.label, one) for one in runners], cost
+            cost += run_cost
+        return [done.get(runner.label, runner) for runner in runners], cost
 
     def _seeds_that_fit(self, seeds: Sequence[int], spent: Cost) -> Sequence[int]:
-        """As many of the seeds as the budget has room for: one more shows what diverges by chance."""
+        """Return the seeds that the budget has room for: even one more shows which methods diverge by chance."""
         if spent.used_up(self.budget):
             return []
         if self.budget.unit != "rounds":
@@ -293,35 +306,40 @@ class Race:
         room = (self.budget.amount - spent.rounds) // self.runs.rungs[-1]
         return seeds[: int(room)]
 
-    def _again(self, one: Runner, seeds: Sequence[int]) -> tuple[Runner, Cost]:
-        folders = {seed: self.folder / "seeds" / folder_name(one.label) / f"seed-{seed}" for seed in seeds}
+    def _repeat(self, runner: Runner, seeds: Sequence[int]) -> tuple[Runner, Cost]:
+        folders = {seed: self.folder / "seeds" / folder_name(runner.label) / f"seed-{seed}" for seed in seeds}
         rounds = self.runs.rungs[-1]
-        made = [self.runs.train(one.recipe, folders[seed], one.label, seed, rounds) for seed in seeds]
-        more, cost = self.runs.scores(made, rounds), cost_of(made)
-        for run in made:
+        repeats = [self.runs.train(runner.recipe, folders[seed], runner.label, seed, rounds) for seed in seeds]
+        repeated, cost = self.runs.scores(repeats, rounds), cost_of(repeats)
+        for run in repeats:
             run.close()
-        values = np.concatenate([one.last.values, more.values])
-        scores = Scores(values, one.last.clients, [*one.last.seeds, *more.seeds])
-        others = "1 other seed" if len(seeds) == 1 else f"{len(seeds)} other seeds"
-        self.say(f"{one.label}: {self.runs.metric} {np.nanmean(more.values):.4g} with {others}")
-        whole = cost if one.run is None else cost + one.run
+        # the first seed is not trained again
+        values = np.concatenate([runner.last.values, repeated.values])
+        scores = Scores(values, runner.last.clients, [*runner.last.seeds, *repeated.seeds])
+        count = "1 other seed" if len(seeds) == 1 else f"{len(seeds)} other seeds"
+        self.say(f"{runner.label}: {self.runs.metric} {np.nanmean(repeated.values):.4g} with {count}")
+        total = cost if runner.run is None else cost + runner.run
+        # the cost of one run, as the mean over all seeds including the first
         share = 1 / (len(seeds) + 1)
         mean = Cost(
-            round(whole.rounds * share), round(whole.bytes * share), whole.minutes * share,
-            round(whole.steps * share), whole.seconds * share,
+            round(total.rounds * share), round(total.bytes * share), total.minutes * share,
+            round(total.steps * share), total.seconds * share,
         )  # fmt: skip
-        return replace(one, scores={**one.scores, rounds: scores}, folders={**one.folders, **folders}, run=mean), cost
+        return replace(
+            runner, scores={**runner.scores, rounds: scores}, folders={**runner.folders, **folders}, run=mean
+        ), cost
 
 
-def _left(budget: Budget, spent: Cost) -> Budget:
-    """What is left of a budget, at least something."""
-    left = budget.amount - spent.of(budget.unit)
-    return Budget(max(left, 1e-9) if budget.unit == "minutes" else max(1, int(left)), budget.unit)
+def _rest_of(budget: Budget, spent: Cost) -> Budget:
+    """Return the rest of a budget, which is never empty."""
+    rest = budget.amount - spent.of(budget.unit)
+    # a budget of zero is refused; this one is used up by the first step
+    return Budget(max(rest, 1e-9) if budget.unit == "minutes" else max(1, int(rest)), budget.unit)
 
 
-def behind(best: Runner, other: Runner, higher_is_better: bool) -> tuple[float, float | None]:
-    """How far a method lies behind another one on the seeds of both, and the standard error of that."""
-    found = difference(best.last, other.last)
-    if found is None:
+def lag_behind(best: Runner, other: Runner, higher_is_better: bool) -> tuple[float, float | None]:
+    """Return the lag of a method behind another one on the seeds of both, and its standard error."""
+    lead = difference(best.last, other.last)
+    if lead is None:
         return 0.0, None
-    return (found.mean if higher_is_better else -found.mean), found.error
+    return (lead.mean if higher_is_better else -lead.mean), lead.error

@@ -98,17 +98,17 @@ def references() -> tuple[Mapping[str, Any], ...]:
 def unlikeness(clients: Clients, fleet: Fleet | None = None, seed: int = 0) -> list[Unlikeness]:
     """Measure every kind of unlikeness of clients, in the order of `KINDS`."""
     sizes = [clients.size(client, "train") for client in range(len(clients))]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
+    counted = [size for size in sizes if size is not None]
+    if len(counted) < len(sizes):
         return [_unknown(kind, "rows are where this machine cannot count them") for kind in KINDS]
     if len(sizes) < 2:
         return [_unknown(kind, "there is one client") for kind in KINDS]
-    found = [_judged("size", gini(known), _SLIGHT)]
+    measures = [_judged("size", gini(counted), _SLIGHT)]
     pool = _drawn(clients, seed)
-    found.append(_labels(clients, pool, seed))
-    found += _probed(pool, len(clients), seed)
-    found.append(_speed(known, fleet))
-    return found
+    measures.append(_labels(clients, pool, seed))
+    measures += _probed(pool, len(clients), seed)
+    measures.append(_speed(counted, fleet))
+    return measures
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,15 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
     if not isinstance(clients, InMemory) or not clients.in_memory():
         return None
     probed = _spread(len(clients), MOST_PROBED)
-    few = max(2, MOST_OTHERS // len(clients))
+    # all others together are compared with one client, so each gives a few rows
+    rows_each = max(2, MOST_OTHERS // len(clients))
     x: list[Floats | None] = []
     y: list[Tensor] = []
     owner: list[Ints] = []
     for client in sorted({*probed, *_spread(len(clients), MOST_COUNTED)}):
-        rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(few, MOST_KEPT)
+        rows, most = clients.rows(client, "train"), MOST_KEPT if client in probed else min(rows_each, MOST_KEPT)
         if len(rows) > most:
+            # sorted, so that neighbours stay neighbours: probes hold out blocks of them
             drawn = np.sort(generator(seed, "look", client).choice(len(rows), most, replace=False))
             rows = rows[drawn]
         if len(rows):
@@ -146,8 +148,9 @@ def _drawn(clients: Clients, seed: int) -> _Pool | None:
     label = None
     if target.ndim == 1:
         label = target.astype(np.int64) if clients.classes is not None else binned(target.astype(np.float64))
-    known = [part for part in x if part is not None]
-    inputs = np.concatenate(known) if len(known) == len(x) else None
+    usable = [part for part in x if part is not None]
+    inputs = np.concatenate(usable) if len(usable) == len(x) else None
+    # a gap in one row would make every distance NaN
     if inputs is not None and not np.isfinite(inputs).all():
         inputs = None
     return _Pool(inputs, label, np.concatenate(owner), probed)
@@ -173,14 +176,16 @@ def _labels(clients: Clients, pool: _Pool | None, seed: int) -> Unlikeness:
     shares = overall / overall.sum()
     rng = generator(seed, "look", "labels")
     rows = table.sum(1)
+    # chance: clients of the same sizes whose rows are dealt from all rows
     drawn = np.stack([rng.multivariate_hypergeometric(overall, size, size=_DRAWS) / size for size in rows])
     chance = np.abs(drawn - shares).sum(2) / 2  # [clients, draws]
-    own = np.array([total_variation(counts / counts.sum(), shares) for counts in table])
+    distance = np.array([total_variation(counts / counts.sum(), shares) for counts in table])
     usual = chance.mean(1)
-    each = (own - usual) / np.maximum(1 - usual, 1e-9)
+    # 0 for a client as far off as chance makes it, 1 for one with nothing in common
+    each = (distance - usual) / np.maximum(1 - usual, 1e-9)
     by_chance = ((chance - usual[:, None]) / np.maximum(1 - usual[:, None], 1e-9)).mean(0)
-    whole = each if len(each) == len(clients) else None
-    return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), whole)
+    by_client = each if len(each) == len(clients) else None
+    return _judged("label", float(each.mean()), float(np.quantile(by_chance, 0.95)), by_client)
 
 
 def _probed(pool: _Pool | None, count: int, seed: int) -> list[Unlikeness]:
@@ -195,13 +200,13 @@ def _probed(pool: _Pool | None, count: int, seed: int) -> list[Unlikeness]:
             results[client] = result
     if not results:
         return [_unknown(kind, "no client has enough rows of classes that others have, too") for kind in kinds]
-    found = []
+    measures = []
     for kind in kinds:
         each = np.full(count, np.nan)
-        each[list(results)] = [getattr(one, kind) for one in results.values()]
+        each[list(results)] = [getattr(result, kind) for result in results.values()]
         value, error = together(list(results.values()), kind)
-        found.append(_judged(kind, value, _ERRORS * error, each))
-    return found
+        measures.append(_judged(kind, value, _ERRORS * error, each))
+    return measures
 
 
 def _speed(sizes: Sequence[int], fleet: Fleet | None) -> Unlikeness:
@@ -215,16 +220,21 @@ def _speed(sizes: Sequence[int], fleet: Fleet | None) -> Unlikeness:
 
 
 def _judged(kind: str, value: float, chance: float, clients: NDArray[np.float64] | None = None) -> Unlikeness:
+    # a difference of estimates may be slightly below zero
     value = min(max(value, 0.0), 1.0)
     if value <= chance:
         return Unlikeness(kind, value, chance, "none", None, None, clients)
-    others = [(float(one[kind]), str(one["name"])) for one in references() if one.get(kind) is not None]
-    present = sorted(other for other, _ in others if other > 0)
-    below = sum(other < value for other in present) / max(len(present), 1)
+    references_of_kind = [
+        (float(federation[kind]), str(federation["name"]))
+        for federation in references()
+        if federation.get(kind) is not None
+    ]
+    present = sorted(level for level, _ in references_of_kind if level > 0)
+    below = sum(level < value for level in present) / max(len(present), 1)
     word = "mild" if below < 1 / 3 else "moderate" if below < 2 / 3 else "strong"
-    like = min(others, key=lambda other: abs(other[0] - value))[1] if others else None
+    like = min(references_of_kind, key=lambda reference: abs(reference[0] - value))[1] if references_of_kind else None
     return Unlikeness(kind, value, chance, word, like, None, clients)
 
 
-def _unknown(kind: str, why: str) -> Unlikeness:
-    return Unlikeness(kind, None, why=why)
+def _unknown(kind: str, reason: str) -> Unlikeness:
+    return Unlikeness(kind, None, why=reason)

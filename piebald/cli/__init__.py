@@ -16,8 +16,8 @@ import typer.main
 from piebald.cli.app import app
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
+from piebald.core.progress import line_clock
 from piebald.core.reading.files import UnfitFile
-from piebald.runs.progress import line_clock
 
 # importing a module registers its commands, in the order of `piebald --help`
 from piebald.cli import train  # noqa: F401  # isort: skip

@@ -35,7 +35,7 @@ def advise(
 ) -> None:
     """Choose a method: whether to train together, how, and who loses by it."""
     end_on_term()
-    from piebald.advice.adviser_file import AdviceSettings
+    from piebald.advice.adviser import AdviceSettings
     from piebald.advice.tuning import Budget
 
     flags = list(options.sets or ())
@@ -70,7 +70,7 @@ def tuned_first(settings: ExperimentSettings, plan: Plan, folder: Path, again: s
 
 def resumed_search(folder: Path, options: SharedOptions) -> None:
     """Go on with the search in a folder, from the experiment file that it was started with, which may name plugins."""
-    from piebald.advice.adviser_file import AdviceSettings
+    from piebald.advice.adviser import AdviceSettings
     from piebald.core.references import of_folder
     from piebald.experiments.file import ExperimentSettings
 

@@ -8,8 +8,8 @@ from typing import Any
 from piebald.cli.printing import print_table
 from piebald.core.plain_text import printable
 from piebald.report.comparison import Comparison
+from piebald.report.findings import unequal
 from piebald.report.page.wording import MINUS, MetricFormat, is_significant, megabytes, names
-from piebald.report.work import unequal
 
 _WIDTH = 80
 _SHORTEST = 8  # letters of a label

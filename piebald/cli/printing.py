@@ -39,13 +39,13 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from piebald.report.notebook import written
+    from piebald.report.page.markup import plain_cell
 
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(heading))
     for name in heading:
         table.add_column(Text(printable(name)))
     for row in rows:
-        table.add_row(*(Text(printable(written(cell))) for cell in row))
+        table.add_row(*(Text(printable(plain_cell(cell))) for cell in row))
     # Lines are not wrapped where output is not a terminal, for grep.
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
 

@@ -326,9 +326,9 @@ def _said(answer: FederatedStatistics) -> str:
 
 def print_narrow(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table within 80 columns: names are cut, and columns that do not fit come in further tables."""
-    from piebald.report.notebook import written
+    from piebald.report.page.markup import plain_cell
 
-    cells = [[printable(written(cell)) for cell in row] for row in rows]
+    cells = [[printable(plain_cell(cell)) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in [heading, *cells]) + 2 for place in range(len(heading))]
     first = min(widths[0], 26)
     parts: list[list[int]] = [[]]

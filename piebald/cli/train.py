@@ -106,7 +106,7 @@ def compare(
             **common_options(settings, plan),
         )
     from piebald.cli.comparing import base_of, print_comparison
-    from piebald.report.work import behind
+    from piebald.report.findings import work_by_label
 
     if options.as_json:
         values = {
@@ -114,7 +114,7 @@ def compare(
             "summary": comparison.summary(),
             "paired": comparison.paired(base_of(comparison)),
             "cannot_be_told_apart": comparison.tied,
-            "work": behind(comparison),
+            "work": work_by_label(comparison),
             "privacy": comparison.privacy,
             "out": str(folder),
         }

@@ -13,7 +13,7 @@ from piebald.cli.statistics import ClientColumn, ColumnNames, Source, asks_sites
 from piebald.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from piebald.runs.progress import Bar
+    from piebald.core.progress import Bar
     from piebald.statistics.trees import BoostedTrees
     from piebald.statistics.trees.rounds import Boosted
 
@@ -45,8 +45,8 @@ def trees(
 ) -> None:
     """Grow gradient-boosted trees on the rows of all clients, with xgboost at each of them."""
     end_on_term()
+    from piebald.core.progress import Bar
     from piebald.data.clients.client_tables import is_table
-    from piebald.runs.progress import Bar
     from piebald.statistics.trees import experiment
 
     at_sites = asks_sites(credentials, options.runtime)
@@ -57,7 +57,7 @@ def trees(
         "validation": validation,
         "test": test,
     }
-    with Bar("trees", 0, None, "loss", options.progress) as bar:
+    with Bar("trees", None, options.progress, unit="round") as bar:
         options_of_trees: dict[str, Any] = {
             "split": split,
             "compare": not no_compare,
@@ -80,11 +80,8 @@ def trees(
 
 
 def _shown_on(bar: Bar) -> Any:
-    from piebald.server import RoundProgress
-
     def show(state: Boosted) -> None:
-        scores = {"global/loss": state.losses[-1]} if state.losses else {}
-        bar.show(RoundProgress(len(state.ends), scores))
+        bar.show(len(state.ends), f"loss {state.losses[-1]:.3f}" if state.losses else "")
 
     return show
 

@@ -1,4 +1,8 @@
-"""Run folders and reports: the tables of a run, comparisons of runs, figures, and the HTML page."""
+"""Reports: the tables of a run, comparisons of runs with their statistics, figures, pages, exports and callbacks.
+
+Everything is read from run folders or told by a run as it goes on; nothing here trains a model or changes a run.  All
+pages of the package are drawn by `report.page`, and all comparisons of methods are made by `report.paired`.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,23 @@ def write_report(run_paths: Sequence[PathLike], out: PathLike, target: float | N
     Raises:
         RunFolderError: a path is not a folder or holds no run, or `out` cannot be written.
         SettingError: the runs are judged by different metrics.
+
+    Examples:
+        >>> import piebald, tempfile
+        >>> clients = piebald.partition.Iid(clients=3, test=0.2, limit=60).split(piebald.data.digits())
+        >>> model = piebald.models.build_model("mlp", (1, 8, 8), 10, hidden=(4,))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = piebald.run("fedavg", clients, model, rounds=1, out=f"{folder}/runs/fedavg")
+        ...     paths = write_report([f"{folder}/runs"], f"{folder}/report")
+        ...     print(paths[0].name, len(paths) > 1)
+        report.html True
     """
     from piebald.report.comparison import (
         Comparison,
     )  # plotting packages are heavy, and most of Piebald does without them
     from piebald.report.figures import draw
-    from piebald.report.page.page import render
-    from piebald.report.run_search import load
+    from piebald.report.page.report_page import render
+    from piebald.report.tables import load
     from piebald.storage.schema import explained
 
     folder = Path(out)

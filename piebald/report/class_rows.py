@@ -14,15 +14,7 @@ Counts = NDArray[np.int64]
 _MOST_ROWS = 2**40
 ClassRow = TypedDict(
     "ClassRow",
-    {
-        "class": str,
-        "rows": int,
-        "right": int,
-        "share": float,
-        "taken_for": str | None,
-        "mistaken": int,
-        "wrong": int,
-    },
+    {"class": str, "rows": int, "right": int, "share": float, "taken_for": str | None, "mistaken": int, "wrong": int},
 )
 
 
@@ -32,19 +24,20 @@ def matrices(rows: Iterable[Mapping[str, Any]], version: int, classes: int) -> d
     Raises:
         RunFolderError: a row is about no such class.
     """
-    found: dict[int, Counts] = {}
+    matrix_of: dict[int, Counts] = {}
     for row in rows:
         if row["version"] != version:
             continue
         actual, predicted, count = (-1 if row[name] is None else row[name] for name in ("actual", "predicted", "count"))
+        # a folder from elsewhere may hold anything; the counts become an index and a size of memory
         if row["client"] is None or not (0 <= actual < classes and 0 <= predicted < classes and 0 < count < _MOST_ROWS):
             raise RunFolderError(
                 f"the table confusion counts {count} rows of class {actual} taken for class {predicted}, which cannot "
                 f"be with {classes} classes: restore the folder from a copy"
             )
-        matrix = found.setdefault(row["client"], np.zeros((classes, classes), dtype=np.int64))
+        matrix = matrix_of.setdefault(row["client"], np.zeros((classes, classes), dtype=np.int64))
         matrix[actual, predicted] = count
-    return dict(sorted(found.items()))
+    return dict(sorted(matrix_of.items()))
 
 
 def class_rows(matrix: Counts, names: Sequence[str]) -> list[ClassRow]:
@@ -53,23 +46,29 @@ def class_rows(matrix: Counts, names: Sequence[str]) -> list[ClassRow]:
     `class`; `rows`: how many there are; `right`: how many of them are recognised, and `share`, the same as a share;
     `taken_for`: the class that they are most often mistaken for, None where they are not, and `mistaken`: how many of
     them; `wrong`: rows of other classes that are taken for this one.
+
+    Examples:
+        >>> for row in class_rows(np.array([[8, 2], [0, 5]]), ["cat", "dog"]):
+        ...     print(row["class"], row["right"], "of", row["rows"], "mistaken for", row["taken_for"])
+        cat 8 of 10 mistaken for dog
+        dog 5 of 5 mistaken for None
     """
     rows: list[ClassRow] = []
     for place, name in enumerate(names):
         count, right = int(matrix[place].sum()), int(matrix[place, place])
         if not count:
             continue
-        others = matrix[place].copy()
-        others[place] = 0
-        often = int(others.argmax())
-        mistaken = int(others[often])
+        wrong = matrix[place].copy()
+        wrong[place] = 0
+        likeliest = int(wrong.argmax())
+        mistaken = int(wrong[likeliest])
         rows.append(
             {
                 "class": str(name),
                 "rows": count,
                 "right": right,
                 "share": right / count,
-                "taken_for": str(names[often]) if mistaken else None,
+                "taken_for": str(names[likeliest]) if mistaken else None,
                 "mistaken": mistaken,
                 "wrong": int(matrix[:, place].sum()) - right,
             }

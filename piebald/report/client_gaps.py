@@ -1,4 +1,4 @@
-"""Whether methods differ at single clients: the headline of the dots that stand beside clients' names.
+"""Differences between methods at single clients: the headline of the dots that stand beside clients' names.
 
 Each client is asked by itself, under the noise of its own test rows and of the seeds (`report.row_noise`).  The largest
 of many differences is large by luck alone, so p values are multiplied by the number of differences that were looked at
@@ -25,7 +25,7 @@ from piebald.report.row_noise import COUNTED, row_difference
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What one method has more than another at one client: the mean over their common seeds.
+    """The difference between two methods at one client: the mean over their common seeds.
 
     Attributes:
         client: its name.
@@ -52,42 +52,43 @@ def client_gaps(comparison: Comparison) -> list[Gap]:
     pairs: Iterable[tuple[str, str]] = combinations(ranked, 2)
     if base is not None:
         pairs = [(label, base) for label in ranked if label != base]
-    found = []
-    for label, other in pairs:
-        differences = scores[label].values - scores[other].values
+    gaps = []
+    for label, rival in pairs:
+        differences = scores[label].values - scores[rival].values
         for column, client in enumerate(scores[label].clients):
-            there = differences[np.isfinite(differences[:, column]), column]
-            if not there.size:
+            measured = differences[np.isfinite(differences[:, column]), column]
+            if not measured.size:
                 continue
-            p = _p(scores[label], scores[other], client, rows[client]) if client in rows else None
-            found.append(Gap(client, label, other, float(there.mean()), p))
-    return found
+            p = _p(scores[label], scores[rival], client, rows[client]) if client in rows else None
+            gaps.append(Gap(client, label, rival, float(measured.mean()), p))
+    return gaps
 
 
 def headline(comparison: Comparison, gaps: Sequence[Gap]) -> str:
-    """At how many clients methods differ beyond chance, and where most."""
+    """Return the headline: the number of clients at which methods differ beyond chance, and the largest difference."""
     shown = MetricFormat(comparison.metric)
     if not gaps:
         return f"Final {shown.name} of each client"
     if not any(gap.size for gap in gaps):
         return "All methods score the same at every client"
     tested = [gap for gap in gaps if gap.p is not None]
+    # Bonferroni over all differences that could have become the headline
     clear = [gap for gap in tested if gap.p is not None and gap.p * len(tested) < ERROR_RATE]
     most = max(clear or gaps, key=lambda gap: abs(gap.size))
-    way = "above" if most.size > 0 else "below"
-    where = f"{most.client}, where {most.label} is {shown.size(abs(most.size))}{shown.points} {way} {most.base}"
+    side = "above" if most.size > 0 else "below"
+    place = f"{most.client}, where {most.label} is {shown.size(abs(most.size))}{shown.points} {side} {most.base}"
     if not tested:
-        return f"Methods differ most at {where}"
+        return f"Methods differ most at {place}"
     clients, of = len({gap.client for gap in clear}), len({gap.client for gap in tested})
     if _alone(comparison) is None:
-        told = f"At {clients} of {of} clients methods can" if clients else "At no client can methods"
-        return f"{told} be told apart; they differ most at {where}"
+        subject = f"At {clients} of {of} clients methods can" if clients else "At no client can methods"
+        return f"{subject} be told apart; they differ most at {place}"
     who = f"{clients} of {of} clients {'gains or loses' if clients == 1 else 'gain or lose'}"
-    return f"{who if clients else 'No client gains or loses'} beyond chance; methods differ most at {where}"
+    return f"{who if clients else 'No client gains or loses'} beyond chance; methods differ most at {place}"
 
 
 def noise(gaps: Sequence[Gap]) -> str:
-    """What chance is in the headline, for the caption."""
+    """Return a sentence for the caption: the noise that the headline takes for chance."""
     tested = sum(gap.p is not None for gap in gaps)
     if tested:
         return (
@@ -98,10 +99,11 @@ def noise(gaps: Sequence[Gap]) -> str:
 
 
 def _p(one: Scores, other: Scores, client: str, rows: int) -> float | None:
-    """How improbable the difference at one client is by chance, with two more rows, of which one is right."""
-    mine, theirs = (replace(scores, values=(rows * scores.values + 1) / (rows + 2)) for scores in (one, other))
-    found = row_difference(mine, theirs, {client: rows + 2})
-    return None if found is None else found.p
+    """Return the p value of the difference at one client, with two more rows, one of them right."""
+    # Agresti and Caffo: a score of 100 % on few rows is not known without error
+    ours, theirs = (replace(scores, values=(rows * scores.values + 1) / (rows + 2)) for scores in (one, other))
+    tested = row_difference(ours, theirs, {client: rows + 2})
+    return None if tested is None else tested.p
 
 
 def _alone(comparison: Comparison) -> str | None:
@@ -112,25 +114,26 @@ def _alone(comparison: Comparison) -> str | None:
 
 def _rows(comparison: Comparison) -> Mapping[str, int]:
     """The rows that each client is judged by, by name; empty unless the metric is the accuracy on known rows."""
-    found: dict[str, int] = {}
+    rows_of: dict[str, int] = {}
     if comparison.metric != COUNTED:
-        return found
+        return rows_of
     for run in comparison.runs:
         for client in run.clients:
             if rows := client[run.split]:
                 name = run.names[client["client"]]
-                found[name] = min(rows, found.get(name, rows))
-    return found
+                # the smallest number over runs: the noise is never understated
+                rows_of[name] = min(rows, rows_of.get(name, rows))
+    return rows_of
 
 
 def _aligned(scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """All scores with the same seeds and clients, NaN where a method has none or the client never trained with it."""
-    seeds = sorted({seed for one in scores.values() for seed in one.seeds})
-    clients = list(dict.fromkeys(client for one in scores.values() for client in one.clients))
-    found = {}
-    for label, one in scores.items():
+    seeds = sorted({seed for table in scores.values() for seed in table.seeds})
+    clients = list(dict.fromkeys(client for table in scores.values() for client in table.clients))
+    aligned = {}
+    for label, table in scores.items():
         values = np.full((len(seeds), len(clients)), np.nan)
-        places = np.ix_([seeds.index(seed) for seed in one.seeds], [clients.index(name) for name in one.clients])
-        values[places] = one.cells()
-        found[label] = Scores(values, clients, seeds)
-    return found
+        places = np.ix_([seeds.index(seed) for seed in table.seeds], [clients.index(name) for name in table.clients])
+        values[places] = table.cells()
+        aligned[label] = Scores(values, clients, seeds)
+    return aligned

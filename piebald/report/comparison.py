@@ -15,33 +15,19 @@ from pydantic import Field
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.privacy.several_runs import together
-from piebald.report.averages import mean
 from piebald.report.learning_curves import Axis, Band, Over, Point, band_of, bands_of
-from piebald.report.notebook import html_table
-from piebald.report.page.headline import rule
-from piebald.report.page.wording import MetricFormat
-from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, told_apart
-from piebald.report.tables import History
+from piebald.report.page.markup import html_table
+from piebald.report.page.wording import MetricFormat, rule
+from piebald.report.paired import Difference, Level, Scores, against_best, difference, level, not_told_apart
+from piebald.report.tables import History, mean
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall", "dice", "iou", "jaccard", "concordance")
 Points = Annotated[int, Field(ge=2)]
 
 _FIGURES = (
-    "mean_all",
-    "untrained",
-    "sd",
-    "worst_decile",
-    "q10",
-    "median",
-    "q90",
-    "common",
-    "unseen",
-    "bytes_up",
-    "bytes_down",
-    "rounds",
-    "seconds",
-    "wall",
-)
+    "mean_all", "untrained", "sd", "worst_decile", "q10", "median", "q90", "common", "unseen", "bytes_up", "bytes_down",
+    "rounds", "seconds", "wall",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +66,24 @@ class Comparison:
 
     Raises:
         SettingError: the runs are judged by different metrics.
+
+    Examples:
+        >>> import piebald
+        >>> clients = piebald.partition.Iid(clients=3, test=0.2, limit=60).split(piebald.data.digits())
+        >>> model = piebald.models.build_model("mlp", (1, 8, 8), 10, hidden=(4,))
+        >>> runs = [piebald.run(recipe, clients, model, rounds=1) for recipe in ("fedavg", "local")]
+        >>> comparison = Comparison(runs)
+        >>> comparison.labels, comparison.metric
+        (['local', 'fedavg'], 'accuracy')
+        >>> [(row["label"], row["rounds"]) for row in comparison.summary()]
+        [('local', 1.0), ('fedavg', 1.0)]
+        >>> comparison.paired("local")[0]["clients"]
+        3
     """
 
     def __init__(self, histories: Sequence[History]) -> None:
         self.by_label: dict[str, list[History]] = {}
+        # sorting is stable: labels keep the order in which they were given
         for history in sorted(histories, key=_baselines_first):
             self.by_label.setdefault(history.label, []).append(history)
         self.runs = [history for runs in self.by_label.values() for history in runs]
@@ -96,17 +96,17 @@ class Comparison:
         self.higher_is_better = self.runs[0].higher_is_better
 
     def __repr__(self) -> str:
-        """What is compared, and the finding, in one line."""
-        what = f"{len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}"
-        return f"<Comparison of {what}: {self.headline()}>"
+        """Return the content of the comparison and its finding in one line."""
+        content = f"{len(self.labels)} labels, {len(self.runs)} runs, by {self.metric}"
+        return f"<Comparison of {content}: {self.headline()}>"
 
     @property
     def privacy(self) -> list[dict[str, Any]]:
-        """The privacy budgets of all runs together, which were on the same rows; see `several_runs.together`."""
+        """The privacy budgets of all runs together, on the same rows; see `privacy.several_runs.together`."""
         return together(history.meta for history in self.runs)
 
     def headline(self) -> str:
-        """The finding in one sentence: the winner, or who cannot be told apart, see `report.headline`."""
+        """The finding in one sentence: the winner, or who cannot be told apart, see `report.page.wording.rule`."""
         if not self.tied:
             return "No client has been evaluated yet"
         shown = MetricFormat(self.metric)
@@ -141,38 +141,45 @@ class Comparison:
     @cached_property
     def unscored(self) -> list[str]:
         """The names of clients that have no score in any run, see `History.unscored`."""
-        first, *others = [dict.fromkeys(run.unscored) for run in self.runs]
-        return [name for name in first if all(name in other for other in others)]
+        first, *later = [dict.fromkeys(run.unscored) for run in self.runs]
+        return [name for name in first if all(name in names for names in later)]
 
     @cached_property
     def levels(self) -> dict[str, Level]:
         """The mean of each label that has one, over clients that trained, with its interval."""
-        values = [one.values for one in self.scores.values()]
+        values = [scores.values for scores in self.scores.values()]
         bounds = bounds_of(self.metric, values)
-        return {label: found for label, one in self.scores.items() if (found := level(one, bounds=bounds))}
+        return {
+            label: mean_level for label, scores in self.scores.items() if (mean_level := level(scores, bounds=bounds))
+        }
 
     @cached_property
-    def told(self) -> dict[str, Difference | None]:
-        """What the best label leads each other one by, see `report.paired.against_best`."""
+    def leads(self) -> dict[str, Difference | None]:
+        """The lead of the best label over each other one, see `report.paired.against_best`."""
         return against_best(self.scores, self.higher_is_better)
 
     @property
     def tied(self) -> list[str]:
         """The best label and those that cannot be told apart from it, the best mean first."""
-        return told_apart(self.told)
+        return not_told_apart(self.leads)
 
     @checked
     def over_seeds(self, label: str, figure: str) -> Interval | None:
         """A final figure of `History.final`, over the seeds of a label."""
         self._check_label(label)
-        known = [name for name, value in self.finals[label][0].items() if isinstance(value, int | float | None)]
-        if figure not in known:
-            raise unknown("final figure", figure, known)
+        figures = [name for name, value in self.finals[label][0].items() if isinstance(value, int | float | None)]
+        if figure not in figures:
+            raise unknown("final figure", figure, figures)
         return Interval.of([final[figure] for final in self.finals[label] if final[figure] is not None])
 
     def ranking(self) -> list[str]:
         """Labels with an evaluation, the best mean first."""
-        return list(self.told)
+        return list(self.leads)
+
+    @property
+    def ordered(self) -> list[str]:
+        """All labels, the best mean first, and at the end those without an evaluation."""
+        return list(dict.fromkeys([*self.leads, *self.labels]))
 
     # ------------------------------------------------------------------------------------------------------- tables
 
@@ -188,7 +195,9 @@ class Comparison:
         """
         rows = []
         for label, finals in self.finals.items():
-            average = {figure: found.mean if (found := self.over_seeds(label, figure)) else None for figure in _FIGURES}
+            average = {
+                figure: interval.mean if (interval := self.over_seeds(label, figure)) else None for figure in _FIGURES
+            }
             megabytes = {f"mb_{way}": (average.pop(f"bytes_{way}") or 0.0) / 1e6 for way in ("up", "down")}
             rows.append(
                 {"label": label, "recipe": finals[0]["recipe"], "seeds": len(finals)}
@@ -206,14 +215,14 @@ class Comparison:
         comparisons with the base; below 0.05 the two labels can be told apart.
         """
         self._check_label(base)
-        bounds = bounds_of(self.metric, [one.values for one in self.scores.values()])
-        rows, others = [], len(self.scores) - 1
-        for label, one in self.scores.items():
-            found = difference(one, self.scores[base]) if base in self.scores and label != base else None
-            if found is not None:
-                ends = _ends(found, None if bounds is None else bounds[1] - bounds[0])
-                row = {"label": label, "base": base, "seeds": found.seeds, "clients": found.clients}
-                rows.append(row | {"difference": ends.pop("mean")} | ends | {"p": min(1.0, found.p * others)})
+        bounds = bounds_of(self.metric, [table.values for table in self.scores.values()])
+        rows, rivals = [], len(self.scores) - 1
+        for label, table in self.scores.items():
+            gap = difference(table, self.scores[base]) if base in self.scores and label != base else None
+            if gap is not None:
+                ends = _ends(gap, None if bounds is None else bounds[1] - bounds[0])
+                row = {"label": label, "base": base, "seeds": gap.seeds, "clients": gap.clients}
+                rows.append(row | {"difference": ends.pop("mean")} | ends | {"p": min(1.0, gap.p * rivals)})
         return rows
 
     @checked
@@ -223,24 +232,25 @@ class Comparison:
         self._check_label(base)
         sign = 1 if self.higher_is_better else -1
         differences = [
-            one.per_client[client] - other.per_client[client]
-            for one, other in self._pairs(label, base)
-            for client in one.trained & other.trained & one.per_client.keys() & other.per_client.keys()
+            run.per_client[client] - base_run.per_client[client]
+            for run, base_run in self._pairs(label, base)
+            # a client that never trained with a method has the score of a model that it had no part in
+            for client in run.trained & base_run.trained & run.per_client.keys() & base_run.per_client.keys()
         ]
         return sorted(differences, key=lambda difference: sign * difference)
 
     @checked
     def gain_of_each(self, label: str, base: str) -> dict[str, float]:
-        """What each client has more than with the base label, by name: the mean over common seeds."""
+        """The gain of each client over the base label, by name: the mean over common seeds."""
         self._check_label(label)
         self._check_label(base)
-        found: dict[str, list[float]] = {}
-        for one, other in self._pairs(label, base):
-            theirs = {other.names[client]: value for client, value in other.per_client.items()}
-            for client, value in one.per_client.items():
-                if one.names[client] in theirs and client in one.trained:
-                    found.setdefault(one.names[client], []).append(value - theirs[one.names[client]])
-        return {name: sum(values) / len(values) for name, values in found.items()}
+        gains: dict[str, list[float]] = {}
+        for run, base_run in self._pairs(label, base):
+            theirs = {base_run.names[client]: value for client, value in base_run.per_client.items()}
+            for client, value in run.per_client.items():
+                if run.names[client] in theirs and client in run.trained:
+                    gains.setdefault(run.names[client], []).append(value - theirs[run.names[client]])
+        return {name: sum(values) / len(values) for name, values in gains.items()}
 
     def target(self) -> float | None:
         """A default target for all labels: the final value of FedAvg's worst seed, or else of the weakest label's.
@@ -254,8 +264,10 @@ class Comparison:
         finals = self.finals[fedavg if fedavg in ranked else ranked[-1]]
         ends = [final["mean"] for final in finals if final["mean"] is not None]
         value = min(ends) if self.higher_is_better else max(ends)
+        # two significant digits
         unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1) if value else 1.0
         easier = math.floor if self.higher_is_better else math.ceil
+        # the tiny term keeps a value that is exact in decimals from being rounded one unit too far
         return float(f"{easier(value / unit + (1e-9 if self.higher_is_better else -1e-9)) * unit:.12g}")
 
     @checked
@@ -268,17 +280,14 @@ class Comparison:
         rows = []
         for label, runs in self.by_label.items():
             reached = [point for history in runs if (point := history.to_target(value))]
-            rows.append(
-                {
-                    "label": label,
-                    "runs": len(runs),
-                    "reached": len(reached),
-                    "rounds": mean([point["version"] for point in reached]),
-                    "mb": mean([point["bytes"] / 1e6 for point in reached]),
-                    "seconds": mean([point["seconds"] for point in reached]),
-                    "wall": mean([point["wall"] for point in reached]),
-                }
-            )
+            costs: dict[str, list[float]] = {
+                "rounds": [point["version"] for point in reached],
+                "mb": [point["bytes"] / 1e6 for point in reached],
+                "seconds": [point["seconds"] for point in reached],
+                "wall": [point["wall"] for point in reached],
+            }
+            means = {name: mean(values) for name, values in costs.items()}
+            rows.append({"label": label, "runs": len(runs), "reached": len(reached)} | means)
         return rows
 
     # ------------------------------------------------------------------------------------------------------- curves
@@ -299,7 +308,7 @@ class Comparison:
         Raises:
             SettingError: there is no such metric, or nothing has been evaluated.
         """
-        from piebald.report.curve_plot import plot
+        from piebald.report.figures import plot
 
         return plot(self.runs, metric, over, ax)
 
@@ -334,6 +343,7 @@ class Comparison:
 def scores_of(runs: Sequence[History]) -> Scores:
     """The final metric of each client in each run of a label."""
     names = {name: place for place, name in enumerate(sorted({n for run in runs for n in run.names.values()}))}
+    # runs of one label may have different clients; NaN marks those that a run lacks
     values = np.full((len(runs), len(names)), np.nan)
     trained = np.zeros(values.shape, bool)
     for row, run in enumerate(runs):
@@ -353,15 +363,16 @@ def bounds_of(metric: str, values: Sequence[NDArray[np.float64]]) -> tuple[float
     return (0.0, 1.0) if named and inside else None
 
 
-def _ends(found: Level | None, largest: float | None = None) -> dict[str, Any]:
+def _ends(level: Level | None, largest: float | None = None) -> dict[str, Any]:
     """Mean, interval and kind of a row; `largest` is the largest possible difference."""
-    if found is None:
+    if level is None:
         return {"mean": None, "low": None, "high": None, "kind": None}
+    # a difference of accuracies lies between -1 and 1, whatever Student's t says
     most = math.inf if largest is None else largest
-    ends: dict[str, float | None] = {"low": max(found.low, -most), "high": min(found.high, most)}
-    if found.seeds == 1:
+    ends: dict[str, float | None] = {"low": max(level.low, -most), "high": min(level.high, most)}
+    if level.seeds == 1:
         ends = dict.fromkeys(ends)
-    return {"mean": found.mean, **ends, "kind": "one seed" if found.seeds == 1 else found.kind}
+    return {"mean": level.mean, **ends, "kind": "one seed" if level.seeds == 1 else level.kind}
 
 
 def _baselines_first(history: History) -> int:

@@ -35,21 +35,26 @@ class CrossedEffects:
 
     @classmethod
     def of(cls, cells: Floats) -> CrossedEffects:
-        there = ~np.isnan(cells)
-        within = there.sum(2, keepdims=True)
-        seeds, clients = there.any(2).sum(1), there.any(1).sum(1)
-        weight = there / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
-        mean = np.where(there, weight * np.nan_to_num(cells), 0).sum((1, 2))
-        off = np.where(there, np.nan_to_num(cells) - mean[:, None, None], 0)
-        of_seed = off.sum(2, keepdims=True) / np.maximum(within, 1)
-        of_client = off.sum(1, keepdims=True) / np.maximum(there.sum(1, keepdims=True), 1)
-        free = np.maximum(there.sum((1, 2)) - seeds - clients + 1, 1)
-        rest = np.where(there, off - of_seed - of_client, 0) * weight
-        rest *= np.sqrt(there.sum((1, 2)) / free)[:, None, None]
-        by_seed = (weight * off).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
-        by_client = (weight * off).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
+        # every seed weighs the same, and within a seed every client: clients that one seed lacks do not tilt the mean
+        present = ~np.isnan(cells)
+        within = present.sum(2, keepdims=True)
+        seeds, clients = present.any(2).sum(1), present.any(1).sum(1)
+        weight = present / (np.maximum(within, 1) * np.maximum(seeds, 1)[:, None, None])
+        mean = np.where(present, weight * np.nan_to_num(cells), 0).sum((1, 2))
+        deviations = np.where(present, np.nan_to_num(cells) - mean[:, None, None], 0)
+        # effects are averages of deviations: unbiased for complete tables, and close to it where few cells are missing
+        of_seed = deviations.sum(2, keepdims=True) / np.maximum(within, 1)
+        of_client = deviations.sum(1, keepdims=True) / np.maximum(present.sum(1, keepdims=True), 1)
+        # degrees of freedom of the interaction of a two-way layout without repetitions
+        rest_freedom = np.maximum(present.sum((1, 2)) - seeds - clients + 1, 1)
+        rest = np.where(present, deviations - of_seed - of_client, 0) * weight
+        # the residuals are shrunk by the effects that were estimated from the same cells
+        rest *= np.sqrt(present.sum((1, 2)) / rest_freedom)[:, None, None]
+        # the factor is Bessel's correction: deviations are from an estimated mean
+        by_seed = (weight * deviations).sum(2) * np.sqrt(seeds / np.maximum(seeds - 1, 1))[:, None]
+        by_client = (weight * deviations).sum(1) * np.sqrt(clients / np.maximum(clients - 1, 1))[:, None]
         parts = (by_seed**2).sum(1), (by_client**2).sum(1), (rest**2).sum((1, 2))
-        error, freedom = _errors(seeds, clients, *parts, free)
+        error, freedom = _errors(seeds, clients, *parts, rest_freedom)
         return cls(cells, mean, seeds, clients, by_seed, by_client, rest, error, freedom)
 
     def quantile(self) -> Floats:
@@ -63,16 +68,18 @@ class CrossedEffects:
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = 2 * stdtr(self.freedom, -np.abs(self.mean) / self.error)
+            p = 2 * stdtr(self.freedom, -np.abs(self.mean) / self.error)
         # no spread to judge by: as improbable as that all clients have the same sign
-        found = np.where(self.error < 1e-12, np.exp2(1.0 - self.clients), found)
+        p = np.where(self.error < 1e-12, np.exp2(1.0 - self.clients), p)
+        # two seeds say little about seeds, but if they contradict each other nothing is claimed
         signs = np.array([_signs(table) for table in self.cells])
         disagree = (self.seeds < SEEDS_FOR_INTERVAL) & (signs == 2)
-        return np.where(disagree | np.isnan(self.error) | (np.abs(self.mean) < 1e-12), 1.0, np.minimum(found, 1.0))
+        return np.where(disagree | np.isnan(self.error) | (np.abs(self.mean) < 1e-12), 1.0, np.minimum(p, 1.0))
 
     def ends(self, k: int) -> tuple[float, float, float, int, int, Kind]:
         """Mean, low, high, seeds, clients and kind of one table."""
         mean, counts = float(self.mean[k]), (int(self.seeds[k]), int(self.clients[k]))
+        # an interval from two seeds would be wider than all accuracies; the range is at least true
         if self.seeds[k] < SEEDS_FOR_INTERVAL:
             means = _seed_means(self.cells[k])
             return mean, float(means.min()), float(means.max()), *counts, "range"
@@ -82,9 +89,11 @@ class CrossedEffects:
     def covariance(self) -> Floats:
         """The covariance [k, k] of the means."""
         of_clients = self.by_client @ self.by_client.T
+        # with few seeds the clients alone count, as in `_errors`
         if self.seeds.min() < SEEDS_FOR_INTERVAL:
             return np.asarray(of_clients)
         flat = self.rest.reshape(len(self.rest), -1)
+        # the difference of two covariances may have negative eigenvalues, which no covariance has
         values, vectors = np.linalg.eigh(self.by_seed @ self.by_seed.T - flat @ flat.T)
         return np.asarray(of_clients + (vectors * np.clip(values, 0, None)) @ vectors.T)
 
@@ -98,10 +107,13 @@ def _errors(
     free: NDArray[np.int64],
 ) -> tuple[Floats, Floats]:
     """Standard errors [k] and their degrees of freedom [k], from the estimated variances of the mean."""
-    both = of_seeds + of_clients - of_rest
-    variance = np.maximum(np.maximum(of_seeds, of_clients), both)  # components are not below zero
+    # both margins contain the variance of single cells, so it is subtracted once
+    sum_of_both = of_seeds + of_clients - of_rest
+    variance = np.maximum(np.maximum(of_seeds, of_clients), sum_of_both)  # components are not below zero
     dof_seeds, dof_clients = np.maximum(seeds - 1, 1), np.maximum(clients - 1, 1)
+    # Satterthwaite 1946: the variance of a sum of variance components, each with its own degrees of freedom
     uncertainty = of_seeds**2 / dof_seeds + of_clients**2 / dof_clients + of_rest**2 / free
+    # the approximation is never allowed below the freedom of the weaker margin
     fewest = np.where(clients > 1, np.minimum(dof_seeds, dof_clients), dof_seeds)
     freedom = np.maximum(variance**2 / np.maximum(uncertainty, 1e-300), fewest)
     few = seeds < SEEDS_FOR_INTERVAL  # the clients alone, for these seeds
@@ -116,4 +128,4 @@ def _seed_means(cells: Floats) -> Floats:
 
 def _signs(cells: Floats) -> int:
     """The number of signs, of + and -, that the means of seeds have."""
-    return len({float(np.sign(one)) for one in _seed_means(cells)} - {0.0})
+    return len({float(np.sign(mean)) for mean in _seed_means(cells)} - {0.0})

@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 
 from piebald.report.comparison import Comparison
-from piebald.report.page.wording import MetricFormat, interval, is_significant, megabytes, names, plural
+from piebald.report.page.wording import MetricFormat, count, interval, is_significant, megabytes, names, plural
 from piebald.report.paired import Scores, cannot_be_told_apart, ranking
+from piebald.report.tables import History, mean
+
+MEASURES = {"updates": "used updates", "steps": "local steps", "rows": "rows in updates"}
+UNEQUAL = 1.1  # the largest ratio that passes as equal
 
 
 def lead(comparison: Comparison) -> str:
@@ -18,21 +22,21 @@ def lead(comparison: Comparison) -> str:
         return ""
     fedavg = comparison.made_by("fedavg")
     best = ranked[0]
-    other = fedavg if fedavg in ranked[1:] else ranked[1]
-    row = next((row for row in comparison.paired(other) if row["label"] == best), None)
+    rival = fedavg if fedavg in ranked[1:] else ranked[1]
+    row = next((row for row in comparison.paired(rival) if row["label"] == best), None)
     if row is None:
         return ""
-    way = "above" if row["difference"] > 0 else "below"
-    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {way} {other}"
+    side = "above" if row["difference"] > 0 else "below"
+    text = f"{best} is {shown.size(abs(row['difference']))}{shown.points} {side} {rival}"
     among = len(comparison.scores) - 1
     doubt = ", no clear difference" + (f" among {among} comparisons" if among > 1 else "")
     doubt = "" if is_significant(row) else doubt
     if row["low"] is None:
         return f"{text} on one seed, which says nothing about other seeds{doubt}."
-    what = interval(row, shown)
+    ends = interval(row, shown)
     if row["kind"] == "interval":
-        what = f"95% interval {what} for other clients and seeds, {row['seeds']} seeds"
-    return f"{text} ({what}{doubt})."
+        ends = f"95% interval {ends} for other clients and seeds, {row['seeds']} seeds"
+    return f"{text} ({ends}{doubt})."
 
 
 def progress(comparison: Comparison) -> str:
@@ -40,19 +44,19 @@ def progress(comparison: Comparison) -> str:
     shown, ranked = MetricFormat(comparison.metric), comparison.ranking()
     fedavg = comparison.made_by("fedavg")
     if len(ranked) > 1:
-        other = fedavg if fedavg in ranked[1:] else ranked[1]
-        end = comparison.over_seeds(other, "mean")
+        rival = fedavg if fedavg in ranked[1:] else ranked[1]
+        end = comparison.over_seeds(rival, "mean")
         row = next((row for row in comparison.to_target(end.mean) if row["label"] == ranked[0]), None) if end else None
         if end and row and row["reached"] == row["runs"]:
             rounds = plural(row["rounds"], "round")
-            return f"{ranked[0]} reaches the final value of {other}, {shown.value(end.mean)}, after {rounds}"
+            return f"{ranked[0]} reaches the final value of {rival}, {shown.value(end.mean)}, after {rounds}"
     return f"{shown.name.capitalize()} over the run"
 
 
 def worst_tenth(comparison: Comparison) -> str:
     """The label with the best worst tenth of clients, or those that cannot be told apart by it."""
     shown = MetricFormat(comparison.metric)
-    tails = {label: one for label in comparison.ranking() if (one := _tails(comparison.finals[label]))}
+    tails = {label: tail for label in comparison.ranking() if (tail := _tails(comparison.finals[label]))}
     if len(tails) < 2:
         return f"Distribution of {shown.name} over clients"
     order = ranking(tails, comparison.higher_is_better)
@@ -65,9 +69,9 @@ def worst_tenth(comparison: Comparison) -> str:
 
 def _tails(finals: list[dict[str, Any]]) -> Scores | None:
     """The mean of the worst tenth in each run: one number for each seed."""
-    found = {final["seed"]: final["worst_decile"] for final in finals if final["worst_decile"] is not None}
-    seeds = [seed for seed in found if seed is not None] or list(range(len(found)))
-    return Scores(np.array(list(found.values()), float)[:, None], ["worst tenth"], seeds) if found else None
+    tails = {final["seed"]: final["worst_decile"] for final in finals if final["worst_decile"] is not None}
+    seeds = [seed for seed in tails if seed is not None] or list(range(len(tails)))
+    return Scores(np.array(list(tails.values()), float)[:, None], ["worst tenth"], seeds) if tails else None
 
 
 def gains(comparison: Comparison, base: str) -> str:
@@ -94,6 +98,7 @@ def gaining(comparison: Comparison, label: str, base: str) -> tuple[float, float
 def cheapest(comparison: Comparison, target: float) -> str:
     """The label that reaches the target with the least traffic."""
     shown = MetricFormat(comparison.metric)
+    # training alone reaches any target for free
     alone = comparison.made_by("local")  # its traffic is not comparable
     reached = [row for row in comparison.to_target(target) if row["reached"] == row["runs"] and row["mb"]]
     rows = [row for row in reached if row["label"] != alone]
@@ -104,3 +109,39 @@ def cheapest(comparison: Comparison, target: float) -> str:
         f"{rows[0]['label']} reaches {shown.value(target)} with {megabytes(rows[0]['mb'])} MB; "
         f"{rows[-1]['label']} needs {megabytes(rows[-1]['mb'])} MB"
     )
+
+
+def work(history: History) -> dict[str, float]:
+    """Updates that were used, their local steps and their rows, up to the version that the run ended with."""
+    used = [row for row in history.results if row["kind"] == "train" and row["status"] == "ok"]
+    # steps after the best version are not in the model that is judged
+    used = [row for row in used if history.best is None or row["version"] <= history.best]
+    sums = {name: sum(row[column] or 0 for row in used) for name, column in (("steps", "steps"), ("rows", "examples"))}
+    return {"updates": float(len(used)), **{name: float(value) for name, value in sums.items()}}
+
+
+def work_by_label(comparison: Comparison) -> dict[str, dict[str, float | None]]:
+    """The work behind each label: means over its runs; None where the run folders do not say."""
+    work_of: dict[str, dict[str, float | None]] = {}
+    for label, runs in comparison.by_label.items():
+        done = [work(history) for history in runs]
+        work_of[label] = {name: mean([counts[name] for counts in done]) or None for name in MEASURES}
+    return work_of
+
+
+def unequal(comparison: Comparison) -> str:
+    """A sentence where work differs by more than a tenth between methods; empty where it does not."""
+    done = work_by_label(comparison)
+    for name, description in MEASURES.items():
+        amounts = {label: value for label, counts in done.items() if (value := counts[name]) is not None}
+        if len(amounts) < 2:
+            continue
+        order = sorted(amounts, key=lambda label: amounts[label])
+        least, most = amounts[order[0]], amounts[order[-1]]
+        if most > UNEQUAL * least:
+            fewest = [label for label in order if amounts[label] <= UNEQUAL * least]
+            return (
+                f"The methods did unequal work: {count(least)} {description} with {names(fewest, 3)}, {count(most)} "
+                f"with {order[-1]}; differences may be those of work."
+            )
+    return ""

@@ -71,10 +71,18 @@ def band_of(curves: Sequence[Sequence[Point]], axis: Axis, points: int = 300) ->
         curves: one for each seed; those without a point are left out.
         axis: the cost.
         points: the largest number of versions, at least 2; more are thinned out.
+
+    Examples:
+        >>> seeds = [
+        ...     [Point(version=1, bytes=10, seconds=1.0, wall=1.0, mean=score)] for score in (0.25, 0.75)
+        ... ]
+        >>> band_of(seeds, "version")
+        Band(x=[1.0], mean=[0.5], low=[0.25], high=[0.75], seeds=2, level=False)
     """
     seeds = [{point["version"]: point for point in curve} for curve in curves if curve]
     if not seeds:
         return None
+    # averages need the same seeds at every point: otherwise a curve would jump where a seed ends
     versions = sorted(set.intersection(*(set(seed) for seed in seeds)))
     if len(versions) > points:
         versions = [versions[round(i * (len(versions) - 1) / (points - 1))] for i in range(points)]
@@ -101,13 +109,14 @@ def bands_of(curves: Mapping[str, Sequence[Sequence[Point]]], axis: Axis) -> dic
         curves: those of the seeds of each label.
         axis: the cost.
     """
-    found = {label: band for label, seeds in curves.items() if (band := band_of(seeds, axis))}
-    last = max((band.x[-1] for band in found.values()), default=0.0)
-    for label, band in found.items():
+    bands = {label: band for label, seeds in curves.items() if (band := band_of(seeds, axis))}
+    last = max((band.x[-1] for band in bands.values()), default=0.0)
+    for label, band in bands.items():
+        # training alone sends nothing, and would be a dot at the left edge
         if axis == "bytes" and band.x[-1] < 0.05 * last:
             means, low, high = ([values[-1]] * 2 for values in (band.mean, band.low, band.high))
-            found[label] = Band([0.0, last], means, low, high, band.seeds, level=True)
-    return found
+            bands[label] = Band([0.0, last], means, low, high, band.seeds, level=True)
+    return bands
 
 
 def time_axis(runs: Sequence[Evaluated]) -> Axis:

@@ -1,4 +1,4 @@
-"""Paired comparisons: differences between methods with intervals for clients and seeds, and who cannot be told apart.
+"""Paired comparisons: differences between methods with intervals, and the methods that cannot be told apart.
 
 Scores of a method are a table seeds x clients (`Scores`).  Two methods are compared on the cells that both have, the
 same client under the same seed, so that what makes a client or a seed hard for both drops out of the difference.
@@ -57,6 +57,11 @@ class Scores:
 
     Raises:
         SettingError: shapes do not fit, names repeat, or a value is infinite.
+
+    Examples:
+        >>> scores = Scores(np.array([[0.5, 0.75], [0.25, np.nan]]), ["north", "south"])
+        >>> scores.client_means()
+        array([0.375, 0.75 ])
     """
 
     values: Floats
@@ -77,13 +82,15 @@ class Scores:
         if np.isinf(values).any():
             raise SettingError("values must be finite, or NaN where a client was not evaluated, got an infinite one")
         seeds = tuple(map(int, self.seeds)) or tuple(range(len(values)))
-        for what, names, wanted in (("clients", clients, len(clients)), ("seeds", seeds, len(values))):
-            if len(names) != wanted or len(set(names)) < len(names):
-                raise SettingError(f"{what} must name each of {wanted} once, got {len(names)} names")
+        for axis, names, size in (("clients", clients, len(clients)), ("seeds", seeds, len(values))):
+            if len(names) != size or len(set(names)) < len(names):
+                raise SettingError(f"{axis} must name each of {size} once, got {len(names)} names")
         trained = np.ones(values.shape, bool) if self.trained is None else np.asarray(self.trained, bool)
         if trained.shape not in (values.shape, values.shape[1:]):
             raise SettingError(f"trained must have the shape of values or [clients], got {list(trained.shape)}")
+        # one row for all seeds where the caller does not tell seeds apart
         trained = np.broadcast_to(trained, values.shape)
+        # the dataclass is frozen, so that scores can be shared; this is the one place that sets its fields
         for name, value in zip(
             ("values", "clients", "seeds", "trained"), (values, clients, seeds, trained), strict=True
         ):
@@ -96,9 +103,9 @@ class Scores:
 
     def client_means(self) -> Floats:
         """The mean of each client over the seeds under which it has a value, NaN where it has none."""
-        there = ~np.isnan(self.values)
-        sums = np.where(there, self.values, 0.0).sum(0)
-        return np.where(there.any(0), sums / np.maximum(there.sum(0), 1), np.nan)
+        present = ~np.isnan(self.values)
+        sums = np.where(present, self.values, 0.0).sum(0)
+        return np.where(present.any(0), sums / np.maximum(present.sum(0), 1), np.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +154,11 @@ def level(scores: Scores, *, bounds: tuple[float, float] | None = None, untraine
         return None
     if bounds is not None and not bounds[0] <= np.nanmin(cells) <= np.nanmax(cells) <= bounds[1]:
         raise SettingError(f"values must be from {bounds[0]:g} to {bounds[1]:g}, got others: give other bounds")
-    found = CrossedEffects.of(cells[None])
-    mean, low, high, seeds, clients, kind = found.ends(0)
+    effects = CrossedEffects.of(cells[None])
+    mean, low, high, seeds, clients, kind = effects.ends(0)
     if kind == "interval" and bounds is not None:
-        low, high = _inside(mean, float(found.error[0]), float(found.quantile()[0]), bounds)
+        # a symmetric interval around 0.98 would run beyond 1
+        low, high = _inside(mean, float(effects.error[0]), float(effects.quantile()[0]), bounds)
     if bounds is not None:  # a mean of ones may be rounded up
         mean, low, high = (min(max(end, bounds[0]), bounds[1]) for end in (mean, low, high))
     return Level(mean, low, high, seeds, clients, kind)
@@ -163,19 +171,27 @@ def difference(a: Scores, b: Scores, *, untrained: bool = False) -> Difference |
     Args:
         a, b: scores of two methods; clients are matched by name, seeds by number.
         untrained: count clients that never trained with either method, too.
+
+    Examples:
+        >>> clients = ["north", "south", "west"]
+        >>> fedavg = Scores(np.array([[0.5, 0.75, 0.625], [0.5, 0.625, 0.75]]), clients)
+        >>> local = Scores(np.array([[0.375, 0.5, 0.5], [0.375, 0.5, 0.5]]), clients)
+        >>> gain = difference(fedavg, local)
+        >>> gain.mean, gain.low, gain.high, gain.kind
+        (0.16666666666666666, 0.16666666666666666, 0.16666666666666666, 'range')
     """
     if (cells := _paired(a, b, untrained)) is None:
         return None
-    found = CrossedEffects.of(cells[None])
-    error = float(found.error[0])
-    return Difference(*found.ends(0), None if np.isnan(error) else error, float(found.p()[0]))
+    effects = CrossedEffects.of(cells[None])
+    error = float(effects.error[0])
+    return Difference(*effects.ends(0), None if np.isnan(error) else error, float(effects.p()[0]))
 
 
 @checked
 def against_best(
     scores: Mapping[str, Scores], higher_is_better: bool = True, *, untrained: bool = False
 ) -> dict[str, Difference | None]:
-    """What the best method leads each other one by: the mean of the best minus the other's, with p adjusted.
+    """The lead of the best method over each other one: the mean of the best minus the other's, with p adjusted.
 
     Args:
         scores: scores by label.
@@ -187,14 +203,15 @@ def against_best(
         multiplied by the number of comparisons.  None where two methods share no client and seed.
     """
     order = ranking(scores, higher_is_better, untrained=untrained)
-    found: dict[str, Difference | None] = {}
+    leads: dict[str, Difference | None] = {}
     for label in order:
-        one = difference(scores[order[0]], scores[label], untrained=untrained)
-        if one is not None and label != order[0]:
-            adjusted = min(1.0, one.p * (len(order) - 1))
-            one = Difference(one.mean, one.low, one.high, one.seeds, one.clients, one.kind, one.error, adjusted)
-        found[label] = one
-    return found
+        lead = difference(scores[order[0]], scores[label], untrained=untrained)
+        if lead is not None and label != order[0]:
+            # Bonferroni: the best was chosen by the same scores, so all comparisons with it count
+            adjusted = min(1.0, lead.p * (len(order) - 1))
+            lead = Difference(lead.mean, lead.low, lead.high, lead.seeds, lead.clients, lead.kind, lead.error, adjusted)
+        leads[label] = lead
+    return leads
 
 
 @checked
@@ -207,19 +224,35 @@ def cannot_be_told_apart(
 
     Args:
         scores, higher_is_better, untrained: as for `against_best`.
+
+    Examples:
+        >>> rng, clients = np.random.default_rng(0), [f"site-{number}" for number in range(20)]
+        >>> base = rng.uniform(0.4, 0.6, (3, 20))
+        >>> values = {"local": base, "fedavg": base + 0.2, "fedprox": base + 0.2 + rng.normal(0, 0.05, (3, 20))}
+        >>> scores = {label: Scores(table, clients) for label, table in values.items()}
+        >>> sorted(cannot_be_told_apart(scores))
+        ['fedavg', 'fedprox']
     """
-    return told_apart(against_best(scores, higher_is_better, untrained=untrained))
+    return not_told_apart(against_best(scores, higher_is_better, untrained=untrained))
 
 
-def told_apart(found: Mapping[str, Difference | None]) -> list[str]:
+def not_told_apart(leads: Mapping[str, Difference | None]) -> list[str]:
     """The labels of `against_best` that cannot be told apart from the best one, which is the first."""
-    return [label for label, one in found.items() if one is None or one.p >= ERROR_RATE]
+    return [label for label, lead in leads.items() if lead is None or lead.p >= ERROR_RATE]
 
 
 @checked
 def ranking(scores: Mapping[str, Scores], higher_is_better: bool = True, *, untrained: bool = False) -> list[str]:
-    """The labels that have a value, the best mean first; ties keep the order of `scores`."""
-    means = {label: one.mean for label in scores if (one := level(scores[label], untrained=untrained)) is not None}
+    """The labels that have a value, the best mean first; ties keep the order of `scores`.
+
+    Examples:
+        >>> scores = {"local": Scores([[0.5, 0.75]], "ab"), "fedavg": Scores([[0.75, 0.75]], "ab")}
+        >>> ranking(scores), ranking(scores, higher_is_better=False)
+        (['fedavg', 'local'], ['local', 'fedavg'])
+    """
+    means = {
+        label: average.mean for label in scores if (average := level(scores[label], untrained=untrained)) is not None
+    }
     return sorted(means, key=lambda label: -means[label] if higher_is_better else means[label])
 
 
@@ -250,22 +283,27 @@ def probability_within(
     """
     if label not in scores:
         raise unknown("method called", label, scores)
-    others = [other for other in ranking(scores, higher_is_better, untrained=untrained) if other != label]
-    if not others:
+    rivals = [rival for rival in ranking(scores, higher_is_better, untrained=untrained) if rival != label]
+    if not rivals:
         return 1.0
     sign = 1.0 if higher_is_better else -1.0
-    tables = [_paired(scores[other], scores[label], untrained, full=True) for other in others]
+    # all tables have the seeds and clients of `label`, so that their covariance can be estimated together
+    tables = [_paired(scores[rival], scores[label], untrained, full=True) for rival in rivals]
     if any(cells is None for cells in tables):
         raise SettingError(f"{label} shares no client and seed with another method, so nothing can be said about it")
-    found = CrossedEffects.of(sign * np.stack([cells for cells in tables if cells is not None]))
-    if np.isnan(found.error).any():
+    effects = CrossedEffects.of(sign * np.stack([cells for cells in tables if cells is not None]))
+    if np.isnan(effects.error).any():
         return None
-    values, vectors = np.linalg.eigh(found.covariance())
+    # the square root of a covariance that may be singular, where a Cholesky factor would fail
+    values, vectors = np.linalg.eigh(effects.covariance())
     root = vectors * np.sqrt(np.clip(values, 0, None))
+    # the key has no seed: the same scores always give the same probability
     random = generator("probability within", label)
-    freedom = float(found.freedom.min())
+    freedom = float(effects.freedom.min())
+    # one draw of chi-square for all methods makes the vector a multivariate t
     scale = np.sqrt(freedom / random.chisquare(freedom, _DRAWS))
-    drawn = found.mean + scale[:, None] * (random.standard_normal((_DRAWS, len(others))) @ root.T)
+    drawn = effects.mean + scale[:, None] * (random.standard_normal((_DRAWS, len(rivals))) @ root.T)
+    # a tolerance, so that a method that ties with itself is within zero points
     return float((drawn.max(axis=1) <= points + 1e-12).mean())
 
 
@@ -275,22 +313,23 @@ def _paired(a: Scores, b: Scores, untrained: bool, full: bool = False) -> Floats
     columns = {client: column for column, client in enumerate(a.clients)}
     seeds = [place for place, seed in enumerate(b.seeds) if seed in rows]
     clients = [place for place, client in enumerate(b.clients) if client in columns]
-    own = a.cells(untrained)[np.ix_([rows[b.seeds[i]] for i in seeds], [columns[b.clients[i]] for i in clients])]
+    ours = a.cells(untrained)[np.ix_([rows[b.seeds[i]] for i in seeds], [columns[b.clients[i]] for i in clients])]
     theirs = b.cells(untrained)[np.ix_(seeds, clients)]
-    found = np.asarray(own - theirs)
-    if not np.isfinite(found).any():
+    gaps = np.asarray(ours - theirs)
+    if not np.isfinite(gaps).any():
         return None
     if full:
         table = np.full((len(b.seeds), len(b.clients)), np.nan)
-        table[np.ix_(seeds, clients)] = found
+        table[np.ix_(seeds, clients)] = gaps
         return table
-    return found
+    return gaps
 
 
 def _inside(mean: float, error: float, quantile: float, bounds: tuple[float, float]) -> tuple[float, float]:
     """An interval between bounds: made on the logit scale, where a mean has no end to run into."""
     width = bounds[1] - bounds[0]
     share = (mean - bounds[0]) / width
+    # the logit has no value at the ends: all scores are 0 or all are 1
     if share <= 0 or share >= 1:
         return mean, mean
     centre = np.log(share / (1 - share))

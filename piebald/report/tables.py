@@ -8,18 +8,18 @@ over clients weighs all clients equally, however many rows they have.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import unknown
-from piebald.report.averages import mean, quantile, spread
+from piebald.core.errors import RunFolderError, unknown
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
-from piebald.report.client_names import client_names
 from piebald.report.learning_curves import Over, Point
-from piebald.report.notebook import html_table
+from piebald.report.page.markup import html_table
 from piebald.storage.run_folder import recorded_choices
-from piebald.storage.schema import COLUMNS
+from piebald.storage.schema import COLUMNS, DATABASE
 from piebald.storage.store import RunStore
 
 if TYPE_CHECKING:
@@ -51,6 +51,20 @@ class History:
     Attributes:
         name: the run folder's name, or "run".
         meta: values that describe the run, see `RunStore.create`.
+
+    Examples:
+        A `Run` is a `History`; one of a folder is opened with `History("runs/fedavg")`.
+
+        >>> import piebald
+        >>> clients = piebald.partition.Iid(clients=3, test=0.2, limit=60).split(piebald.data.digits())
+        >>> model = piebald.models.build_model("mlp", (1, 8, 8), 10, hidden=(4,))
+        >>> run = piebald.run("fedavg", clients, model, rounds=2)
+        >>> [(point["version"], point["bytes"]) for point in run.curve]
+        [(0, 0), (1, 7440), (2, 14880)]
+        >>> run.frame("clients")[["name", "train", "test"]].values.tolist()
+        [['0', 16, 4], ['1', 16, 4], ['2', 16, 4]]
+        >>> run.final["rounds"], len(run.per_client), run.split
+        (2, 3, 'test')
     """
 
     def __init__(self, source: RunStore | PathLike) -> None:
@@ -112,9 +126,9 @@ class History:
         return self._store.rows("measure") if self._has("measure") else []
 
     def _has(self, table: str) -> bool:
-        """Whether the run folder has a table, which those of earlier versions may not."""
-        found = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", table)
-        return bool(found)
+        """Return whether the run folder has a table, which those of earlier versions may lack."""
+        rows = self._store.query("SELECT name FROM sqlite_master WHERE type = 'table' AND name = ?", table)
+        return bool(rows)
 
     @checked
     def frame(self, name: str) -> pandas.DataFrame:
@@ -134,7 +148,7 @@ class History:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a larger value of the metric is better."""
+        """True if a larger value of the metric is better."""
         return bool(self.meta.get("higher_is_better", True))
 
     @property
@@ -155,17 +169,17 @@ class History:
         return int(seed) if seed is not None else None
 
     def __repr__(self) -> str:
-        """What the run is, in one line."""
+        """Return a description of the run in one line."""
         final = self.final
         score = "not evaluated" if final["mean"] is None else f"{self.metric} {final['mean']:.4g}"
-        where = "in memory" if self.path is None else f"in {self.path}"
+        place = "in memory" if self.path is None else f"in {self.path}"
         kind, rounds = type(self).__name__, f"{final['rounds']} round{'' if final['rounds'] == 1 else 's'}"
-        return f"<{kind} {self.label!r}: {rounds}, seed {self.seed}, {score}, {final['status']}, {where}>"
+        return f"<{kind} {self.label!r}: {rounds}, seed {self.seed}, {score}, {final['status']}, {place}>"
 
     @checked
     def plot(self, metric: str | None = None, *, over: Over = "rounds", ax: Any = None) -> Any:
         """Draw the run's curve, see `Comparison.plot`."""
-        from piebald.report.curve_plot import plot
+        from piebald.report.figures import plot
 
         return plot([self], metric, over, ax)
 
@@ -179,8 +193,10 @@ class History:
     @cached_property
     def split(self) -> str:
         """The rows that models are judged by: "test", or else "validation", or else "train"."""
-        found = {row["split"] for row in self._store.query("SELECT DISTINCT split FROM score WHERE client IS NOT NULL")}
-        return next((split for split in ("test", "validation", "train") if split in found), "test")
+        splits = {
+            row["split"] for row in self._store.query("SELECT DISTINCT split FROM score WHERE client IS NOT NULL")
+        }
+        return next((split for split in ("test", "validation", "train") if split in splits), "test")
 
     @cached_property
     def curve(self) -> list[Point]:
@@ -190,12 +206,12 @@ class History:
     @cached_property
     def metrics(self) -> list[str]:
         """The names of all metrics by which clients were evaluated."""
-        found = self._store.query("SELECT DISTINCT metric FROM score WHERE client IS NOT NULL ORDER BY metric")
-        return [row["metric"] for row in found]
+        rows = self._store.query("SELECT DISTINCT metric FROM score WHERE client IS NOT NULL ORDER BY metric")
+        return [row["metric"] for row in rows]
 
     @checked
     def curve_of(self, metric: str) -> list[Point]:
-        """The same for any of `metrics`.
+        """The mean over clients by any of `metrics` at each evaluation, and the cost up to then.
 
         Raises:
             SettingError: no client was evaluated by this metric.
@@ -207,6 +223,7 @@ class History:
         return self._curve_of(metric)
 
     def _curve_of(self, metric: str) -> list[Point]:
+        # version 0 is the evaluation before the first step, which costs nothing
         costs: dict[int, tuple[int, float, float]] = {0: (0, 0.0, 0.0)}
         total = 0
         for row in self.rounds:
@@ -216,6 +233,7 @@ class History:
         return [
             Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
             for row in self._store.query(means, metric, self.split)
+            # an evaluation whose server step was lost in a crash has no cost to be drawn over
             if row["version"] in costs
             for spent, seconds, wall in [costs[row["version"]]]
         ]
@@ -229,6 +247,7 @@ class History:
     @cached_property
     def per_client(self) -> dict[int, float]:
         """The metric of each client at its last evaluation (up to the best version where that one is kept)."""
+        # SQLite returns the other columns of the row that has the maximum
         last = self._store.query(
             f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version <= ? GROUP BY client ORDER BY client",
             self.metric,
@@ -240,13 +259,13 @@ class History:
     @cached_property
     def common(self) -> float | None:
         """The metric of the global model on the common test set at the last evaluation, None where there is none."""
-        found = self._store.query(
+        rows = self._store.query(
             "SELECT value FROM score WHERE metric = ? AND client IS NULL AND model = 'global' AND value IS NOT NULL"
             " AND version <= ? ORDER BY version DESC LIMIT 1",
             self.metric,
             self._kept,
         )
-        return found[0]["value"] if found else None
+        return rows[0]["value"] if rows else None
 
     @property
     def _kept(self) -> int:
@@ -266,9 +285,9 @@ class History:
         federation, whose sites tell nobody.
         """
         names = {row["client"]: row["name"] for row in self.clients}
-        found = recorded_choices(self.notes)
+        chosen = recorded_choices(self.notes)
         return [
-            {"client": client, "name": names.get(client, str(client)), **choice} for client, choice in found.items()
+            {"client": client, "name": names.get(client, str(client)), **choice} for client, choice in chosen.items()
         ]
 
     @cached_property
@@ -278,22 +297,26 @@ class History:
         They are about the client's own model where it has one, on the rows that models are judged by.  Empty where
         nothing was counted (`per_class` of `run`).
         """
+        # a run that keeps its best version was counted there
         ended = self.best or (self.rounds[-1]["version"] if self.rounds else 0)
         return matrices(self.confusion, ended, len(self.meta.get("classes") or ()))
 
     @checked
     def class_errors(self, client: int | str | None = None) -> list[ClassRow]:
-        """Right and wrong answers by class, of one client by number or name or of all, see `class_counts.class_rows`.
+        """Right and wrong answers by class, of one client by number or name or of all, see `class_rows.class_rows`.
 
         Raises:
             SettingError: there is no such client, or it was not asked.
         """
-        known = {self.names[number]: number for number in self.class_counts}
-        number = known.get(str(client), int(str(client)) if str(client).isdecimal() else -1)
+        number_of = {self.names[number]: number for number in self.class_counts}
+        # names come first: a client may be called "7" and have another number
+        number = number_of.get(str(client), int(str(client)) if str(client).isdecimal() else -1)
         if client is not None and number not in self.class_counts:
-            raise unknown("client whose answers were counted called", client, known)
-        found = [counts for one, counts in self.class_counts.items() if client is None or one == number]
-        return class_rows(sum(found[1:], found[0]), self.meta["classes"]) if found else []
+            raise unknown("client whose answers were counted called", client, number_of)
+        matrices = [
+            counts for asked_client, counts in self.class_counts.items() if client is None or asked_client == number
+        ]
+        return class_rows(sum(matrices[1:], matrices[0]), self.meta["classes"]) if matrices else []
 
     @property
     def accuracy(self) -> float | None:
@@ -323,6 +346,7 @@ class History:
 
         Means leave them out.  Empty where only some clients were to be evaluated, or none was.
         """
+        # where only some clients are evaluated, the others have no score by design
         sampled = (self.meta.get("evaluate") or [None, None])[1] is not None
         missing = () if sampled or self.metric not in self.metrics else (row["client"] for row in self.clients)
         return [self.names[client] for client in missing if client not in self.per_client]
@@ -348,6 +372,7 @@ class History:
         the runtime's clock and `wall` seconds.
         """
         counted = {client: v for client, v in self.per_client.items() if untrained or client in self.trained}
+        # the worst first, so that the first tenth is the worst one
         values = sorted(counted.values(), reverse=not self.higher_is_better)
         return {
             "recipe": self.recipe,
@@ -368,8 +393,8 @@ class History:
             "unscored": len(self.unscored),
             "common": self.common,
             "best": self.best,
-            "unseen": mean([value for one in self.newcomers if (value := _of_best(one)) is not None]),
-            "chosen": dict(Counter(str(one["chosen"]) for one in self.choices)) or None,
+            "unseen": mean([value for newcomer in self.newcomers if (value := _of_best(newcomer)) is not None]),
+            "chosen": dict(Counter(str(choice["chosen"]) for choice in self.choices)) or None,
             "bytes_down": sum(row["bytes_down"] or 0 for row in self.rounds),
             "bytes_up": sum(row["bytes_up"] or 0 for row in self.rounds),
             "seconds": self.rounds[-1]["time"] or 0.0 if self.rounds else 0.0,
@@ -388,3 +413,73 @@ def _of_best(newcomer: dict[str, Any]) -> float | None:
     best = next(method for method in newcomer["methods"] if method["name"] == newcomer["best"])
     value = best["validation"] if best["test"] is None else best["test"]
     return None if value is None else float(value)
+
+
+def load(paths: Sequence[Path | str]) -> list[History]:
+    """The runs in these folders and their subfolders, each once, sorted by path.
+
+    Args:
+        paths: run folders, or folders that contain run folders.
+
+    Raises:
+        RunFolderError: a path does not exist, or there is no run below it.
+    """
+    folders: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise RunFolderError(f"{path} is not a folder: name run folders, or folders that contain run folders")
+        runs = sorted(database.parent for database in path.rglob(DATABASE))
+        if not runs:
+            raise RunFolderError(f"there is no run in {path}: no folder below it has a {DATABASE}")
+        folders |= dict.fromkeys(folder.resolve() for folder in runs)
+    if not folders:
+        raise RunFolderError("no run was named: name run folders, or folders that contain run folders")
+    return [History(folder) for folder in folders]
+
+
+class ClientNames(dict[int, str]):
+    """Names of clients by number; the run folder of very many clients names none."""
+
+    def __missing__(self, client: int) -> str:
+        return f"client {client}"
+
+
+def client_names(rows: Iterable[Mapping[str, Any]], others: Iterable[int]) -> ClientNames:
+    """The name of each client, with its number where several share it.
+
+    Args:
+        rows: the table of clients of a run.
+        others: numbers of clients that the table may not have.
+    """
+    name_of = {row["client"]: str(row["name"] or row["client"]) for row in rows}
+    named = {client: name_of.get(client, str(client)) for client in dict.fromkeys([*name_of, *others])}
+    readable = {client: f"client {name}" if name.isdigit() else name for client, name in named.items()}
+    uses = Counter(readable.values())
+    return ClientNames({client: name if uses[name] == 1 else f"{name} ({client})" for client, name in readable.items()})
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean, or None of an empty sequence."""
+    return sum(values) / len(values) if values else None
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the quantile of values in their order, by linear interpolation, or None of an empty sequence.
+
+    Examples:
+        >>> quantile([1.0, 2.0, 4.0], 0.75)
+        3.0
+    """
+    if not values:
+        return None
+    place = share * (len(values) - 1)
+    below, rest = int(place), place - int(place)
+    return values[below] if not rest else (1 - rest) * values[below] + rest * values[below + 1]
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The population standard deviation, or None of an empty sequence."""
+    if not values:
+        return None
+    average = sum(values) / len(values)
+    return float((sum((value - average) ** 2 for value in values) / len(values)) ** 0.5)

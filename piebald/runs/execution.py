@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.runs import adaptation
-from piebald.runs.adaptation.model_choices import choose
-from piebald.report.callbacks import Callback, ObservedRecorder
 from piebald.contracts import DismissesSites
 from piebald.core.errors import RunFolderError
+from piebald.core.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
+from piebald.core.progress import Bar
+from piebald.core.stored_vectors import mapped
+from piebald.report.callbacks import Callback, ObservedRecorder
+from piebald.runs import adaptation
+from piebald.runs.adaptation.model_choices import choose
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import Inheritance, hand_out
-from piebald.core.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
 from piebald.runs.prepare import PreparedRun
-from piebald.runs.progress import Bar
-from piebald.storage.store import RunStore
-from piebald.server import ServerLoop
+from piebald.server import RoundProgress, ServerLoop
 from piebald.server.cluster_state import ModelSnapshot
 from piebald.server.cluster_state import Keep
-from piebald.core.stored_vectors import mapped
+from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def execute(
         existing_objects_frozen(),
         naming_lost(),
         _ending(store, runtime, recorder),
-        Bar(plan.meta["label"], plan.meta["seed"], plan.rounds, plan.work.objective.metric, progress) as bar,
+        Bar(f"{plan.meta['label']} (seed {plan.meta['seed']})", plan.rounds, progress) as bar,
     ):
         server = ServerLoop(
             plan.recipe,
@@ -80,7 +80,7 @@ def execute(
             evaluation=plan.measuring,
             checkpoint_every=plan.checkpoint_every,
             check=plan.check,
-            watch=bar.show,
+            watch=lambda step: bar.show(step.version, _score(step, plan.work.objective.metric)),
             secret=not plan.runtime.simulates,
             keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
             device=device,
@@ -101,7 +101,13 @@ def execute(
         version, models = _kept(store, server)
         chosen: dict[int, Tensor] = {}
         if plan.work.choice is not None and plan.runtime.simulates:  # else each site does it
-            chosen = choose(server, store, plan.clients, plan.work.choice, bar.show_choices)
+            chosen = choose(
+                server,
+                store,
+                plan.clients,
+                plan.work.choice,
+                lambda chosen, clients: bar.show(note=f"{chosen} of {clients} clients have chosen"),
+            )
         if plan.unseen is not None:
             ended = Run(store, plan.work, plan.clients, version, models, plan.recipe.sharing)
             numbers = range(len(plan.unseen))
@@ -110,6 +116,13 @@ def execute(
         store.close()  # releases the lock: the run is only read from here on
     source = store if store.path is None else store.path
     return Run(source, plan.work, plan.clients, version, models, plan.recipe.sharing, chosen)
+
+
+def _score(step: RoundProgress, metric: str) -> str:
+    """Return the newest mean of a metric over clients, of their personal models or else of the global model."""
+    names = (f"personal/{metric}", f"global/{metric}")
+    score = next((step.scores[name] for name in names if name in step.scores), None)
+    return "" if score is None else f"{metric} {score:.3f}"
 
 
 def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:

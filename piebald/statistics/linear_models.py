@@ -18,7 +18,7 @@ from piebald.contracts import Split
 from piebald.core.arguments import Count, checked, checked_class
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments, merged
-from piebald.report.notebook import html_table
+from piebald.report.page.markup import html_table
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
 
 Family = Literal["gaussian", "binomial", "poisson"]

@@ -11,7 +11,7 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.standardise import Standardisation
 from piebald.privacy.accounting import PrivacyBudget
-from piebald.report.notebook import html_table
+from piebald.report.page.markup import html_table
 
 Table = Mapping[str, Mapping[str, float]]  # rows by the category of one column and of another
 Mode = Literal["exact", "secure", "private", "secure and private"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.progress import Bar
 from piebald.vertical import transfer_runs as runs
 from piebald.vertical.party_store import read_settings
 from piebald.vertical.protocol import ROLES
@@ -90,33 +91,19 @@ def result_rows(finished: TransferResult) -> list[tuple[str, str]]:
 
 @contextmanager
 def progress(settings: TransferSettings, folder: Path, wanted: bool) -> Iterator[Watcher | None]:
-    """Show a progress bar with seconds per step and traffic on a terminal; explain how to go on after Ctrl-C."""
+    """Show progress with seconds per step and traffic; explain how to go on after Ctrl-C."""
     try:
-        with _bar(settings, wanted) as watch:
-            yield watch
+        with Bar("", settings.steps, wanted, unit="step") as bar:
+            bar.show(note="generating keys")
+
+            def watch(line: dict[str, Any]) -> None:
+                ways = f"{line['sent'] / 1000:,.0f} kB out, {line['received'] / 1000:,.0f} kB in"
+                losses = "".join(f", {name} {value:.3g}" for name, value in (line["losses"] or {}).items())
+                bar.show(line["step"] + 1, f"{line['seconds']:.2f} s per step, {ways}{losses}")
+
+            yield watch if wanted else None
     except KeyboardInterrupt:
         raise Stopped(f"interrupted; the checkpoints are safe, continue with: piebald resume {folder}") from None
-
-
-@contextmanager
-def _bar(settings: TransferSettings, wanted: bool) -> Iterator[Watcher | None]:
-    if not (wanted and sys.stderr.isatty()):
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("{task.fields[status]}")
-    bar = Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text, console=Console(stderr=True))
-    with bar:
-        task = bar.add_task("", total=settings.steps, status="generating keys")
-
-        def watch(line: dict[str, Any]) -> None:
-            ways = f"{line['sent'] / 1000:,.0f} kB out, {line['received'] / 1000:,.0f} kB in"
-            losses = "".join(f", {name} {value:.3g}" for name, value in (line["losses"] or {}).items())
-            bar.update(task, completed=line["step"] + 1, status=f"{line['seconds']:.2f} s per step, {ways}{losses}")
-
-        yield watch
 
 
 def _free() -> Path:

@@ -5,20 +5,17 @@ It needs both parties' folders, so it exists only for simulations and demonstrat
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from piebald.core.private_files import write_private
-from piebald.report.curve_plot import LOOK
+from piebald.report.figures import picture
 from piebald.report.page import markup
-from piebald.report.page.markup import Cell
-from piebald.report.page.page import frame
-from piebald.report.page.palette import LIGHT
+from piebald.report.page.document import document
+from piebald.report.page.markup import LIGHT, Cell
 from piebald.report.page.wording import duration
 from piebald.storage.schema import explained
 from piebald.vertical.kernels import PolynomialKernel, mmd2
@@ -49,60 +46,52 @@ def write_page(run: Path, out: Path | None = None) -> list[Path]:
     Returns:
         The files, the page first.
     """
-    made, folder = result(run), out or run
-    figures = {
-        "losses": _figure(lambda axes: _losses(axes, run), made),
-        "layers": _figure(lambda a: _layers(a, run), made),
-    }
+    transfer, folder = result(run), out or run
+    figures = {"losses": _figure(lambda axes: _losses(axes, run)), "layers": _figure(lambda axes: _layers(axes, run))}
     with explained(f"the page cannot be written to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        contents: dict[str, str | bytes] = {"report.html": _page(run, made, figures)}
+        contents: dict[str, str | bytes] = {"report.html": _page(run, transfer, figures)}
         contents |= {f"{name}.png": data for name, data in figures.items()}
         for name, content in contents.items():
             write_private(folder / name, content)
     return [folder / name for name in contents]
 
 
-def _page(run: Path, made: TransferResult, figures: dict[str, bytes]) -> str:
+def _page(run: Path, transfer: TransferResult, figures: dict[str, bytes]) -> str:
     settings = read_settings(run)
-    score = made.score
-    tiles: list[tuple[str, Cell]] = (
-        []
-        if score is None
-        else [
-            ("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on held-out rows")),
-            ("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")),
-        ]
-    )
-    tiles += [
-        ("Step", markup.small(duration(made.seconds), f"{made.steps} steps, backend {settings.backend.kind}")),
-        ("Bytes per step", markup.small(
-            f"{made.bytes_to_target / 1e6:.3g} MB", f"to the target, {made.bytes_to_source / 1e6:.3g} MB back")),
-    ]  # fmt: skip
-    known = "no label of its rows is known" if score is None else f"with an AUC of {score.auc:.3f}"
-    title = f"The target predicts alone{',' if score is None else ''} {known}"
-    lead = f'<p class="lead">{markup.text(_lead(run, made))}</p>'
+    score = transfer.score
+    title = "The target predicts alone, no label of its rows is known"
+    tiles: list[tuple[str, Cell]] = []
+    if score is not None:
+        title = f"The target predicts alone with an AUC of {score.auc:.3f}"
+        tiles.append(("AUC of the target alone", markup.small(f"{score.auc:.3f}", "on held-out rows")))
+        tiles.append(("F1", markup.small(f"{score.f1:.3f}", f"precision {score.precision:.3f}")))
+    steps = f"{transfer.steps} steps, backend {settings.backend.kind}"
+    to_target, to_source = (f"{size / 1e6:.3g} MB" for size in (transfer.bytes_to_target, transfer.bytes_to_source))
+    tiles.append(("Step", markup.small(duration(transfer.seconds), steps)))
+    tiles.append(("Bytes per step", markup.small(to_target, f"to the target, {to_source} back")))
+    lead = f'<p class="lead">{markup.text(_lead(run, transfer))}</p>'
     top = f"<h1>{markup.text(title)}</h1>{lead}{markup.facts('tiles', tiles)}"
     losses: list[list[Cell]] = [
-        [NAMES.get(name, name), f"{made.first[name]:.4g}", f"{value:.4g}"] for name, value in made.last.items()
+        [NAMES.get(name, name), f"{transfer.first[name]:.4g}", f"{value:.4g}"] for name, value in transfer.last.items()
     ]
     table = markup.table("Losses computed during training", ["Term", "First step", "Last step"], losses)
-    curves, privacy = _image(figures["losses"], "Losses over steps"), _privacy(settings, made)
+    curves, privacy = markup.picture(figures["losses"], "Losses over steps"), _privacy(settings, transfer)
     sections = [
-        ("losses", "Losses", markup.section("losses", _found(made), "", curves, table)),
+        ("losses", "Losses", markup.section("losses", _losses_heading(transfer), "", curves, table)),
         ("layers", "Layers", markup.section(
             "layers", "Both parties' aligned layers, before and after",
             "Rows of each party, projected on the first two principal components of all rows. "
             "The figure can show both parties' rows because both folders are on this machine.",
-            _image(figures["layers"], "Aligned layers before and after training"))),
+            markup.picture(figures["layers"], "Aligned layers before and after training"))),
         ("privacy", "Privacy", markup.section("privacy", "Privacy guarantees", "", privacy)),
         ("settings", "Settings", markup.section(
             "settings", "Settings", "", f"<pre>{markup.text(settings.text())}</pre>")),
     ]  # fmt: skip
-    return frame(title, top, sections, "Generated by Piebald from one transfer.", [])
+    return document("transfer", title, top, sections, "Generated by Piebald from one transfer.")
 
 
-def _lead(run: Path, made: TransferResult) -> str:
+def _lead(run: Path, transfer: TransferResult) -> str:
     before, after = _discrepancy(run, "before"), _discrepancy(run, "after")
     if before is None or after is None:
         return ""
@@ -111,16 +100,16 @@ def _lead(run: Path, made: TransferResult) -> str:
     )
 
 
-def _found(made: TransferResult) -> str:
-    if not made.last:
+def _losses_heading(transfer: TransferResult) -> str:
+    if not transfer.last:
         return "No losses were computed, since rows are hidden by noise"
-    if "mmd2" not in made.last:
+    if "mmd2" not in transfer.last:
         return "Losses"
-    first, last = made.first["mmd2"], made.last["mmd2"]
+    first, last = transfer.first["mmd2"], transfer.last["mmd2"]
     return f"MMD\N{SUPERSCRIPT TWO} went from {first:.3g} at the first step to {last:.3g} at the last"
 
 
-def _privacy(settings: TransferSettings, made: TransferResult) -> str:
+def _privacy(settings: TransferSettings, transfer: TransferResult) -> str:
     sentences = [
         "No raw feature was sent, and the owner of a key received only uniformly random numbers."
         if settings.backend.hides
@@ -133,36 +122,22 @@ def _privacy(settings: TransferSettings, made: TransferResult) -> str:
     else:
         sentences.append("FTL's gradients are the other party's hidden rows of co-occurring samples.")
     sentences.append("The target can infer the labels of the co-occurring rows. See docs/explanation/transfer.md.")
-    sentences.append(f"Differential privacy: {made.statement}.")
+    sentences.append(f"Differential privacy: {transfer.statement}.")
     paragraphs = "".join(f"<p>{markup.text(line)}</p>" for line in sentences)
-    return paragraphs + markup.facts("tiles", [(name.capitalize(), text) for name, text in made.secrecy.items()])
+    return paragraphs + markup.facts("tiles", [(name.capitalize(), text) for name, text in transfer.secrecy.items()])
 
 
-def _discrepancy(run: Path, when: str) -> float | None:
+def _discrepancy(run: Path, stage: str) -> float | None:
     """MMD^2 of the rows that both parties stored, with the exact kernel."""
     method = read_settings(run).method
     if not isinstance(method, Smmd):
         return None
-    source, target = (read(run / role / f"{when}.safetensors")["rows"] for role in ROLES)
+    source, target = (read(run / role / f"{stage}.safetensors")["rows"] for role in ROLES)
     return float(mmd2(method.kernel, source, target))
 
 
-def _image(data: bytes, about: str) -> str:
-    source = base64.b64encode(data).decode()
-    look = 'style="max-width: 100%"'
-    return f'<figure class="wide"><img alt="{markup.text(about)}" {look} src="data:image/png;base64,{source}"></figure>'
-
-
-def _figure(plan: Callable[[Any], None], made: TransferResult) -> bytes:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(LOOK):  # type: ignore[arg-type]
-        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-        plan(figure.subplots(1, 2))
-        data = BytesIO()
-        figure.savefig(data, dpi=140, format="png")
-    return data.getvalue()
+def _figure(paint: Callable[[Any], None]) -> bytes:
+    return picture(paint, columns=2, size=(9.6, 4.2), dpi=140, formulas=True) or b""
 
 
 def _losses(axes: Any, run: Path) -> None:
@@ -179,14 +154,15 @@ def _losses(axes: Any, run: Path) -> None:
 
 
 def _layers(axes: Any, run: Path) -> None:
-    for ax, when in zip(axes, ("before", "after"), strict=True):
-        rows = [read(run / role / f"{when}.safetensors")["rows"].numpy() for role in ROLES]
+    for ax, stage in zip(axes, ("before", "after"), strict=True):
+        rows = [read(run / role / f"{stage}.safetensors")["rows"].numpy() for role in ROLES]
         middle = np.concatenate(rows).mean(0)
+        # principal components of both parties together, so that their rows can be compared
         turn = np.linalg.svd(np.concatenate(rows) - middle, full_matrices=False)[2][:2].T
-        for place, (role, own) in enumerate(zip(ROLES, rows, strict=True)):
-            flat = (own - middle) @ turn
+        for place, (role, table) in enumerate(zip(ROLES, rows, strict=True)):
+            flat = (table - middle) @ turn
             ax.scatter(*flat.T, s=12, alpha=0.55, marker=MARKS[role], color=LIGHT[place + 1], linewidths=0, label=role)
-        ax.set_title(f"{when.capitalize()} training", loc="left", fontsize=11)
+        ax.set_title(f"{stage.capitalize()} training", loc="left", fontsize=11)
         ax.set_xlabel("First principal component")
         ax.set_ylabel("Second principal component")
     axes[0].legend(markerscale=1.8)

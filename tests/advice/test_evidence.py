@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.advice.check import Checked
-from piebald.advice.evidence import losers, whether_it_pays
+from piebald.advice.evidence import Checked, losers, whether_it_pays
 from piebald.report.paired import Scores
 
 NAMES = [f"c{client}" for client in range(6)]

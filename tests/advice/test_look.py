@@ -9,7 +9,7 @@ import pytest
 
 from piebald import data
 from piebald.advice import look
-from piebald.advice.detectable import detectable_difference
+from piebald.advice.differences import detectable_difference
 from piebald.advice.unlikeness import references
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator

@@ -18,9 +18,9 @@ import piebald
 from piebald import models, partition, recipes
 from piebald.advice.tuning import Budget, Choices, Range, SearchSpace, Tuning, tune, with_settings
 from piebald.advice.tuning.budget import rungs_of
-from piebald.advice.tuning.pruning import lag_beyond_noise
+from piebald.advice.tuning.chosen_rows import VALIDATION, without_test_rows
 from piebald.advice.tuning.study import grid
-from piebald.advice.tuning.without_test_rows import VALIDATION, without_test_rows
+from piebald.advice.tuning.trial import lag_beyond_noise
 from piebald.cli import main
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.data.partition import PooledClients

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import piebald
+from piebald.core.progress import Bar
 from piebald.runs import run as experiment
-from piebald.runs.progress import Bar
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
@@ -70,9 +70,9 @@ def test_an_interrupted_run_continues_from_its_folder_alone(command, good, monke
     whole = only_object(command("run", good, "--json", "--out", "whole", "--set", "rounds=4"))
     carry_on = Bar.show
 
-    def stop_at_two(bar, progress):
-        carry_on(bar, progress)
-        if progress.version == 2:
+    def stop_at_two(bar, done, note):
+        carry_on(bar, done, note)
+        if done == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Bar, "show", stop_at_two)

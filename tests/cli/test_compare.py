@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +12,9 @@ from typing import Any
 import pytest
 
 from piebald.cli.comparing import print_comparison
+from piebald.core import progress
 from piebald.report.comparison import Comparison
 from piebald.report.tables import History
-from piebald.runs import progress
-from piebald.server import RoundProgress
 from piebald.storage.store import RunStore
 
 from .conftest import Command
@@ -70,23 +72,23 @@ def test_without_a_terminal_progress_is_a_line_a_minute(
     now = [0.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress, "line_clock", progress.LineClock())
-    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=True) as bar:
+    with progress.Bar("hdafl (seed 3)", 10, wanted=True) as bar:
         for version, now[0] in ((1, 30.0), (2, 61.0), (3, 90.0), (4, 130.0)):
-            bar.show(RoundProgress(version, {"global/accuracy": version / 10}))
+            bar.show(version, f"accuracy {version / 10:.3f}")
     assert capsys.readouterr() == (
         "",
         "hdafl (seed 3): server step 2 of 10, accuracy 0.200\nhdafl (seed 3): server step 4 of 10, accuracy 0.400\n",
     )
     for seed in range(4):  # 130 to 210 seconds: short runs in a row are told of, too
-        with progress.Bar("local", seed, 2, "accuracy", wanted=True) as bar:
+        with progress.Bar(f"local (seed {seed})", 2, wanted=True) as bar:
             now[0] += 20
-            bar.show(RoundProgress(1, {}))
+            bar.show(1)
     assert capsys.readouterr() == ("", "local (seed 2): server step 1 of 2\n")
     now[0] += 600
-    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=True) as bar:
-        bar.show(RoundProgress(1, {}))
-    with progress.Bar("hdafl", 3, 10, "accuracy", wanted=False) as bar:
-        bar.show(RoundProgress(1, {}))
+    with progress.Bar("hdafl (seed 3)", 10, wanted=True) as bar:
+        bar.show(1)
+    with progress.Bar("hdafl (seed 3)", 10, wanted=False) as bar:
+        bar.show(1)
     assert capsys.readouterr() == ("", "")
 
 
@@ -109,17 +111,17 @@ def test_in_a_notebook_progress_is_a_bar_of_html(
     for config, lines in (({"IPKernelApp": {}}, 4), ({}, 0)):  # a notebook's kernel, and IPython on a terminal
         monkeypatch.setattr(ipython, "get_ipython", lambda config=config: SimpleNamespace(config=config))
         shown.clear()
-        with progress.Bar("<hdafl>", 3, 10, "accuracy", wanted=True) as bar:
+        with progress.Bar("<hdafl> (seed 3)", 10, wanted=True) as bar:
             for version, now[0] in ((1, 1.0), (2, 1.01), (3, 2.0), (4, 3.0)):  # the second one comes too soon
-                bar.show(RoundProgress(version, {"global/accuracy": version / 10}))
+                bar.show(version, f"accuracy {version / 10:.3f}")
         assert len(shown) == lines
         if shown:
             assert shown[-1] == (
                 "&lt;hdafl&gt; (seed 3) <progress value='4' max='10'></progress> 4 of 10 accuracy 0.400"
             )
         now[0] = 0.0
-    with progress.Bar("a", 3, 10, "accuracy", wanted=False) as bar:
-        bar.show(RoundProgress(1, {}))
+    with progress.Bar("a", 10, wanted=False) as bar:
+        bar.show(1)
     assert not shown
     assert capsys.readouterr().err == ""
 
@@ -143,3 +145,22 @@ def test_a_comparison_names_clients_and_unequal_work(capsys: pytest.CaptureFixtu
     assert "unequal work: 2 used updates with ditto, 3 with local" in out
     assert "Clients that never trained are left out; with them: ditto 60.0%." in out
     assert "ditto and local cannot be told apart" in out
+
+
+def test_on_a_terminal_progress_is_a_bar_that_takes_no_markup_from_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for unit, count in (("server step", "2/4"), ("bytes", "2/4 bytes")):
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        with progress.Bar("[red]site[/red]", 4, wanted=True, unit=unit, lines=False) as bar:
+            bar.show(2, "[bold]loss 0.5")
+            bar.show()  # leaves what was shown
+        for text in ("[red]site[/red]", count, "[bold]loss 0.5"):
+            assert text in re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", terminal.getvalue())
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    monkeypatch.setattr(progress, "line_clock", progress.LineClock())
+    with progress.Bar("download", 4, wanted=True, unit="bytes", lines=False) as bar:
+        bar.show(2)
+    assert file.getvalue() == ""

@@ -7,7 +7,7 @@ from typing import Any
 from piebald.methods.choice.record import loses
 from piebald.report.comparison import Comparison
 from piebald.report.page.choices_section import SHOWN, against_alone, headline
-from piebald.report.page.page import render
+from piebald.report.page.report_page import render
 from piebald.report.tables import History
 from piebald.storage.run_folder import CHOICE_AXIS
 from piebald.storage.store import RunStore

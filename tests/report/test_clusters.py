@@ -15,7 +15,7 @@ from piebald import data, recipes
 from piebald.data.partition import Disjoint, FlipPairs, Iid
 from piebald.models import build_model
 from piebald.report.comparison import Comparison
-from piebald.report.page import cluster_section, page, wording
+from piebald.report.page import cluster_section, report_page, wording
 from piebald.report.tables import History
 
 TRAINING: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch": 10}
@@ -37,7 +37,7 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def test_the_page_shows_clusters_divergence_scores_and_excluded_updates(clustered: Comparison, tmp_path: Path) -> None:
-    html = page.render(clustered)
+    html = report_page.render(clustered)
     assert 'id="clusters"' in html
     assert "times the median" in html
     drawn: list[Any] = []
@@ -55,7 +55,7 @@ def test_the_members_of_clusters_are_shown_by_name(clustered: Comparison) -> Non
     last = every[max(every)]
     at_the_end = {name: int(row[-1]) for name, row in zip(cells["y"], cells["text"], strict=True)}
     assert at_the_end == {history.names[client]: cluster for client, cluster in last.items()}
-    html = page.render(clustered)
+    html = report_page.render(clustered)
     for cluster in set(last.values()):
         own = [history.names[client] for client in sorted(last) if last[client] == cluster]
         assert wording.names(own, 60) in html
@@ -102,7 +102,7 @@ def test_the_heat_map_is_the_matrix_sorted_by_cluster(clustered: Comparison) -> 
 
 
 def test_settings_with_their_default_are_not_among_those_that_tell_recipes_apart(clustered: Comparison) -> None:
-    table = page.render(clustered).rsplit("The recipe of each label", 1)[1].split("</table>")[0]
+    table = report_page.render(clustered).rsplit("The recipe of each label", 1)[1].split("</table>")[0]
     assert "model_replacement" in table
     for default in ("lr_schedule", "dampening", "parameter_groups", "checkpointing"):
         assert default not in table
@@ -124,7 +124,7 @@ def test_the_privacy_budget_is_in_the_settings() -> None:
         build_model("logistic", (1, 8, 8), 10),
         rounds=2,
     )
-    html = page.render(Comparison([History(run._store)]))
+    html = report_page.render(Comparison([History(run._store)]))
     assert "Epsilon (PLD)" in html
     assert "server sees every update" in html
 
@@ -134,7 +134,7 @@ def test_the_budget_of_dp_sgd_protects_rows() -> None:
     clients = Iid(clients=3).split(data.digits())
     recipe = recipes.dp_sgd(lr=0.5, noise=2.0, batch=50)
     run = piebald.run(recipe, clients, build_model("logistic", (1, 8, 8), 10), rounds=2)
-    html = page.render(Comparison([History(run._store)]))
+    html = report_page.render(Comparison([History(run._store)]))
     assert "whether a row is present" in html
     assert "Epsilon (opacus, PRV)" in html
     assert "add or remove one row" in html

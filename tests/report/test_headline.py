@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from piebald.report.page.headline import rule
-from piebald.report.page.wording import count
+from piebald.report.page.wording import count, rule
 from piebald.report.paired import Scores, cannot_be_told_apart, level, ranking
 
 

@@ -15,11 +15,11 @@ import pytest
 from piebald.core.errors import RunFolderError
 from piebald.report import write_report
 from piebald.report.comparison import Comparison
-from piebald.report.page import charts, palette
-from piebald.report.page.page import render
+from piebald.report.page import charts, markup
+from piebald.report.page.report_page import render
 from piebald.report.tables import History
 
-VOID = {"meta", "link", "line", "rect", "br"}
+VOID = {"meta", "link", "line", "rect", "br", "img"}
 
 
 class Outline(HTMLParser):
@@ -265,8 +265,8 @@ def test_unequal_work_is_a_banner(run):
 
 
 def test_colours_of_clusters_are_not_those_of_methods():
-    assert not set(palette.LIGHT) & set(palette.GROUPS_LIGHT)
-    assert not set(palette.DARK) & set(palette.GROUPS_DARK)
+    assert not set(markup.LIGHT) & set(markup.GROUPS_LIGHT)
+    assert not set(markup.DARK) & set(markup.GROUPS_DARK)
 
 
 def test_heat_maps_start_at_zero(page):

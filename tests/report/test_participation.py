@@ -6,7 +6,7 @@ import pytest
 
 from piebald.report.comparison import Comparison
 from piebald.report.page import participation_section as participation
-from piebald.report.page.page import render
+from piebald.report.page.report_page import render
 from piebald.report.tables import History
 from piebald.storage.store import RunStore
 

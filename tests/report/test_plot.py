@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from piebald.core.errors import SettingError
 from piebald.report import figures
 from piebald.report.comparison import Comparison
-from piebald.report.page import charts, palette
+from piebald.report.page import charts, markup
 from piebald.report.tables import History
 from piebald.storage.store import RunStore
 
@@ -58,7 +58,7 @@ def test_a_comparison_has_the_pages_numbers_and_colours(metric: str | None, over
         values = [2.0, 1.0] if metric == "loss" else [scale * 0.2, scale * 0.5]
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), [value + 0.01 * (np.mean(seeds) - 0.5) for value in values])
-        assert to_hex(line.get_color()) == palette.LIGHT[place]
+        assert to_hex(line.get_color()) == markup.LIGHT[place]
     assert len(ax.collections) == 1, "only one label has several seeds, and so a band"
     assert ax.get_ylabel() == f"Mean {metric or 'accuracy'} over clients"
     ax.figure.savefig(io.BytesIO())  # a dollar sign in a label is no formula

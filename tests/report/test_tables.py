@@ -9,14 +9,11 @@ import piebald
 from piebald import data, models, partition, recipes
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report import findings
-from piebald.report.averages import quantile, spread
 from piebald.report.comparison import Comparison, Interval
 from piebald.report.learning_curves import Band
-from piebald.report.page import details, headline
-from piebald.report.page.page import render
-from piebald.report.page.wording import duration
-from piebald.report.run_search import load
-from piebald.report.tables import History
+from piebald.report.page import details, wording
+from piebald.report.page.report_page import render
+from piebald.report.tables import History, load, quantile, spread
 from piebald.storage.store import RunStore
 
 
@@ -239,7 +236,12 @@ def test_quantiles_and_spreads_are_numpys(values):
 
 
 def test_a_time_is_told_in_a_unit_of_which_there_are_two():
-    assert [duration(seconds) for seconds in (119.0, 120.0, 7199.0, 7200.0)] == ["119 s", "2 min", "120 min", "2 h"]
+    assert [wording.duration(seconds) for seconds in (119.0, 120.0, 7199.0, 7200.0)] == [
+        "119 s",
+        "2 min",
+        "120 min",
+        "2 h",
+    ]
 
 
 def test_a_band_spans_the_seeds_version_by_version():
@@ -337,7 +339,7 @@ def test_a_headline_names_the_cheapest_of_those_that_tie():
         (["b", "d", "a"], 3, "b, d and a cannot be told apart"),
         (["a", "b", "c", "d", "e"], 5, "e, a, b and 2 more cannot be told apart; e sends nothing"),
     ):
-        assert headline.rule(tied, tried, "88%", sent) == words
+        assert wording.rule(tied, tried, "88%", sent) == words
 
 
 def test_clients_that_never_trained_are_left_out_of_means():

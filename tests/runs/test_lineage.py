@@ -13,7 +13,7 @@ from piebald import data, models, partition
 from piebald.cli import main
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report.comparison import Comparison
-from piebald.report.page.page import render
+from piebald.report.page.report_page import render
 from piebald.runs import run as experiment
 from piebald.storage.store import RunStore
 

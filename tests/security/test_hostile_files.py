@@ -206,7 +206,7 @@ def test_a_finished_run_on_read_only_media_can_be_reported(read_only: Path) -> N
     with RunStore.open_read_only(read_only) as store:
         assert store.meta["status"] == "finished"
         assert len(store.rows("step")) == 4
-    from piebald.report.run_search import load
+    from piebald.report.tables import load
 
     [history] = load([read_only])
     assert history.final["rounds"] == 4

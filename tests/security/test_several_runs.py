@@ -16,7 +16,7 @@ from piebald.cli import main
 from piebald.cli.comparing import print_comparison
 from piebald.privacy import accounting
 from piebald.privacy.several_runs import NOT_COVERED, together, told_together
-from piebald.report.page.page import render
+from piebald.report.page.report_page import render
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="needs the extra: pip install 'piebald[privacy]'")
 HERE = {"kind": "simulator", "workers": 0, "engine": "sequential", "stack": 1, "onednn": False}

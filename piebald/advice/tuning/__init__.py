@@ -1,4 +1,8 @@
-"""Search for settings of recipes by validation rows, so that each method is compared at its best."""
+"""Search for settings of recipes by validation rows, so that each method is compared at its best.
+
+Search spaces, budgets, trials and their storage lie here, and the clients as a search sees them.  Test rows never reach
+a trial; they are opened one folder up, after the choice.
+"""
 
 from piebald.advice.tuning.budget import Budget, Cost
 from piebald.advice.tuning.search import Tuning, tune

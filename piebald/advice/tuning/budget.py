@@ -1,10 +1,11 @@
-"""What a search may cost, and how far its trials are trained before the worse ones are dropped."""
+"""Budgets and costs of searches, and the rungs at which the worse trials are dropped."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, get_args
 
 from piebald.core.arguments import LARGEST, Fraction, checked
@@ -21,6 +22,12 @@ class Budget:
         amount: above 0.
         unit: "rounds" of all runs together, "minutes" of training on the clock of the wall, or "bytes" sent in both
             directions.
+
+    Examples:
+        >>> Budget.of("10 minutes").part(0.5)
+        Budget(amount=5.0, unit='minutes')
+        >>> Cost(rounds=300).used_up(Budget.of(300))
+        True
     """
 
     amount: float
@@ -32,8 +39,8 @@ class Budget:
         whole = self.unit != "minutes"
         kinds = int if whole else int | float
         if isinstance(self.amount, bool) or not isinstance(self.amount, kinds) or not 0 < self.amount <= LARGEST:
-            what = "a whole number of at least 1" if whole else "a number above 0"
-            raise SettingError(f"budget: {self.unit} must be {what}, got {shown(self.amount)}")
+            allowed = "a whole number of at least 1" if whole else "a number above 0"
+            raise SettingError(f"budget: {self.unit} must be {allowed}, got {shown(self.amount)}")
 
     @classmethod
     def of(cls, given: Any) -> Budget:
@@ -65,6 +72,7 @@ class Budget:
             raise SettingError(
                 f"budget must be a number and a unit, like '300 rounds' or '10 minutes', got {shown(text)}"
             )
+        # "2e9 bytes" is a whole number that float has read
         whole = unit.strip() != "minutes" and amount == int(amount)
         return cls.of({unit.strip() or "rounds": int(amount) if whole else amount})
 
@@ -80,7 +88,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was spent.
+    """The cost of runs.
 
     Attributes:
         rounds: server steps.  bytes: in both directions.  minutes: on the clock of the wall.  steps: of optimizers.
@@ -94,23 +102,17 @@ class Cost:
     seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.rounds + other.rounds,
-            self.bytes + other.bytes,
-            self.minutes + other.minutes,
-            self.steps + other.steps,
-            self.seconds + other.seconds,
-        )
+        return Cost(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Cost) -> Cost:
-        return self + Cost(-other.rounds, -other.bytes, -other.minutes, -other.steps, -other.seconds)
+        return Cost(*map(operator.sub, astuple(self), astuple(other)))
 
     def of(self, unit: Unit) -> float:
         """The amount in the unit of a budget."""
         return {"rounds": self.rounds, "minutes": self.minutes, "bytes": self.bytes}[unit]
 
     def used_up(self, budget: Budget) -> bool:
-        """Whether nothing is left of a budget."""
+        """Return whether nothing is left of a budget."""
         return self.of(budget.unit) >= budget.amount
 
 
@@ -124,7 +126,12 @@ def rungs_of(rounds: int, count: int, factor: int) -> tuple[int, ...]:
         rounds: server steps of a whole run.
         count: the number of rungs, at least 1; fewer where there are too few rounds.
         factor: at least 2.
+
+    Examples:
+        >>> rungs_of(90, 3, 3), rungs_of(5, 3, 3)
+        ((10, 30, 90), (1, 5))
     """
+    # a rung of less than one round cannot be trained
     while count > 1 and rounds < factor ** (count - 1):
         count -= 1
     first = rounds // factor ** (count - 1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +15,22 @@ from piebald.advice.tuning.budget import Budget, Cost, rungs_of
 from piebald.advice.tuning.space import Point, SearchSpace, has_setting, with_settings
 from piebald.advice.tuning.study import Sampler, Study, first_points, folder_name, grid, imported, storage_in
 from piebald.advice.tuning.trial import Trial, best_of, words
-from piebald.advice.tuning.trial_runs import TrialRuns, named
+from piebald.advice.tuning.trial_runs import TrialRuns, recipes_by_label
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, PathLike, Seed, Seeds, checked
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.core.plain_text import printable
+from piebald.core.progress import line_writer
 from piebald.core.reading.files import read_json
 from piebald.data.clients.sources import clients_of
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import plain
 from piebald.privacy.several_runs import together
-from piebald.report.notebook import html_table
+from piebald.report.page.markup import html_table
 from piebald.runs.prepare import Model
 from piebald.storage.schema import DATABASE
 from piebald.storage.store import RunStore
 
-RECORD = "search.json"  # what a folder's search is, as JSON
+RECORD = "search.json"  # the description of a folder's search
 LR = {"low": 0.003, "high": 1.0, "log": True}
 ROUNDS = 10
 _OUTCOME = ("label", "recipe", "settings", "score", "trials", "rounds", "megabytes", "minutes")
@@ -39,7 +38,7 @@ _OUTCOME = ("label", "recipe", "settings", "score", "trials", "rounds", "megabyt
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What was chosen for each recipe, and what was tried.
+    """The settings that were chosen for each recipe, and all trials.
 
     Attributes:
         recipes: the recipes with the settings that were chosen, by label.
@@ -47,7 +46,7 @@ class Tuning:
         trials: all trials.
         metric: the metric that they were chosen by, the mean over clients' validation rows.
         folder: of the trials' runs, None where it was removed again.
-        privacy: the privacy budgets of all their runs together, see `several_runs.together`.
+        privacy: the privacy budgets of all their runs together, see `privacy.several_runs.together`.
     """
 
     recipes: Mapping[str, Recipe]
@@ -61,8 +60,8 @@ class Tuning:
         """One row for each recipe: the settings that were chosen, their score, and what the search cost."""
         rows = []
         for label, trial in self.chosen.items():
-            tried = [one for one in self.trials if one.label == label]
-            cost = sum((one.cost for one in tried), Cost())
+            tried = [trial for trial in self.trials if trial.label == label]
+            cost = sum((trial.cost for trial in tried), Cost())
             row = (label, self.recipes[label].name, words(trial.settings), trial.score, len(tried))
             rows.append(dict(zip(_OUTCOME, (*row, cost.rounds, cost.bytes / 1e6, cost.minutes), strict=True)))
         return rows
@@ -70,25 +69,26 @@ class Tuning:
     def plain(self) -> dict[str, Any]:
         """The table, and all trials, as JSON values."""
         chosen = {
-            label: {name: plain(value) for name, value in one.settings.items()} for label, one in self.chosen.items()
+            label: {name: plain(value) for name, value in trial.settings.items()}
+            for label, trial in self.chosen.items()
         }
         tried = [
-            {**one.row(), "settings": {name: plain(value) for name, value in one.settings.items()}}
-            for one in self.trials
+            {**trial.row(), "settings": {name: plain(value) for name, value in trial.settings.items()}}
+            for trial in self.trials
         ]
         return {
             "metric": self.metric,
             "chosen": chosen,
             "summary": self.table(),
             "trials": tried,
-            "privacy": [dict(one) for one in self.privacy],
+            "privacy": [dict(budget) for budget in self.privacy],
         }
 
     def __repr__(self) -> str:
-        found = "; ".join(
+        outcomes = "; ".join(
             f"{row['label']}: {row['settings']} ({self.metric} {row['score']:.4g})" for row in self.table()
         )
-        return f"<Tuning of {len(self.chosen)} recipes, {len(self.trials)} trials: {found}>"
+        return f"<Tuning of {len(self.chosen)} recipes, {len(self.trials)} trials: {outcomes}>"
 
     def _repr_html_(self) -> str:
         return html_table(_OUTCOME, [list(row.values()) for row in self.table()])
@@ -137,48 +137,59 @@ def tune(
         rungs, factor: a run is judged at rounds / factor^(rungs - 1), ..., rounds / factor, and rounds.
         seed: of the sampler.
         out: a folder, in which an interrupted search goes on; a temporary one by default.
-        progress: print a line to standard error for each thing that happens.
+        progress: print a line to standard error for each event.
         settings: plain values kept with the search, from which the command line rebuilds it to go on.
 
     Raises:
         SettingError: Optuna is missing, a setting is wrong, or a recipe cannot be trained.
         RunFolderError: `out` holds something else.
+
+    Examples:
+        >>> import piebald
+        >>> clients = piebald.partition.Iid(clients=3, validation=0.2, limit=60).split(piebald.data.digits())
+        >>> model = piebald.models.build_model("mlp", (1, 8, 8), 10, hidden=(4,))
+        >>> tuning = tune("fedavg", clients, model, space={"lr": [0.0001, 1.0]}, rounds=1, sampler="grid")
+        >>> [trial.settings["lr"] for trial in tuning.trials][-2:]
+        [0.0001, 1.0]
     """
     imported()
-    made = named(methods)
+    if factor < 2:
+        raise SettingError(f"factor must be at least 2, got {factor}")
+    recipes = recipes_by_label(methods)
     federation = clients_of(clients(seeds[0]) if callable(clients) else clients)
-    steps = rungs_of(rounds, rungs, factor_of(factor))
-    runs = TrialRuns.of(made, federation, model, steps, options)
-    spaces = spaces_of(made, space)
+    steps = rungs_of(rounds, rungs, factor)
+    runs = TrialRuns.of(recipes, federation, model, steps, options)
+    spaces = spaces_of(recipes, space)
     limit = Budget.of(10 * rounds * len(seeds) if budget is None else budget)
     if sampler == "grid":
-        for one in spaces.values():
-            grid(one)
+        for values in spaces.values():
+            grid(values)
     describe = {
-        "kind": "tune", "recipes": {label: recipe.model_dump() for label, recipe in made.items()},
-        "space": {label: one.plain() for label, one in spaces.items()}, "rungs": list(steps), "seeds": list(seeds),
-        "sampler": sampler, "factor": factor, "seed": seed, "clients": len(federation), "budget": str(limit),
-        "settings": settings,
+        "kind": "tune", "recipes": {label: recipe.model_dump() for label, recipe in recipes.items()},
+        "space": {label: values.plain() for label, values in spaces.items()}, "rungs": list(steps),
+        "seeds": list(seeds), "sampler": sampler, "factor": factor, "seed": seed, "clients": len(federation),
+        "budget": str(limit), "settings": settings,
     }  # fmt: skip
     with ExitStack() as stack:
         folder = Path(out if out is not None else stack.enter_context(tempfile.TemporaryDirectory()))
         claim(folder, describe)
-        say = lines_to_stderr(progress)
+        say = line_writer(progress)
         storage = stack.enter_context(storage_in(folder))
         trials: list[Trial] = []
-        for label, recipe in made.items():
+        for label, recipe in recipes.items():
             study = study_of(label, recipe, spaces[label], runs, folder, sampler, seeds=tuple(seeds), seed=seed,
                              factor=factor, say=say)  # fmt: skip
             trials += study.search(storage, limit)
-        kept = None if out is None else folder
-        found = Tuning(*chosen(made, trials, runs), trials, runs.metric, kept, spent_together(folder))
-        (folder / "tuning.json").write_text(json.dumps(found.plain(), indent=1), encoding="utf-8")
-    return found
+        kept_folder = None if out is None else folder
+        tuning = Tuning(*chosen(recipes, trials, runs), trials, runs.metric, kept_folder, spent_together(folder))
+        (folder / "tuning.json").write_text(json.dumps(tuning.plain(), indent=1), encoding="utf-8")
+    return tuning
 
 
 def spent_together(folder: Path) -> list[dict[str, Any]]:
-    """The privacy budgets of all runs in a folder, which are on the same rows; see `several_runs.together`."""
+    """The privacy budgets of all runs in a folder, which are on the same rows; see `privacy.several_runs.together`."""
     metas = []
+    # also dropped and failed trials: their updates were sent all the same
     for database in sorted(folder.rglob(DATABASE)):
         with RunStore.open_read_only(database.parent) as store:
             metas.append(store.meta)
@@ -219,12 +230,12 @@ def chosen(
     recipes: dict[str, Recipe] = {}
     best: dict[str, Trial] = {}
     for label, recipe in methods.items():
-        own = [trial for trial in trials if trial.label == label]
-        found = best_of(own, runs.higher_is_better)
-        if found is None:
-            why = own[0].why if own else "the budget has no room for one"
-            raise SettingError(f"recipe {label!r}: no trial could be scored: {why}")
-        recipes[label], best[label] = with_settings(recipe, found.settings), found
+        tried = [trial for trial in trials if trial.label == label]
+        winner = best_of(tried, runs.higher_is_better)
+        if winner is None:
+            reason = tried[0].why if tried else "the budget has no room for one"
+            raise SettingError(f"recipe {label!r}: no trial could be scored: {reason}")
+        recipes[label], best[label] = with_settings(recipe, winner.settings), winner
     return recipes, best
 
 
@@ -234,24 +245,17 @@ def spaces_of(methods: Mapping[str, Recipe], space: Mapping[str, Any] | SearchSp
     Raises:
         SettingError: no recipe has one of the settings, or a recipe does not take a value.
     """
-    whole = space if isinstance(space, SearchSpace) else SearchSpace.of({"lr": LR} if space is None else space)
-    for name in whole.values:
+    full_space = space if isinstance(space, SearchSpace) else SearchSpace.of({"lr": LR} if space is None else space)
+    for name in full_space.values:
         if not any(has_setting(recipe, name) for recipe in methods.values()):
             with_settings(next(iter(methods.values())), {name: None})  # refuses it, with the nearest name
-    found = {}
+    spaces = {}
     for label, recipe in methods.items():
         try:
-            found[label] = whole.of_recipe(recipe)
+            spaces[label] = full_space.of_recipe(recipe)
         except SettingError as error:
             raise SettingError(f"space of recipe {label!r}: {error}") from None
-    return found
-
-
-def factor_of(factor: int) -> int:
-    """The factor of rungs, checked."""
-    if factor < 2:
-        raise SettingError(f"factor must be at least 2, got {factor}")
-    return factor
+    return spaces
 
 
 def claim(folder: Path, search: Mapping[str, Any]) -> None:
@@ -261,35 +265,26 @@ def claim(folder: Path, search: Mapping[str, Any]) -> None:
         RunFolderError: it holds something else.
     """
     record = folder / RECORD
+    # sorted, so that the same search always writes the same text
     text = json.dumps(search, indent=1, sort_keys=True, default=str)
     if record.is_file():
         try:
-            known = read_json(record)
+            recorded = read_json(record)
         except (OSError, ValueError):
             raise RunFolderError(f"{record} cannot be read: choose another folder") from None
         for name, value in json.loads(text).items():
             if name == "settings":  # what they define is compared
                 continue
-            if not isinstance(known, dict) or known.get(name) != value:
+            if not isinstance(recorded, dict) or recorded.get(name) != value:
                 raise RunFolderError(f"{folder} holds a search with another {name}: choose another folder")
         return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise RunFolderError(f"{folder} is not empty and holds no search: choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # renamed when it is complete: a search that was killed here leaves an empty folder
         partial = folder / f"{RECORD}.part"
         partial.write_text(text, encoding="utf-8")
         partial.replace(record)
     except OSError as error:
         raise RunFolderError(f"a search cannot be kept in {folder}: {(error.strerror or str(error)).lower()}") from None
-
-
-def lines_to_stderr(wanted: bool) -> Callable[[str], None]:
-    """What takes the lines of progress."""
-
-    def say(line: str) -> None:
-        if wanted:
-            indent = " " * (len(line) - len(line.lstrip(" ")))
-            print(f"{indent}{printable(line)}", file=sys.stderr, flush=True)
-
-    return say

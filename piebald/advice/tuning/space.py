@@ -44,7 +44,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """True if the range holds whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
@@ -53,7 +53,7 @@ class Range:
         return self.low, self.high
 
     def holds(self, value: Value) -> bool:
-        """Whether a value is in the range."""
+        """Return whether a value is in the range."""
         number = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
         return number and self.low <= value <= self.high
 
@@ -75,9 +75,10 @@ class Choices:
     def __post_init__(self) -> None:
         if isinstance(self.values, str) or not isinstance(self.values, Sequence) or len(self.values) < 2:
             raise SettingError(f"choices must be a list of at least two values, got {shown(self.values)}")
-        found = [plain(value) for value in self.values]
-        if any(value in found[:number] for number, value in enumerate(found)):
-            raise SettingError(f"choices must be different, got {shown(found)}")
+        plain_values = [plain(value) for value in self.values]
+        if any(value in plain_values[:number] for number, value in enumerate(plain_values)):
+            raise SettingError(f"choices must be different, got {shown(plain_values)}")
+        # settled once, so that a list that the caller changes later is not searched
         object.__setattr__(self, "values", tuple(settled(value) for value in self.values))
 
     @property
@@ -86,8 +87,8 @@ class Choices:
         return self.values
 
     def holds(self, value: Value) -> bool:
-        """Whether a value is one of them."""
-        return plain(value) in [plain(one) for one in self.values]
+        """Return whether a value is one of the choices."""
+        return plain(value) in [plain(choice) for choice in self.values]
 
     def plain(self) -> list[Any]:
         """As JSON."""
@@ -102,6 +103,13 @@ class SearchSpace:
     """The values that settings of a recipe may have, by the setting's name.
 
     A setting of a component has the name of its axis before it: "server_optimizer.beta".
+
+    Examples:
+        >>> space = SearchSpace.of({"lr": {"low": 0.01, "high": 1.0, "log": True}, "mu": [0.01, 0.1]})
+        >>> space.values["mu"]
+        Choices(values=(0.01, 0.1))
+        >>> list(space.of_recipe(recipes.fedavg()).values)
+        ['lr']
     """
 
     values: Mapping[str, Values]
@@ -119,48 +127,49 @@ class SearchSpace:
 
     @checked
     def of_recipe(self, recipe: Recipe) -> SearchSpace:
-        """Those settings that a recipe has.
+        """Return the part of the space that a recipe has settings for.
 
         Raises:
             SettingError: the recipe does not take one of the values.
         """
-        own = SearchSpace({name: values for name, values in self.values.items() if has_setting(recipe, name)})
-        for name, values in own.values.items():
+        subspace = SearchSpace({name: values for name, values in self.values.items() if has_setting(recipe, name)})
+        for name, values in subspace.values.items():
+            # only the ends are tried: a setting that takes both takes what is between
             for value in values.ends:
                 with_settings(recipe, {name: value})
-        return own
+        return subspace
 
     @checked
-    def own_point(self, recipe: Recipe) -> dict[str, Value] | None:
+    def point_of(self, recipe: Recipe) -> dict[str, Value] | None:
         """The recipe's own values of these settings; None where one is outside of its range."""
-        own = {name: setting_of(recipe, name) for name in self.values}
-        return own if all(self.values[name].holds(value) for name, value in own.items()) else None
+        point = {name: setting_of(recipe, name) for name in self.values}
+        return point if all(self.values[name].holds(value) for name, value in point.items()) else None
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         return {name: values.plain() for name, values in self.values.items()}
 
 
-def _values(name: str, given: Any) -> Values:
+def _values(name: str, values: Any) -> Values:
     try:
-        if isinstance(given, Range | Choices):
-            return given
-        if isinstance(given, Mapping):
-            for key in given:
+        if isinstance(values, Range | Choices):
+            return values
+        if isinstance(values, Mapping):
+            for key in values:
                 if key not in _RANGE:
                     raise unknown("key of a range called", key, _RANGE)
-            if missing := [key for key in ("low", "high") if key not in given]:
+            if missing := [key for key in ("low", "high") if key not in values]:
                 raise SettingError(
                     f"a range needs {' and '.join(missing)}, like {{low = 0.01, high = 1.0, log = true}}"
                 )
-            return Range(**given)
-        return Choices(given)
+            return Range(**values)
+        return Choices(values)
     except SettingError as error:
         raise SettingError(f"space of {name}: {error}") from None
 
 
 def has_setting(recipe: Recipe, name: str) -> bool:
-    """Whether a recipe has a setting, or its component one, as in "server_optimizer.beta"."""
+    """Return whether a recipe, or one of its components as in "server_optimizer.beta", has a setting."""
     axis, dot, field = name.partition(".")
     if dot:
         return axis in Recipe.axes and axis != "transforms" and field in type(getattr(recipe, axis)).model_fields
@@ -176,9 +185,9 @@ def setting_of(recipe: Recipe, name: str) -> Value:
         return getattr(getattr(recipe, axis), field)
     if name in recipe.fields:
         return recipe.fields[name]
-    if found := home(recipe, name):
-        part, field = found
-        return next(getattr(one, field) for one in recipe.components if type(one) is part)
+    if location := home(recipe, name):
+        part, field = location
+        return next(getattr(component, field) for component in recipe.components if type(component) is part)
     return lookup(recipe.name, USERS).defaults[name]
 
 
@@ -188,26 +197,31 @@ def with_settings(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
 
     Raises:
         SettingError: the recipe has no such setting, or it does not take the value.
+
+    Examples:
+        >>> recipe = with_settings(recipes.fedavg(), {"lr": 0.5, "scheduling.cohort": 3})
+        >>> setting_of(recipe, "lr"), recipe.scheduling.cohort
+        (0.5, 3)
     """
-    own = {name: value for name, value in point.items() if "." not in name}
+    of_recipe = {name: value for name, value in point.items() if "." not in name}
     inner = {name: value for name, value in point.items() if "." in name}
     for name in point:
         if not has_setting(recipe, name):
-            known = recipes.settings_of(recipe.name) if recipe.name in recipes.names() else ()
-            raise unknown(f"setting of recipe {recipe.name!r} called", name, known)
-    made = _remade(recipe, own) if own else recipe
+            names = recipes.settings_of(recipe.name) if recipe.name in recipes.names() else ()
+            raise unknown(f"setting of recipe {recipe.name!r} called", name, names)
+    changed = _rebuilt(recipe, of_recipe) if of_recipe else recipe
     fields: dict[str, dict[str, Value]] = {}
     for name, value in inner.items():
         axis, _, field = name.partition(".")
         fields.setdefault(axis, {})[field] = value
-    return made.with_(**{axis: _changed(getattr(made, axis), values) for axis, values in fields.items()})
+    return changed.with_(**{axis: _changed(getattr(changed, axis), values) for axis, values in fields.items()})
 
 
-def _remade(recipe: Recipe, own: Point) -> Recipe:
-    """The recipe made again with other settings; components that were replaced keep their place."""
+def _rebuilt(recipe: Recipe, settings: Point) -> Recipe:
+    """Return the recipe with other settings; components that were replaced stay in their place."""
     if recipe.name not in recipes.names():
         parts: dict[str, Point] = {}
-        for name, value in own.items():
+        for name, value in settings.items():
             part, field = home(recipe, name) or (None, name)
             axis = next(axis for axis in Recipe.axes if type(getattr(recipe, axis)) is part)
             parts.setdefault(axis, {})
@@ -219,10 +233,14 @@ def _remade(recipe: Recipe, own: Point) -> Recipe:
         component = getattr(recipe, axis)
         if component == getattr(base, axis):
             continue
-        homes = {name: home(recipe, name) for name in own}
-        fields = {found[1]: own[name] for name, found in homes.items() if found and found[0] is type(component)}
+        homes = {name: home(recipe, name) for name in settings}
+        fields = {
+            location[1]: settings[name]
+            for name, location in homes.items()
+            if location and location[0] is type(component)
+        }
         replaced[axis] = list(component) if axis == "transforms" else _changed(component, fields)
-    return recipes.make(recipe.name, **{**recipe.fields, **own}).with_(**replaced)
+    return recipes.make(recipe.name, **{**recipe.fields, **settings}).with_(**replaced)
 
 
 def _changed(component: Component, fields: Point) -> Component:

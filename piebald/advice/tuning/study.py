@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from piebald.advice.tuning.budget import Budget, Cost
-from piebald.advice.tuning.pruning import lag_beyond_noise, outside_one_standard_error
 from piebald.advice.tuning.space import Choices, Point, Range, SearchSpace, Values
-from piebald.advice.tuning.trial import State, Trial, words
+from piebald.advice.tuning.trial import State, Trial, lag_beyond_noise, outside_one_standard_error, words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
 from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
 from piebald.core.plain_text import printable
@@ -52,14 +51,14 @@ class Study:
         space: the values that settings may have.
         make: the recipe with some settings.
         place: the folder of the runs of a trial, by its number and its settings.
-        runs: how trials are trained and scored.
+        runs: the settings by which trials are trained and scored.
         seeds: each trial has a run for each.
         first: settings to try before the sampler is asked.
         seed, sampler, factor: of the sampler, and of successive halving.
         most: the largest number of trials, None where only the budget ends the search.
-        least: as many trials are tried and trained to the end whatever happens.
-        paid: what the runs of a trial had cost before this search.
-        say: takes a line for each thing that happens.
+        least: the number of trials that are trained to the end whatever they cost.
+        paid: the cost of a trial's runs before this search.
+        say: takes a line for each event.
     """
 
     label: str
@@ -112,17 +111,19 @@ class Study:
         """The trial that was interrupted, or else a new one while the budget lasts."""
         import optuna
 
-        found = study.get_trials(deepcopy=False)
-        running = [one for one in found if one.state == optuna.trial.TrialState.RUNNING]
+        trials = study.get_trials(deepcopy=False)
+        running = [earlier for earlier in trials if earlier.state == optuna.trial.TrialState.RUNNING]
+        # its runs are on the disk, so it goes on where it stopped
         if running:
             trial = optuna.trial.Trial(study, running[0]._trial_id)
         else:
-            ended = [one for one in found if one.state.is_finished()]
-            waiting = len(found) > len(ended)
+            ended = [earlier for earlier in trials if earlier.state.is_finished()]
+            waiting = len(trials) > len(ended)
             if len(ended) >= self.least and not self._affords(study, budget, self.runs.rungs[0]):
                 return None
             if (self.sampler == "grid" and not waiting) or (self.most is not None and len(ended) >= self.most):
                 return None
+            # a sampler of its own for each trial makes a resumed search draw as one that was never stopped
             study.sampler = self._sampler(len(ended))
             trial = study.ask()
         for name, values in self.space.values.items():
@@ -138,7 +139,7 @@ class Study:
         return optuna.samplers.RandomSampler(seed=seed)
 
     def _affords(self, study: optuna.Study, budget: Budget, rounds: int) -> bool:
-        """Whether the budget has room for so many more rounds of each seed.
+        """Return whether the budget has room for a number of further rounds of each seed.
 
         What an interrupted rung has cost counts when it is done, so that a search that goes on decides as one that was
         not interrupted.
@@ -156,10 +157,11 @@ class Study:
 
         point = self._point(trial.params)
         name = self.name(point)
-        kept = trial.number < self.least
+        # the first trial has the recipe's own settings, and is the measure of the others
+        is_kept = trial.number < self.least
         reached = 0
         for rung in self.runs.rungs:
-            if not kept and not self._affords(study, budget, rung - reached):
+            if not is_kept and not self._affords(study, budget, rung - reached):
                 return self._drop(
                     study, trial, f"{name}: not continued, the budget is used up", "the budget was used up"
                 )
@@ -176,55 +178,56 @@ class Study:
             self.say(f"{name}: {self.runs.metric} {mean:.4g} after {rung} of {self.runs.rungs[-1]} rounds")
             if rung == self.runs.rungs[-1]:
                 study.tell(trial, mean)
-            elif trial.should_prune() and not kept:
-                why = self._why(study, trial.number, rung)
-                return self._drop(study, trial, f"{name}: dropped, {why}", why)
+            elif trial.should_prune() and not is_kept:
+                reason = self._why(study, trial.number, rung)
+                return self._drop(study, trial, f"{name}: dropped, {reason}", reason)
         return None
 
     def _scores(self, study: optuna.Study, trial: optuna.Trial, point: Point, rung: int) -> Scores:
         """The scores of a trial after a rung, from its runs, or as they were recorded before an interruption."""
-        found = self._scores_of(trial, rung)
-        if found is None:
+        scores = self._scores_of(trial, rung)
+        if scores is None:
             recipe, folder = self.make(point), self.place(trial.number, point)
             runs = [self.runs.train(recipe, folder / f"seed-{seed}", self.label, seed, rung) for seed in self.seeds]
-            found, cost = self.runs.scores(runs, rung), cost_of(runs)
+            scores, cost = self.runs.scores(runs, rung), cost_of(runs)
             for run in runs:
                 run.close()
-            if np.isnan(found.values).all():
+            if np.isnan(scores.values).all():
                 raise SettingError("no client has a finite score on its validation rows")
+            # the cost before the scores: scores mark the rung as done
             trial.set_user_attr(f"cost/{rung}", asdict(cost))
-            trial.set_user_attr(f"scores/{rung}", plain_scores(found))
-        known = next(one for one in study.get_trials(deepcopy=False) if one.number == trial.number)
-        if rung not in known.intermediate_values:
-            trial.report(float(np.nanmean(found.values)), rung)
-        return found
+            trial.set_user_attr(f"scores/{rung}", scores_to_json(scores))
+        recorded = next(entry for entry in study.get_trials(deepcopy=False) if entry.number == trial.number)
+        if rung not in recorded.intermediate_values:
+            trial.report(float(np.nanmean(scores.values)), rung)
+        return scores
 
-    def _drop(self, study: optuna.Study, trial: optuna.Trial, line: str, why: str) -> None:
+    def _drop(self, study: optuna.Study, trial: optuna.Trial, line: str, reason: str) -> None:
         from optuna.trial import TrialState
 
-        trial.set_user_attr("why", why)
+        trial.set_user_attr("why", reason)
         study.tell(trial, state=TrialState.PRUNED)
         self.say(line)
 
     def _why(self, study: optuna.Study, number: int, rung: int) -> str:
-        """Why a trial was dropped: how far it lies behind the trial that shows it most clearly."""
-        trials = {one.number: one for one in study.get_trials(deepcopy=False)}
-        found = {place: self._scores_of(one, rung) for place, one in trials.items()}
-        own = found.pop(number)
-        assert own is not None
+        """Return the reason why a trial was dropped: its lag behind the trial that shows it most clearly."""
+        trials = {entry.number: entry for entry in study.get_trials(deepcopy=False)}
+        scores_by_number = {place: self._scores_of(entry, rung) for place, entry in trials.items()}
+        dropped = scores_by_number.pop(number)
+        assert dropped is not None
         lags = {
-            other: lag
-            for other, scores in found.items()
-            if scores is not None and (lag := lag_beyond_noise(scores, own, self.runs.higher_is_better)) is not None
+            rival: lag
+            for rival, scores in scores_by_number.items()
+            if scores is not None and (lag := lag_beyond_noise(scores, dropped, self.runs.higher_is_better)) is not None
         }
         if not lags:
             return "another trial is better"
-        best = max(lags, key=lambda other: lags[other])
-        scores = found[best]
+        best = max(lags, key=lambda rival: lags[rival])
+        scores = scores_by_number[best]
         assert scores is not None
-        error = one.error if (one := difference(scores, own)) else None
-        other = self.name(self._point(trials[best].params))
-        return f"{lags[best]:.3g} behind {other}, with a standard error of {error or 0:.2g}"
+        error = gap.error if (gap := difference(scores, dropped)) else None
+        winner = self.name(self._point(trials[best].params))
+        return f"{lags[best]:.3g} behind {winner}, with a standard error of {error or 0:.2g}"
 
     # -- reading
 
@@ -232,30 +235,38 @@ class Study:
         from optuna.trial import TrialState
 
         states: dict[Any, State] = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "dropped"}
-        found = []
-        for one in study.get_trials(deepcopy=False):
-            if not one.state.is_finished():
+        tried = []
+        for entry in study.get_trials(deepcopy=False):
+            if not entry.state.is_finished():
                 continue
-            scores = {rung: own for rung in self.runs.rungs if (own := self._scores_of(one, rung)) is not None}
+            scores = {rung: table for rung in self.runs.rungs if (table := self._scores_of(entry, rung)) is not None}
             rounds = max(scores, default=0)
             mean = float(np.nanmean(scores[rounds].values)) if scores else None
-            why = str(one.user_attrs.get("why", ""))
-            state = states.get(one.state, "failed")
-            found.append(
+            reason = str(entry.user_attrs.get("why", ""))
+            state = states.get(entry.state, "failed")
+            tried.append(
                 Trial(
-                    self.label, one.number, self._point(one.params), rounds, mean, state, why, scores, self._cost(one)
+                    self.label,
+                    entry.number,
+                    self._point(entry.params),
+                    rounds,
+                    mean,
+                    state,
+                    reason,
+                    scores,
+                    self._cost(entry),
                 )
             )
-        return found
+        return tried
 
     def _cost(self, trial: Any) -> Cost:
-        """What a trial has cost, as it was recorded after its last rung."""
+        """Return the cost of a trial, as it was recorded after its last rung."""
         recorded = {int(name[5:]): cost for name, cost in trial.user_attrs.items() if name.startswith("cost/")}
         return Cost(**recorded[max(recorded)]) - self.paid(self._point(trial.params)) if recorded else Cost()
 
     def _scores_of(self, trial: Any, rung: int) -> Scores | None:
-        known = trial.user_attrs.get(f"scores/{rung}")
-        return None if known is None else whole_scores(known, self.runs, self.seeds)
+        recorded = trial.user_attrs.get(f"scores/{rung}")
+        return None if recorded is None else scores_from_json(recorded, self.runs, self.seeds)
 
     def _point(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _value(self.space.values[name], value) for name, value in params.items()}
@@ -263,8 +274,8 @@ class Study:
 
 def first_points(space: SearchSpace, recipe: Recipe, sampler: Sampler) -> list[dict[str, Any]]:
     """The settings that are tried before the sampler is asked: the recipe's own, and with "grid" all combinations."""
-    own = space.own_point(recipe)
-    points = ([] if own is None else [own]) + (grid(space) if sampler == "grid" else [])
+    defaults = space.point_of(recipe)
+    points = ([] if defaults is None else [defaults]) + (grid(space) if sampler == "grid" else [])
     return list({json.dumps(plain(point), sort_keys=True): point for point in points}.values())
 
 
@@ -305,6 +316,7 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
             regular(file)  # a pipe would wait for its writer
         # a write-ahead log survives a kill at any moment, and does not wait for the disk at each of many small steps
         connection = sqlite3.connect(file, check_same_thread=False)
+        # the file may come from elsewhere, and a schema can call functions
         connection.execute("PRAGMA trusted_schema = OFF")
         if connection.execute(_PROGRAMS).fetchone() is not None:
             connection.close()
@@ -323,8 +335,8 @@ def storage_in(folder: Path) -> Iterator[optuna.storages.BaseStorage]:
             storage.remove_session()
             storage.engine.dispose()
     except (SQLAlchemyError, UnfitFile, optuna.exceptions.StorageInternalError) as error:
-        what = printable(str(error).splitlines()[0], 150)
-        raise RunFolderError(f"{file} cannot be used ({what}): remove it, or choose another folder") from None
+        problem = printable(str(error).splitlines()[0], 150)
+        raise RunFolderError(f"{file} cannot be used ({problem}): remove it, or choose another folder") from None
     finally:
         optuna.logging.set_verbosity(before)
         lock.release()
@@ -339,13 +351,13 @@ def imported() -> Any:
     return optuna
 
 
-def plain_scores(scores: Scores) -> list[list[float | None]]:
+def scores_to_json(scores: Scores) -> list[list[float | None]]:
     """Scores as JSON, None where a client has none."""
     return [[None if value != value else value for value in row] for row in scores.values.tolist()]
 
 
-def whole_scores(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
-    """Scores that `plain_scores` wrote."""
+def scores_from_json(table: Sequence[Sequence[float | None]], runs: TrialRuns, seeds: Sequence[int]) -> Scores:
+    """Scores that `scores_to_json` wrote."""
     values = np.array([[np.nan if value is None else value for value in row] for row in table], dtype=np.float64)
     return Scores(values, runs.names, list(seeds))
 
@@ -371,5 +383,5 @@ def _coded(values: Values, value: Any) -> Any:
     return json.dumps(plain(value), sort_keys=True)
 
 
-def _value(values: Values, kept: Any) -> Any:
-    return kept if isinstance(values, Range) else json.loads(kept)
+def _value(values: Values, stored: Any) -> Any:
+    return stored if isinstance(values, Range) else json.loads(stored)

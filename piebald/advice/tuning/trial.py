@@ -1,15 +1,19 @@
-"""What was tried in a search."""
+"""Trials of a search, and when one is dropped: by successive halving, but not within one standard error of the best."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from piebald.advice.tuning.budget import Cost
 from piebald.advice.tuning.space import Point
-from piebald.report.paired import Scores
+from piebald.report.paired import Scores, difference
 
+if TYPE_CHECKING:
+    import optuna
+
+ScoresOf = Callable[[Any, int], Scores | None]  # of a trial, after a number of server steps
 State = Literal["finished", "dropped", "failed"]
 
 
@@ -57,11 +61,64 @@ def best_of(trials: Sequence[Trial], higher_is_better: bool) -> Trial | None:
     scored = [trial for trial in trials if trial.score is not None and trial.state != "failed"]
     longest = max((trial.rounds for trial in scored), default=0)
     sign = 1 if higher_is_better else -1
-    found = [trial for trial in scored if trial.rounds == longest]
-    return max(found, key=lambda trial: sign * (trial.score or 0.0), default=None)
+    # scores after fewer rounds are lower for all settings alike
+    complete = [trial for trial in scored if trial.rounds == longest]
+    return max(complete, key=lambda trial: sign * (trial.score or 0.0), default=None)
 
 
 def words(point: Point) -> str:
-    """Settings on one line."""
+    """Return settings on one line.
+
+    Examples:
+        >>> words({"lr": 0.123456, "cohort": 10})
+        'lr 0.1235, cohort 10'
+    """
     shown = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in point.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items()) or "as it is"
+
+
+def outside_one_standard_error(
+    wrapped: optuna.pruners.BasePruner, scores_of: ScoresOf, higher_is_better: bool
+) -> optuna.pruners.BasePruner:
+    """A pruner that drops what another one drops, where the paired difference to the best exceeds its standard error.
+
+    Trials are compared on the same validation rows of the same clients and seeds, so what makes a client hard for both
+    drops out; what is left is the noise that the choice would be made under (Kuo et al. 2023, On noisy evaluation in
+    federated hyperparameter tuning).
+
+    Args:
+        wrapped: the pruner whose decisions are checked.
+        scores_of: the scores of a trial after so many server steps, None where it has none.
+        higher_is_better: whether a larger value of the metric is better.
+    """
+    import optuna
+
+    class OutsideOneStandardError(optuna.pruners.BasePruner):
+        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+            if not wrapped.prune(study, trial):
+                return False
+            step = trial.last_step
+            scores = None if step is None else scores_of(trial, step)
+            # without scores there is nothing to doubt the pruner by
+            if step is None or scores is None:
+                return True
+            rivals = [
+                scores_of(rival, step) for rival in study.get_trials(deepcopy=False) if rival.number != trial.number
+            ]
+            return any(
+                lag_beyond_noise(table, scores, higher_is_better) is not None for table in rivals if table is not None
+            )
+
+    return OutsideOneStandardError()
+
+
+def lag_beyond_noise(best: Scores, other: Scores, higher_is_better: bool) -> float | None:
+    """Return the lag of a method behind another one, None where it is within one standard error of the difference.
+
+    Where the standard error is unknown, with a single client, everything is within it.
+    """
+    lead = difference(best, other)
+    if lead is None or lead.error is None:
+        return None
+    lag = lead.mean if higher_is_better else -lead.mean
+    return lag if lag > lead.error else None

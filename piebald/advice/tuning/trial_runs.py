@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from piebald.advice.tuning.budget import Cost
-from piebald.advice.tuning.without_test_rows import WithoutTestRows, without_test_rows
+from piebald.advice.tuning.chosen_rows import WithoutTestRows, without_test_rows
 from piebald.contracts import Clients
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS
@@ -42,15 +42,15 @@ OPTIONS = tuple(field.name for field in fields(Options) if field.name not in (*_
 
 @dataclass(frozen=True)
 class TrialRuns:
-    """What all runs of a search share.
+    """The settings that all runs of a search share.
 
     Attributes:
         clients: all clients with all their rows; runs see `choosing`, which has no test rows.
         model: the model, or a function of the seed that makes it; or one for each recipe, by its label.
         rungs: the server steps after which runs are judged, the last one at the end.
         every: server steps between evaluations.
-        options: options of `experiment.run`.
-        metric, higher_is_better: what runs are judged by, and whether a larger value is better.
+        options: options of `piebald.run`.
+        metric, higher_is_better: the metric by which runs are judged, and whether a larger value is better.
     """
 
     clients: Clients
@@ -84,13 +84,13 @@ class TrialRuns:
         choosing = without_test_rows(clients)
         options = USERS.mark(options)
         shared = {**options, "runtime": _repeating(options.get("runtime", "simulator"))}
-        made = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
+        runs = cls(clients, choosing, model, rungs, rungs[0], shared, "", True)
         for label, recipe in methods.items():
             try:
-                made = made.judged_as(recipe, label)
+                runs = runs.judged_as(recipe, label)
             except SettingError as error:
                 raise SettingError(f"recipe {label!r}: {error}") from None
-        return made
+        return runs
 
     def judged_as(self, recipe: Recipe, label: str) -> TrialRuns:
         """The same, with the metric by which the runs of a recipe are judged.
@@ -110,14 +110,11 @@ class TrialRuns:
         if (folder / DATABASE).exists():
             with History(folder) as history:
                 check_repeats(
-                    folder,
-                    {**history.meta, "rounds": rounds},
-                    recipe,
-                    Options(**self._options(rounds, seed)),
+                    folder, {**history.meta, "rounds": rounds}, recipe, Options(**self._options(rounds, seed))
                 )
                 reached = max(rounds, history.meta["rounds"])
-            given: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
-            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **given)
+            judged: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}
+            return resume(folder, self.choosing, self.model_of(label), recipe=recipe, rounds=reached, **judged)
         options = self._options(rounds, seed)
         return run(recipe, self.choosing, self.model_of(label), out=folder, label=label, measure="none", **options)
 
@@ -131,6 +128,7 @@ class TrialRuns:
                 if not judged or score["version"] != version or score["value"] is None:
                     continue
                 client = score["client"]
+                # the personal model counts where a client has one, in whichever order rows come
                 if client is not None and (score["model"] == "personal" or client not in personal):
                     row[client] = score["value"]
                     personal |= {client} if score["model"] == "personal" else set()
@@ -145,12 +143,13 @@ class TrialRuns:
         return [f"{name} ({number})" for number, name in enumerate(names)] if repeat else names
 
     def _options(self, rounds: int, seed: int) -> dict[str, Any]:
-        own = {"rounds": rounds, "seed": seed, "evaluate_every": self.every, "evaluate_split": "validation"}
-        return {**self.options, **own, "per_class": False}
+        of_run = {"rounds": rounds, "seed": seed, "evaluate_every": self.every, "evaluate_split": "validation"}
+        return {**self.options, **of_run, "per_class": False}
 
 
 def _repeating(runtime: Any) -> Any:
     """The runtime, a simulator without choices that are made by measuring times: the same choice is made again."""
+    # a search that goes on must reach the same numbers, so nothing is chosen by measuring times
     if runtime == "simulator":
         return Simulator(deterministic=True)
     if not isinstance(runtime, Simulator) or runtime.deterministic:
@@ -159,7 +158,7 @@ def _repeating(runtime: Any) -> Any:
 
 
 def cost_of(runs: Sequence[History]) -> Cost:
-    """What runs cost."""
+    """Return the cost of runs."""
     spent = Cost()
     for history in runs:
         final = history.final
@@ -173,7 +172,7 @@ def cost_of(runs: Sequence[History]) -> Cost:
     return spent
 
 
-def named(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str) -> dict[str, Recipe]:
+def recipes_by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe | str) -> dict[str, Recipe]:
     """Recipes by label.
 
     Raises:
@@ -182,19 +181,19 @@ def named(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str] | Recipe 
     if isinstance(methods, Recipe | str):
         methods = [methods]
     if isinstance(methods, Mapping):
-        found = {str(label): _made(recipe) for label, recipe in methods.items()}
+        by_label = {str(label): _as_recipe(recipe) for label, recipe in methods.items()}
     else:
-        made = [_made(recipe) for recipe in methods]
-        found = {recipe.name: recipe for recipe in made}
-        if len(found) < len(made):
+        recipes_in_order = [_as_recipe(recipe) for recipe in methods]
+        by_label = {recipe.name: recipe for recipe in recipes_in_order}
+        if len(by_label) < len(recipes_in_order):
             raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
-    if not found:
+    if not by_label:
         raise SettingError("there is no recipe: give at least one")
-    return found
+    return by_label
 
 
-def _made(recipe: Any) -> Recipe:
-    made = recipes.make(recipe) if isinstance(recipe, str) else recipe
-    if not isinstance(made, Recipe):
-        raise SettingError(f"a recipe must be a Recipe or the name of one, got {type(made).__name__}")
-    return made
+def _as_recipe(recipe: Any) -> Recipe:
+    built = recipes.make(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(built, Recipe):
+        raise SettingError(f"a recipe must be a Recipe or the name of one, got {type(built).__name__}")
+    return built

@@ -6,8 +6,7 @@ import hashlib
 import inspect
 import itertools
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch.nn import functional
 from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError
 from piebald.core.model_settings import checked_network
+from piebald.core.progress import Bar
 from piebald.core.reading.files import check_size, read_bytes, regular
 from piebald.data.embeddings.log_mel import LogMel
 from piebald.data.sets.decoded import Decoded
@@ -201,7 +201,7 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
     network.eval()
     try:
         with torch.inference_mode():
-            parts = [network(x[at : at + batch]).cpu() for at in _progress(range(0, len(x), batch))]
+            parts = _in_batches(network, x, batch)
     finally:
         network.train(training)
     made = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
@@ -226,10 +226,10 @@ def _fingerprint(network: nn.Module, x: Tensor | Decoded) -> str:
     return digest.hexdigest()[:24]
 
 
-def _progress(steps: range) -> Iterable[Any]:
-    if not sys.stderr.isatty() or len(steps) < 2:
-        return steps
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(steps, "embedding", console=Console(stderr=True), transient=True)
+def _in_batches(network: nn.Module, x: Tensor | Decoded, batch: int) -> list[Tensor]:
+    starts, parts = range(0, len(x), batch), list[Tensor]()
+    with Bar("embedding", len(starts), len(starts) > 1, "batch", lines=False) as bar:
+        for start in starts:
+            parts.append(network(x[start : start + batch]).cpu())
+            bar.show(len(parts))
+    return parts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from typing import Any
 
 from piebald.core.errors import SettingError
 from piebald.core.machine import cache_folder
+from piebald.core.progress import Bar
 from piebald.data.sets.prepared_files import VARIABLE
 
 TIMEOUT = 30.0  # seconds without a byte; the whole download may take longer
@@ -125,22 +125,10 @@ def _continue(url: str, part: Path) -> bool:
         have = have if resumed else 0
         length = response.headers.get("Content-Length")
         whole = None if length is None else have + int(length)
-        with part.open("ab" if resumed else "wb") as file, _bar(part.stem, have, whole) as advance:
+        with part.open("ab" if resumed else "wb") as file, Bar(part.stem, whole, True, "bytes", lines=False) as bar:
+            bar.show(have)
             while chunk := response.read(CHUNK):
                 file.write(chunk)
-                advance(len(chunk))
+                have += len(chunk)
+                bar.show(have)
     return whole is None or part.stat().st_size >= whole
-
-
-@contextmanager
-def _bar(name: str, have: int, whole: int | None) -> Iterator[Any]:
-    if not sys.stderr.isatty():
-        yield lambda size: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=whole, completed=have)
-        yield lambda size: bar.advance(task, size)

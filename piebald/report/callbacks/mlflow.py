@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from piebald.report.callbacks.base import RunStart
+from piebald.report.callbacks.callback import RunStart
 from piebald.report.callbacks.tracker import Tracker, Writer, identity
 
 if TYPE_CHECKING:
@@ -38,14 +38,15 @@ class Mlflow(Tracker):
         with _file_store_allowed(uri):
             client = MlflowClient(uri)
             name = self.experiment or str(run.meta["recipe"]["name"])
-            known = client.get_experiment_by_name(name)
-            experiment = client.create_experiment(name) if known is None else known.experiment_id
+            present = client.get_experiment_by_name(name)
+            experiment = client.create_experiment(name) if present is None else present.experiment_id
             tags = {
                 "piebald.run": identity(run),
                 "piebald.folder": "" if run.folder is None else str(run.folder.resolve()),
                 "piebald.label": str(run.meta.get("label")),
                 "piebald.version": str(run.meta.get("piebald")),
             }
+            # a run that was killed and resumed goes on in the same run of MLflow
             begun = client.search_runs([experiment], f"tags.`piebald.run` = '{identity(run)}'", max_results=1)
             if begun:
                 number = begun[0].info.run_id
@@ -71,6 +72,7 @@ class _MlflowRun:
 
         from mlflow.entities import Metric
 
+        # MLflow counts milliseconds
         now = int(1000 * time.time())
         with _file_store_allowed(self._uri):
             metrics = [Metric(name, value, now, version) for name, value in values.items()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from piebald.report.callbacks.base import RunStart
+from piebald.report.callbacks.callback import RunStart
 from piebald.report.callbacks.tracker import Tracker, Writer
 
 if TYPE_CHECKING:

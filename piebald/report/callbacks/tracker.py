@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Protocol, cast
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
 from piebald.core.metrics import LOWER_IS_BETTER
-from piebald.report.averages import mean
-from piebald.report.callbacks.base import Callback, RunStart
-from piebald.report.tables import History
+from piebald.report.callbacks.callback import Callback, RunStart
+from piebald.report.tables import History, mean
 
 
 class Writer(Protocol):
@@ -108,29 +107,29 @@ def trackers_of(given: Sequence[str | Tracker | Mapping[str, Any]]) -> list[Trac
     """
     if isinstance(given, str):
         raise SettingError(f"trackers must be a list, like ['{given}'], got {given!r}")
-    made = [cast(Tracker, build("tracker", one)) for one in given]
-    for tracker in made:
+    trackers = [cast(Tracker, build("tracker", tracker)) for tracker in given]
+    for tracker in trackers:
         if tracker.package is not None and find_spec(tracker.package) is None:
             raise SettingError(
                 f"the package of tracker {tracker.kind!r} is missing: pip install 'piebald[trackers]', or leave it out"
             )
-    return made
+    return trackers
 
 
 def parameters(meta: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """A run's settings by name, those of components like "training.lr"; what is no single value is written as JSON."""
-    about = ("seed", "rounds", "model", "parameters", "shared", "clients", "objective", "metric", "keep", "piebald")
+    facts = ("seed", "rounds", "model", "parameters", "shared", "clients", "objective", "metric", "keep", "piebald")
     table = meta["recipe"]["table"]
-    given: dict[str, Any] = {"recipe": meta["recipe"]["name"]} | {name: meta.get(name) for name in about}
+    values: dict[str, Any] = {"recipe": meta["recipe"]["name"]} | {name: meta.get(name) for name in facts}
     for axis, component in table.items():
         if isinstance(component, Mapping) and "kind" in component:
-            given[axis] = component["kind"]
-            given |= {f"{axis}.{name}": value for name, value in component.items() if name != "kind"}
+            values[axis] = component["kind"]
+            values |= {f"{axis}.{name}": value for name, value in component.items() if name != "kind"}
         elif axis == "transforms":
-            given[axis] = component
+            values[axis] = component
     return {
         name: value if isinstance(value, str | int | float) else json.dumps(value)
-        for name, value in given.items()
+        for name, value in values.items()
         if value is not None
     }
 
@@ -145,15 +144,21 @@ def summaries(
         cluster_of: the cluster of each client that is in one.
         metric, higher: the run's metric, and whether it is better where it is higher.  Of others, losses and errors are
             worse there.
+
+    Examples:
+        >>> row = {"split": "test", "model": "global", "metric": "accuracy"}
+        >>> scores = [row | {"client": client, "value": value} for client, value in enumerate((0.5, 0.75, 1.0))]
+        >>> summaries(scores, {}, "accuracy", True)
+        {'test/global/accuracy/mean': 0.75, 'test/global/accuracy/worst_tenth': 0.5}
     """
-    found: dict[tuple[str, bool], dict[int | None, float]] = {}
+    by_metric: dict[tuple[str, bool], dict[int | None, float]] = {}
     for row in scores:
         if row["value"] is not None:
             name = f"{row['split']}/{row['model']}/{row['metric']}"
             good = higher if row["metric"] == metric else row["metric"] not in LOWER_IS_BETTER
-            found.setdefault((name, good), {})[row["client"]] = float(row["value"])
+            by_metric.setdefault((name, good), {})[row["client"]] = float(row["value"])
     values: dict[str, float | None] = {}
-    for (name, good), by_client in found.items():
+    for (name, good), by_client in by_metric.items():
         if None in by_client:  # the common test set, which belongs to no client
             values[name] = by_client[None]
             continue
@@ -165,7 +170,7 @@ def summaries(
             if client is not None and client in cluster_of:
                 members.setdefault(cluster_of[client], []).append(value)
         if len(members) > 1:
-            values |= {f"{name}/cluster_{cluster}": mean(one) for cluster, one in sorted(members.items())}
+            values |= {f"{name}/cluster_{cluster}": mean(scored) for cluster, scored in sorted(members.items())}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from piebald.report.callbacks.base import RunStart
+from piebald.report.callbacks.callback import RunStart
 from piebald.report.callbacks.tracker import Tracker, Writer, identity
 
 
@@ -34,6 +34,7 @@ class Wandb(Tracker):
             dir=self.folder,
             mode=self.mode,
             id=identity(run),
+            # offline folders cannot be resumed, and wandb warns about the try
             resume="allow" if self.mode == "online" else None,
             name=f"{run.meta.get('label')} (seed {run.meta.get('seed')})",
             tags=[str(run.meta["recipe"]["name"])],

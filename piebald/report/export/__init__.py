@@ -1,4 +1,8 @@
-"""Trained models as files that other programs read."""
+"""Trained models as files that other programs read, with a model card.
+
+A format writes one module to one path; nothing in a file is executed when it is loaded.  Which model of a run is
+exported is not decided here but by `Run.save`.
+"""
 
 from piebald.report.export.export_formats import FORMATS as FORMATS
 from piebald.report.export.export_formats import SUFFIXES as SUFFIXES

@@ -39,7 +39,7 @@ SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What is written.
+    """A module to be exported, with what its format may need.
 
     Attributes:
         module: the module; parameters and buffers are written, also those that are not trained.
@@ -78,13 +78,15 @@ def export_model(exported: Exported, path: Path, file_format: str | None = None)
     write = _WRITERS[_chosen(path, file_format)]
     if path.exists():
         raise SettingError(f"{path} exists already: choose another name, or delete it first")
+    # dropout and batch norm of training mode would be recorded into the program
     exported.module.cpu().eval()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # beside the target, so that moving it there is one atomic rename on the same disk
         with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            write(exported, made)
-            os.replace(made, path)
+            draft = Path(folder) / path.name
+            write(exported, draft)
+            os.replace(draft, path)
     except OSError as error:
         raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
@@ -98,9 +100,9 @@ def _chosen(path: Path, named: str | None) -> str:
     for name, suffix in SUFFIXES.items():
         if path.suffix == suffix:
             return name
-    known = ", ".join(suffix for suffix in SUFFIXES.values() if suffix)
+    suffixes = ", ".join(suffix for suffix in SUFFIXES.values() if suffix)
     raise SettingError(
-        f"{path} does not say its format: end it with one of {known}, or name one of {', '.join(FORMATS)}"
+        f"{path} does not say its format: end it with one of {suffixes}, or name one of {', '.join(FORMATS)}"
     )
 
 
@@ -186,8 +188,8 @@ _WRITERS: Mapping[str, Callable[[Exported, Path], None]] = {
 }
 
 
-def _unrecorded(what: str, exported: Exported, error: Exception) -> SettingError:
+def _unrecorded(exporter: str, exported: Exported, error: Exception) -> SettingError:
     first = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return SettingError(
-        f"{what} cannot record {type(exported.module).__name__} ({first[:200]}): use safetensors or state_dict"
+        f"{exporter} cannot record {type(exported.module).__name__} ({first[:200]}): use safetensors or state_dict"
     )

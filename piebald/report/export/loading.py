@@ -30,15 +30,16 @@ def load_weights(module: nn.Module, path: PathLike) -> nn.Module:
     if file.is_dir():
         file = file / "model.safetensors"
     tensors = _read(file)
-    wanted = module.state_dict()
-    if odd := sorted(set(tensors) ^ set(wanted)):
-        side = "the file" if odd[0] in tensors else "the module"
-        raise SettingError(f"{file} does not fit {type(module).__name__}: only {side} has {odd[0]!r}")
+    state = module.state_dict()
+    # both sides are compared, so that a longer network does not silently keep its random layers
+    if unmatched := sorted(set(tensors) ^ set(state)):
+        side = "the file" if unmatched[0] in tensors else "the module"
+        raise SettingError(f"{file} does not fit {type(module).__name__}: only {side} has {unmatched[0]!r}")
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
+        if tensor.shape != state[name].shape:
             raise SettingError(
                 f"{file} does not fit {type(module).__name__}: {name} is {list(tensor.shape)} in the file and "
-                f"{list(wanted[name].shape)} in the module"
+                f"{list(state[name].shape)} in the module"
             )
     module.load_state_dict(tensors)
     return module.eval()
@@ -47,10 +48,10 @@ def load_weights(module: nn.Module, path: PathLike) -> nn.Module:
 def _read(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix in (".pt", ".pth"):
-            found = state_dict(file)
-            if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+            state = state_dict(file)
+            if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
                 raise SettingError(f"{file} holds no state dict: it must map names to tensors")
-            return found
+            return state
         with opened_tensors(file) as stored:
             return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:

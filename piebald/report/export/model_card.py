@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from piebald.core.plain_text import printable
-from piebald.report.averages import mean
 from piebald.report.page.wording import MetricFormat, megabytes, plural
-from piebald.report.tables import History
+from piebald.report.tables import History, mean
 
 LISTED = 50  # clients named one by one; of more, only the groups are shown
 
@@ -26,12 +25,12 @@ def model_card(history: History, client: int | None = None) -> str:
         client: the number of the client whose personal model it is, None for the global model.
     """
     names = {row["client"]: _name(row) for row in history.clients}
-    whose = "global model" if client is None else f"personal model of {names.get(client, f'client {client}')}"
+    owner = "global model" if client is None else f"personal model of {names.get(client, f'client {client}')}"
     return "\n".join(
         [
             *_front_matter(history),
             "",
-            f"# {printable(history.label)}: the {whose}",
+            f"# {printable(history.label)}: the {owner}",
             "",
             *_details(history),
             *_clients(history),
@@ -67,7 +66,7 @@ def _details(history: History) -> Iterator[str]:
     if fields:
         yield "- Settings: " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in fields.items()) + "."
     if classes := meta.get("classes"):
-        yield f"- Classes, in the order of the outputs: {', '.join(printable(str(one)) for one in classes)}."
+        yield f"- Classes, in the order of the outputs: {', '.join(printable(str(name)) for name in classes)}."
     sent = sum((row["bytes_down"] or 0) + (row["bytes_up"] or 0) for row in history.rounds)
     yield f"- Traffic: {megabytes(sent / 1e6)} MB, both ways."
     versions = ", ".join(f"{name} {meta.get(name)}" for name in ("piebald", "torch", "python"))
@@ -76,9 +75,9 @@ def _details(history: History) -> Iterator[str]:
 
 
 def _clients(history: History) -> Iterator[str]:
-    known = int(history.meta.get("clients") or 0)
+    count = int(history.meta.get("clients") or 0)
     trained = {row["client"] for row in history.results if row["kind"] == "train" and row["status"] == "ok"}
-    yield from ["## Clients", "", f"{plural(known, 'client')}, of which {len(trained)} sent an update that counted."]
+    yield from ["## Clients", "", f"{plural(count, 'client')}, of which {len(trained)} sent an update that counted."]
     sizes = [row["train"] for row in history.clients if row["train"] is not None]
     if sizes:
         yield f"Training rows: {sum(sizes):,} in all, {min(sizes):,} to {max(sizes):,} at a client."
@@ -92,16 +91,16 @@ def _scores(history: History, names: dict[int, str], client: int | None) -> Iter
     if not scores:
         yield from ["The run evaluated no client.", ""]
         return
-    own = " (each with its personal model, where it has one)"
-    yield from [f"| clients{own} | {history.metric} |", "|---|---|"]
+    note = " (each with its personal model, where it has one)"
+    yield from [f"| clients{note} | {history.metric} |", "|---|---|"]
     yield f"| mean of {len(scores)} | {shown.value(history.accuracy)} |"
     yield f"| worst tenth | {shown.value(history.final['worst_decile'])} |"
     for cluster, members in sorted(_clusters(history).items()):
-        found = [scores[member] for member in members if member in scores]
-        yield f"| cluster {cluster}, {plural(len(members), 'client')} | {shown.value(mean(found))} |"
+        of_members = [scores[member] for member in members if member in scores]
+        yield f"| cluster {cluster}, {plural(len(members), 'client')} | {shown.value(mean(of_members))} |"
     listed = [client] if client is not None else sorted(scores) if len(scores) <= LISTED else []
-    for one in listed:
-        yield f"| {_cell(names.get(one, f'client {one}'))} | {shown.value(scores.get(one))} |"
+    for number in listed:
+        yield f"| {_cell(names.get(number, f'client {number}'))} | {shown.value(scores.get(number))} |"
     if history.common is not None:
         yield f"| common test set, global model | {shown.value(history.common)} |"
     yield ""
@@ -110,10 +109,10 @@ def _scores(history: History, names: dict[int, str], client: int | None) -> Iter
 def _clusters(history: History) -> dict[int, list[int]]:
     """The clients by the cluster of their last result; nothing where there is one cluster."""
     last = {row["client"]: row["cluster"] for row in history.results if row["cluster"] is not None}
-    found: dict[int, list[int]] = {}
-    for one, cluster in last.items():
-        found.setdefault(cluster, []).append(one)
-    return found if len(found) > 1 else {}
+    members: dict[int, list[int]] = {}
+    for client, cluster in last.items():
+        members.setdefault(cluster, []).append(client)
+    return members if len(members) > 1 else {}
 
 
 def _privacy(history: History) -> Iterator[str]:
@@ -123,10 +122,10 @@ def _privacy(history: History) -> Iterator[str]:
         yield "No accountant was installed where the model was trained: nothing is claimed."
     elif not budgets:
         yield "The method adds no noise: no differential privacy is claimed."
-    for one in budgets or ():
-        epsilons = [value for name in ("epsilon_rdp", "epsilon_pld") if (value := one.get(name)) is not None]
-        spent = f"epsilon = {min(epsilons):.3g} at delta = {one['delta']:g}" if epsilons else "no finite epsilon"
-        yield f"- {spent}, for each {one['unit']}. {one['meaning']}"
+    for budget in budgets or ():
+        epsilons = [value for name in ("epsilon_rdp", "epsilon_pld") if (value := budget.get(name)) is not None]
+        spent = f"epsilon = {min(epsilons):.3g} at delta = {budget['delta']:g}" if epsilons else "no finite epsilon"
+        yield f"- {spent}, for each {budget['unit']}. {budget['meaning']}"
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""What a recorded computation takes and returns: tensors by place or by name, whatever the module's own form is."""
+"""Modules in a form that can be recorded: tensors by place or by name go in, and scores alone come out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recorded:
         inputs: its arguments: tensors, or one dict of tensors by name.
         dynamic_shapes: the axes that stay free, for `torch.export`.
         names: of the tensors, in order.
-        wrapped: whether it is one around the module.
+        wrapped: whether `module` is a wrapper around the module.
     """
 
     module: nn.Module
@@ -36,18 +36,19 @@ class Recorded:
     @classmethod
     def of(cls, module: nn.Module, rows: Tree) -> Recorded:
         """A module and a row or more of inputs [n, ...], of which two are taken: torch takes one for a constant."""
+        # an axis of one row would be recorded as a constant
         batch = pytree.mapped(lambda leaf: torch.cat([leaf[:1], leaf[:1]]), rows)
         if isinstance(batch, Mapping):
             return cls(_ScoresByName(module), (dict(batch),), (dict.fromkeys(batch, _ROWS),), tuple(batch))
         inputs, _ = pytree.arguments(batch)
-        free = tuple(_ROWS for _ in inputs)
+        free_axes = tuple(_ROWS for _ in inputs)
         if len(inputs) > 1:
-            return cls(_Scores(module), inputs, (free,), tuple(f"input_{place}" for place in range(len(inputs))))
+            return cls(_Scores(module), inputs, (free_axes,), tuple(f"input_{place}" for place in range(len(inputs))))
         with torch.no_grad():
             plain = isinstance(pytree.run(module, batch), Tensor)
         if plain:
-            return cls(module, inputs, free, ("input",), wrapped=False)
-        return cls(_Scores(module), inputs, (free,), ("input",))
+            return cls(module, inputs, free_axes, ("input",), wrapped=False)
+        return cls(_Scores(module), inputs, (free_axes,), ("input",))
 
     def program(self) -> torch.export.ExportedProgram:
         """The computation; torch raises many kinds of errors, for what a module does that cannot be recorded."""
@@ -66,7 +67,7 @@ class _Scores(nn.Module):
 
 
 class _ScoresByName(nn.Module):
-    """The same with a dict of tensors, which are the other one's arguments by name."""
+    """A module that takes a dict of tensors, the arguments of another one by name, and returns that one's scores."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

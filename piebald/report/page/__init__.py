@@ -1,4 +1,5 @@
-"""The HTML page of runs: its sections, charts, markup and wording.
+"""HTML pages: their document, markup, charts and wording, and the sections of the report.
 
-Figures for papers and the tables behind all of them lie one folder up.
+Other rooms put their pages (answer, status, transfer) together from `document` and `markup`, and have no HTML of their
+own.  Numbers are computed one folder up, where figures for papers lie as well; a page only shows them.
 """

@@ -7,14 +7,14 @@ replaces them, so that a chart works in the light and in the dark theme.
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from piebald.report import findings
 from piebald.report.comparison import Comparison
 from piebald.report.learning_curves import AXES, Axis, Band
 from piebald.report.page import wording
-from piebald.report.page.palette import COLOURS, DASHES, GROUPS_LIGHT
+from piebald.report.page.markup import GROUPS_LIGHT, Chart, line_style
 from piebald.report.page.wording import MetricFormat
 from piebald.report.tables import History
 
@@ -22,30 +22,10 @@ MANY_CLIENTS = 400  # values of a label above which individual clients are not d
 WIDE = 300  # clients a heat map can show
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One chart.
-
-    Attributes:
-        id: unique in the page.
-        title: the finding, in one sentence.
-        caption: how to read it.
-        data, layout: for plotly.
-        wide: takes the page's whole width.
-    """
-
-    id: str
-    title: str
-    caption: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    wide: bool = True
-
-
 def series(labels: list[str], label: str) -> tuple[str, str]:
     """The colour and the dash of a label, the same in all charts."""
-    place = labels.index(label)
-    return f"$series-{place % COLOURS}", DASHES[place // COLOURS % len(DASHES)]
+    colour, dash = line_style(labels, label)
+    return f"$series-{colour}", dash
 
 
 def group(number: int) -> str:
@@ -75,7 +55,7 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
             "height": 420 if axis == "version" else 340,
             "hovermode": "x unified",
             "xaxis": {"title": {"text": name}, "rangemode": "tozero"},
-            "yaxis": _values(shown),
+            "yaxis": shown.axis,
         },
         wide=axis == "version",
     )
@@ -84,16 +64,10 @@ def curve(comparison: Comparison, axis: Axis) -> Chart | None:
 def _band(labels: list[str], label: str, band: Band, scale: float, shown: MetricFormat) -> list[dict[str, Any]]:
     colour, dash = series(labels, label)
     x = [value * scale for value in band.x]
-    line = {
-        "type": "scatter",
-        "mode": "lines" if len(x) > 1 else "markers",
-        "name": html.escape(label, quote=False),
+    dash = "dot" if band.level else dash
+    line = line_trace(html.escape(label, quote=False), x, band.mean, colour, dash) | {
         "meta": label,
-        "x": x,
-        "y": band.mean,
-        "line": {"color": colour, "width": 2.25, "dash": "dot" if band.level else dash},
-        "marker": {"color": colour, "size": 9},
-        "hovertemplate": "%{y:.1%}" if shown.percent else "%{y:.3~g}",
+        "hovertemplate": f"%{{y:{shown.plotly}}}",
     }
     if band.seeds == 1 or band.level:
         return [line]
@@ -129,6 +103,7 @@ def distribution(comparison: Comparison) -> Chart | None:
             "marker": {"color": f"{colour}/0.55", "size": 4},
             "hoverlabel": {"namelength": 0},
         }
+        # beyond that, dots are a cloud, and the page grows by their numbers
         if len(values) <= MANY_CLIENTS:
             box |= {"x": values, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "hoveron": "points"}
         else:
@@ -143,7 +118,7 @@ def distribution(comparison: Comparison) -> Chart | None:
         f"Final {shown.name} of individual clients. A box holds the middle half, the solid line is the median, "
         f"the dashed line the mean.{dots}",
         data,
-        {"height": 110 + 64 * len(data), "xaxis": _values(shown), "yaxis": {"showgrid": False}, "hovermode": "closest"},
+        {"height": 110 + 64 * len(data), "xaxis": shown.axis, "yaxis": {"showgrid": False}, "hovermode": "closest"},
     )
 
 
@@ -171,19 +146,12 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         if not differences:
             continue
         colour, dash = series(comparison.labels, label)
+        # percentages as points: plotly has no format for a signed difference of percentages
         thin = [100 * value if shown.percent else value for value in _thin(differences, 300)]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": html.escape(label, quote=False),
-                "meta": label,
-                "x": [place / max(1, len(thin) - 1) for place in range(len(thin))],
-                "y": thin,
-                "line": {"color": colour, "width": 2.25, "dash": dash},
-                "hovertemplate": "%{y:+.1f}" if shown.percent else "%{y:+.3~g}",
-            }
-        )
+        shares = [place / max(1, len(thin) - 1) for place in range(len(thin))]
+        hover = "%{y:+.1f}" if shown.percent else "%{y:+.3~g}"
+        line = line_trace(html.escape(label, quote=False), shares, thin, colour, dash)
+        data.append(line | {"mode": "lines", "meta": label, "hovertemplate": hover})
     if not data:
         return None
     return Chart(
@@ -195,10 +163,7 @@ def gains(comparison: Comparison, base: str) -> Chart | None:
         {
             "height": 340,
             "hovermode": "x unified",
-            "xaxis": {
-                "title": {"text": "Share of clients, largest loss first"},
-                "tickformat": ".0%",
-            },
+            "xaxis": {"title": {"text": "Share of clients, largest loss first"}, "tickformat": ".0%"},
             "yaxis": {
                 "title": {"text": f"Difference{' in points' if shown.percent else ''}"},
                 "tickformat": "+.3~g",
@@ -216,37 +181,25 @@ def partition(history: History) -> Chart | None:
     if not counts:
         return None
     classes = history.meta.get("classes") or [str(place) for place in range(len(counts[0]))]
-    of = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
+    rest = f", the first {WIDE} of {len(counts):,}" if len(counts) > WIDE else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
     shown = counts[:WIDE]
     clients = [short(history.names[row["client"]]) for row in history.clients if row["counts"]][:WIDE]
     return Chart(
         "plot-partition",
         wording.holdings(counts),
-        f"Training rows of each class (down) on each client (across){of}{seed}. A stronger colour means more rows; "
+        f"Training rows of each class (down) on each client (across){rest}{seed}. A stronger colour means more rows; "
         "blank means none, and the colours start at zero.",
         [
-            {
-                "type": "heatmap",
-                "z": [[row[place] or None for row in shown] for place in range(len(counts[0]))],
-                "x": clients,
-                "y": [short(str(name)) for name in classes],
-                "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
-                "zmin": 0,
-                "zmax": max(map(max, shown)),
-                "hoverongaps": False,
-                "xgap": 1 if len(shown) <= 100 else 0,
-                "ygap": 1,
-                "colorbar": {
-                    "thickness": 10,
-                    "outlinewidth": 0,
-                    "len": 1,
-                    "y": 0.5,
-                    "tickfont": {"color": "$soft"},
-                    "title": {"text": "rows", "side": "right", "font": {"color": "$soft"}},
-                },
-                "hovertemplate": "%{x}, class %{y}: %{z:,} rows<extra></extra>",
-            }
+            heat_map(
+                [[row[place] or None for row in shown] for place in range(len(counts[0]))],
+                clients,
+                [short(str(name)) for name in classes],
+                max(map(max, shown)),
+                "rows",
+                "%{x}, class %{y}: %{z:,} rows",
+            )
+            | {"hoverongaps": False, "xgap": 1 if len(shown) <= 100 else 0, "ygap": 1}
         ],
         {
             "height": max(220, min(640, 110 + 22 * len(counts[0]))),
@@ -262,8 +215,34 @@ def short(text: str, most: int = 20) -> str:
     return html.escape(text if len(text) <= most else text[: most - 1] + "…", quote=False)
 
 
-def _values(shown: MetricFormat) -> dict[str, Any]:
-    return {"tickformat": ".0%"} if shown.percent else {}
+def line_trace(name: str, x: Sequence[float], y: Sequence[Any], colour: str, dash: str = "solid") -> dict[str, Any]:
+    """Return a line for plotly, a dot where it has one point; the name is already safe in plotly's markup."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(x) > 1 else "markers",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": colour, "width": 2.25, "dash": dash},
+        "marker": {"color": colour, "size": 9},
+    }
+
+
+def heat_map(z: list[list[Any]], x: list[str], y: list[str], most: float, unit: str, hover: str) -> dict[str, Any]:
+    """Return a heat map for plotly, whose colours start at zero and end at `most`."""
+    soft = {"color": "$soft"}
+    bar = {"thickness": 10, "outlinewidth": 0, "len": 1, "y": 0.5, "tickfont": soft}
+    return {
+        "type": "heatmap",
+        "z": z,
+        "x": x,
+        "y": y,
+        "colorscale": [[0, "$heat-low"], [1, "$heat-high"]],
+        "zmin": 0,
+        "zmax": most,
+        "colorbar": bar | {"title": {"text": unit, "side": "right", "font": soft}},
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
 
 
 def _thin(values: list[float], most: int) -> list[float]:

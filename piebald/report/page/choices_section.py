@@ -1,4 +1,4 @@
-"""The page's section about clients that chose their models: who chose what, and what each candidate scored."""
+"""The page's section about clients that chose their models: each choice, and the scores of its candidates."""
 
 from __future__ import annotations
 
@@ -36,19 +36,23 @@ def section(comparison: Comparison) -> str:
 
 
 def headline(choices: Sequence[Mapping[str, Any]]) -> str:
-    """How many clients took which model, in one sentence."""
-    taken = Counter(str(one["chosen"]) for one in choices if one["chosen"])
-    parts = [f"{count:,} {_taken(name)}" for name, count in taken.most_common()]
+    """Return the number of clients that took each model, in one sentence."""
+    counts = Counter(str(choice["chosen"]) for choice in choices if choice["chosen"])
+    parts = [f"{count:,} {_taken(name)}" for name, count in counts.most_common()]
     return f"Of {wording.plural(len(choices), 'client')}, {', '.join(parts) or 'none has chosen'}"
 
 
 def against_alone(choices: Sequence[Mapping[str, Any]]) -> str:
-    """How many clients are worse off than alone, in one sentence; empty where that was not measured."""
-    compared = [one for one in choices if one.get("alone")]
+    """Return the number of clients that are worse off than alone, in one sentence; empty if not measured."""
+    compared = [choice for choice in choices if choice.get("alone")]
     if not compared:
         return ""
-    worse = [one for one in compared if loses(one)]
-    named = f": {', '.join(str(one['name']) for one in worse[:5])}{', ...' if len(worse) > 5 else ''}" if worse else ""
+    worse = [choice for choice in compared if loses(choice)]
+    named = (
+        f": {', '.join(str(choice['name']) for choice in worse[:5])}{', ...' if len(worse) > 5 else ''}"
+        if worse
+        else ""
+    )
     return (
         f"{len(worse):,} of {wording.plural(len(compared), 'client')} would be better off alone, by more than two "
         f"standard errors of the loss on the rows that models are judged by{named}."
@@ -61,20 +65,22 @@ def _taken(name: str) -> str:
 
 def _table(comparison: Comparison, label: str, history: History) -> str:
     shown, choices = MetricFormat(history.metric), history.choices
-    names = [name for name in (*CANDIDATES, NEIGHBOURS) if any(name in one.get("candidates", ()) for one in choices)]
+    names = [
+        name for name in (*CANDIDATES, NEIGHBOURS) if any(name in choice.get("candidates", ()) for choice in choices)
+    ]
     rows: list[list[Cell]] = []
-    for one in choices[:SHOWN]:
-        tried, judged = one.get("candidates", {}), one.get("judged", {})
-        cells: list[Cell] = [str(one["name"]), _chosen(one)]
+    for choice in choices[:SHOWN]:
+        tried, judged = choice.get("candidates", {}), choice.get("judged", {})
+        cells: list[Cell] = [str(choice["name"]), _chosen(choice)]
         cells += [_scored(shown, tried.get(name)) for name in names]
         cells += [_scored(shown, judged.get(role)) for role in ("chosen", "local")]
-        rows.append([*cells, str(one["why"])])
+        rows.append([*cells, str(choice["why"])])
     head = ["Client", "Chosen", *(name.replace("_", "-") for name in names), "Chosen, judged", "Alone, judged", "Why"]
-    more = f" The first {SHOWN} of {len(choices):,} clients; the run folder has all." if len(choices) > SHOWN else ""
+    rest = f" The first {SHOWN} of {len(choices):,} clients; the run folder has all." if len(choices) > SHOWN else ""
     seed = "" if history.seed is None else f", seed {history.seed}"
     caption = (
         f"{label}{seed}: {shown.name} and, below it, loss of each candidate on the client's validation rows, and "
-        f"of the chosen and the local model on {history.split} rows. {against_alone(choices)}{more}"
+        f"of the chosen and the local model on {history.split} rows. {against_alone(choices)}{rest}"
     )
     return markup.table(caption, head, rows, kind="list")
 

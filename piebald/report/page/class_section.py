@@ -18,46 +18,41 @@ LABELS = 12
 
 def details(comparison: Comparison) -> str:
     """A table of all clients together, and one of single clients for each label; empty where nothing was counted."""
-    counts = {label: by_client(comparison, label) for label in _order(comparison)}
-    counts = {label: found for label, found in counts.items() if found}
+    counts = {label: by_client(comparison, label) for label in comparison.ordered}
+    counts = {label: matrices for label, matrices in counts.items() if matrices}
     if not counts:
         return ""
     names = [str(name) for name in comparison.runs[0].meta.get("classes") or ()]
     split = next(run.split for run in comparison.runs if run.class_counts)
-    single = [_clients(label, found, names, split) for label, found in list(counts.items())[:LABELS]]
+    single = [_clients(label, matrices, names, split) for label, matrices in list(counts.items())[:LABELS]]
     return _together(counts, names, split, _seeds(comparison)) + "".join(single)
 
 
 def by_client(comparison: Comparison, label: str) -> dict[str, Counts]:
     """The counts [true, predicted] of each client of a label by its name, the sum over seeds."""
-    found: dict[str, Counts] = {}
+    matrices: dict[str, Counts] = {}
     for run in comparison.by_label[label]:
         for client, matrix in run.class_counts.items():
             name = run.names[client]
-            found[name] = found[name] + matrix if name in found else matrix
-    return found
-
-
-def _order(comparison: Comparison) -> list[str]:
-    ranked = comparison.ranking()
-    return ranked + [label for label in comparison.labels if label not in ranked]
+            matrices[name] = matrices[name] + matrix if name in matrices else matrix
+    return matrices
 
 
 def _seeds(comparison: Comparison) -> str:
-    often = max(len(runs) for runs in comparison.by_label.values())
-    return f", summed over {often} seeds" if often > 1 else ""
+    seeds = max(len(runs) for runs in comparison.by_label.values())
+    return f", summed over {seeds} seeds" if seeds > 1 else ""
 
 
 def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str, seeds: str) -> str:
     """A row for each class, a column for each label: right answers of all clients' rows."""
     tables = {
-        label: {row["class"]: row for row in class_rows(np.sum([*found.values()], axis=0), names)}
-        for label, found in counts.items()
+        label: {row["class"]: row for row in class_rows(np.sum([*matrices.values()], axis=0), names)}
+        for label, matrices in counts.items()
     }
     clients = max(map(len, counts.values()))
-    known = [name for name in names if any(name in rows for rows in tables.values())]
+    present = [name for name in names if any(name in rows for rows in tables.values())]
     body: list[list[Cell]] = []
-    for name in known:
+    for name in present:
         rows = [tables[label].get(name) for label in counts]
         most = max(row["rows"] for row in rows if row)
         body.append([name, markup.sorted_by(f"{most:,}", most), *map(_share, rows)])
@@ -66,7 +61,7 @@ def _together(counts: dict[str, dict[str, Counts]], names: list[str], split: str
         "class that they are most often taken for, and how many of them are."
     )
     table = markup.table(caption, ["Class", "Rows", *counts], body, kind="sortable")
-    return _fold(f"Right and wrong answers by class ({len(known):,} classes)", table)
+    return markup.folded(f"Right and wrong answers by class ({len(present):,} classes)", table)
 
 
 def _share(row: ClassRow | None) -> Cell:
@@ -76,37 +71,38 @@ def _share(row: ClassRow | None) -> Cell:
     return markup.sorted_by(markup.small(f"{row['share']:.0%}", below), row["share"])
 
 
-def _clients(label: str, found: dict[str, Counts], names: list[str], split: str) -> str:
+def _clients(label: str, matrices: dict[str, Counts], names: list[str], split: str) -> str:
     """A row for each client of one label: its rows, and those of each class that are recognised."""
-    order = sorted(found, key=lambda client: float(found[client].trace() / max(found[client].sum(), 1)))
-    listed = [(client, {row["class"]: row for row in class_rows(found[client], names)}) for client in order[:CLIENTS]]
+    # the trace is the number of right answers
+    order = sorted(matrices, key=lambda client: float(matrices[client].trace() / max(matrices[client].sum(), 1)))
+    listed = [
+        (client, {row["class"]: row for row in class_rows(matrices[client], names)}) for client in order[:CLIENTS]
+    ]
     shown = [name for name in names if any(name in rows for _, rows in listed)]
     wide = len(shown) > COLUMNS
     body: list[list[Cell]] = []
     for client, rows in listed:
-        count, right = int(found[client].sum()), int(found[client].trace())
+        count, right = int(matrices[client].sum()), int(matrices[client].trace())
         cells: list[Cell] = [client, markup.sorted_by(f"{count:,}", count), markup.sorted_by(f"{right:,}", right)]
         if wide:
             worst = sorted(rows.values(), key=lambda row: row["right"] - row["rows"])[:WORST]
             cells.append("; ".join(f"{row['class']}: {row['right']} of {row['rows']}" for row in worst))
         else:
-            cells += [_of(rows.get(name)) for name in shown]
+            cells += [_recognised(rows.get(name)) for name in shown]
         body.append(cells)
-    more = f"  The first {CLIENTS} of {len(found):,}." if len(found) > CLIENTS else ""
+    rest = f"  The first {CLIENTS} of {len(matrices):,}." if len(matrices) > CLIENTS else ""
     caption = (
         f"{label}: recognised rows of each class at each client, of its {split} rows, the client with the smallest "
-        f"share first.{more}"
+        f"share first.{rest}"
     )
     head = ["Client", "Rows", "Right", *(["Most wrong"] if wide else shown)]
-    return _fold(f"{label}, client by client", markup.table(caption, head, body, kind="list" if wide else "sortable"))
+    return markup.folded(
+        f"{label}, client by client", markup.table(caption, head, body, kind="list" if wide else "sortable")
+    )
 
 
-def _of(row: ClassRow | None) -> Cell:
+def _recognised(row: ClassRow | None) -> Cell:
     """The recognised rows of a class; a dash where the client has none of it."""
     if row is None:
         return NONE
     return markup.sorted_by(f"{row['right']:,} of {row['rows']:,}", row["share"])
-
-
-def _fold(summary: str, content: str) -> str:
-    return f"<details><summary>{markup.text(summary)}</summary>{content}</details>"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piebald.report.averages import mean
 from piebald.report.client_gaps import client_gaps, headline, noise
 from piebald.report.comparison import Comparison
 from piebald.report.page import markup
-from piebald.report.page.charts import Chart, series, short
-from piebald.report.page.markup import Cell
+from piebald.report.page.charts import series, short
+from piebald.report.page.markup import Cell, Chart
 from piebald.report.page.wording import NONE, MetricFormat
+from piebald.report.tables import mean
 
 FEW = 12  # clients whose scores are dots beside their names
 LISTED = 400  # clients in the table
@@ -32,7 +32,7 @@ def rows(comparison: Comparison) -> list[Row]:
     """A row for each client that was evaluated."""
     values: dict[str, dict[str, list[float]]] = {}
     trained: dict[str, set[str]] = {}
-    about: dict[str, tuple[int | None, int | None]] = {}
+    sizes: dict[str, tuple[int | None, int | None]] = {}
     for label, runs in comparison.by_label.items():
         for run in runs:
             for client, value in run.per_client.items():
@@ -40,53 +40,52 @@ def rows(comparison: Comparison) -> list[Row]:
                 values.setdefault(name, {}).setdefault(label, []).append(value)
                 if client in run.trained:
                     trained.setdefault(name, set()).add(label)
-            for one in run.clients:
-                about.setdefault(run.names[one["client"]], (one["train"], one["test"]))
+            for row in run.clients:
+                sizes.setdefault(run.names[row["client"]], (row["train"], row["test"]))
     return [
         Row(
             name,
-            *about.get(name, (None, None)),
-            {label: sum(found) / len(found) for label, found in own.items()},
-            frozenset(own.keys() - trained.get(name, set())),
+            *sizes.get(name, (None, None)),
+            {label: sum(repeats) / len(repeats) for label, repeats in by_label.items()},
+            frozenset(by_label.keys() - trained.get(name, set())),
         )
-        for name, own in values.items()
+        for name, by_label in values.items()
     ]
 
 
 def table(comparison: Comparison) -> str:
     """A sortable table of clients: rows, each label, the worst and the best of them, and the best's gain."""
-    shown, every = MetricFormat(comparison.metric), rows(comparison)
-    if not every:
+    shown, clients = MetricFormat(comparison.metric), rows(comparison)
+    if not clients:
         return ""
     base, sign = comparison.made_by("local"), 1 if comparison.higher_is_better else -1
-    order = comparison.ranking() + [label for label in comparison.labels if label not in comparison.ranking()]
-    labels = ([base] if base else []) + [label for label in order if label != base]
-    others = [label for label in labels if label != base]
+    labels = ([base] if base else []) + [label for label in comparison.ordered if label != base]
+    rivals = [label for label in labels if label != base]
 
     def gain(row: Row) -> float:
-        own = row.values.get(base or "")
-        found = [sign * row.values[label] for label in others if label in row.values]
-        return max(found) - sign * own if found and own is not None else 0.0
+        alone = row.values.get(base or "")
+        scores = [sign * row.values[label] for label in rivals if label in row.values]
+        return max(scores) - sign * alone if scores and alone is not None else 0.0
 
-    every.sort(key=gain if base else lambda row: sign * (mean(list(row.values.values())) or 0.0))
-    body = [_cells(row, labels, base, sign, shown) for row in every[:LISTED]]
-    own = [f"Alone ({base})"] if base else []
+    clients.sort(key=gain if base else lambda row: sign * (mean(list(row.values.values())) or 0.0))
+    body = [_cells(row, labels, base, sign, shown) for row in clients[:LISTED]]
+    alone = [f"Alone ({base})"] if base else []
     head = [
         "Client",
         "Training rows",
         "Test rows",
-        *own,
-        *others,
+        *alone,
+        *rivals,
         "Worst",
         "Best",
         *(["Gain over alone"] if base else []),
     ]
-    of = f" The first {LISTED} of {len(every):,}." if len(every) > LISTED else ""
-    never = f" {NEVER} never trained with this method." if any(row.never for row in every) else ""
-    by = "the least gain of the best method over training alone" if base else "the lowest mean"
+    rest = f" The first {LISTED} of {len(clients):,}." if len(clients) > LISTED else ""
+    never = f" {NEVER} never trained with this method." if any(row.never for row in clients) else ""
+    criterion = "the least gain of the best method over training alone" if base else "the lowest mean"
     caption = (
-        f"Final {shown.name} of each client, the mean over seeds; clients with {by} come first, and a click on a "
-        f"heading sorts by it.{never}{of}"
+        f"Final {shown.name} of each client, the mean over seeds; clients with {criterion} come first, and a click on "
+        f"a heading sorts by it.{never}{rest}"
     )
     return markup.table(caption, head, body, kind="sortable")
 
@@ -114,25 +113,26 @@ def _cells(row: Row, labels: list[str], base: str | None, sign: int, shown: Metr
 
 
 def _gain(row: Row, base: str, sign: int, shown: MetricFormat) -> Cell:
-    """What the best other label has more than training alone; the score of one client has no test of its own."""
-    others = [label for label in row.values if label != base]
-    if base not in row.values or not others:
+    """Return the gain of the best other label over training alone; one client's score has no test of its own."""
+    rivals = [label for label in row.values if label != base]
+    if base not in row.values or not rivals:
         return NONE
-    best = max(others, key=lambda label: sign * row.values[label])
+    best = max(rivals, key=lambda label: sign * row.values[label])
     gained = row.values[best] - row.values[base]
     return markup.sorted_by(markup.small(shown.difference(gained), best), gained)
 
 
 def dots(comparison: Comparison) -> Chart | None:
     """The final metric of a few clients as dots beside their names, a colour for each label; None for many clients."""
-    shown, every = MetricFormat(comparison.metric), rows(comparison)
-    if not 2 <= len(every) <= FEW:
+    shown, clients = MetricFormat(comparison.metric), rows(comparison)
+    if not 2 <= len(clients) <= FEW:
         return None
-    every.sort(key=lambda row: mean(list(row.values.values())) or 0.0, reverse=not comparison.higher_is_better)
+    clients.sort(key=lambda row: mean(list(row.values.values())) or 0.0, reverse=not comparison.higher_is_better)
     ranked = comparison.ranking()
     data = []
     for place, label in enumerate(ranked):
-        here = [(at, row) for at, row in enumerate(every) if label in row.values]
+        scored = [(position, row) for position, row in enumerate(clients) if label in row.values]
+        # labels of a client are spread over half of its row
         lift = 0.56 * (0.5 - (place + 0.5) / len(ranked))  # dots of a client that would be behind each other
         data.append(
             {
@@ -140,20 +140,20 @@ def dots(comparison: Comparison) -> Chart | None:
                 "mode": "markers",
                 "name": short(label),
                 "meta": label,
-                "x": [row.values[label] for _, row in here],
-                "y": [at + lift for at, _ in here],
-                "text": [short(row.name, 60) for _, row in here],
+                "x": [row.values[label] for _, row in scored],
+                "y": [position + lift for position, _ in scored],
+                "text": [short(row.name, 60) for _, row in scored],
                 "marker": {
                     "color": series(comparison.labels, label)[0],
                     "size": 10,
-                    "symbol": ["circle-open" if label in row.never else "circle" for _, row in here],
+                    "symbol": ["circle-open" if label in row.never else "circle" for _, row in scored],
                 },
-                "hovertemplate": f"%{{text}}: %{{x:{'.1%' if shown.percent else '.3~g'}}}",
+                "hovertemplate": f"%{{text}}: %{{x:{shown.plotly}}}",
             }
         )
     seeds = max(len(runs) for runs in comparison.by_label.values())
     over = f", the mean over {seeds} seeds" if seeds > 1 else ""
-    never = " Open dots are clients that never trained." if any(row.never for row in every) else ""
+    never = " Open dots are clients that never trained." if any(row.never for row in clients) else ""
     gaps = client_gaps(comparison)
     return Chart(
         "plot-clients",
@@ -161,13 +161,13 @@ def dots(comparison: Comparison) -> Chart | None:
         f"Final {shown.name} of each client{over}.{never}{noise(gaps)}",
         data,
         {
-            "height": 90 + (22 + 11 * len(ranked)) * len(every),
-            "xaxis": {"tickformat": ".0%"} if shown.percent else {},
+            "height": 90 + (22 + 11 * len(ranked)) * len(clients),
+            "xaxis": shown.axis,
             "yaxis": {
                 "tickmode": "array",
-                "tickvals": list(range(len(every))),
-                "ticktext": [short(row.name) for row in every],
-                "range": [-0.6, len(every) - 0.4],
+                "tickvals": list(range(len(clients))),
+                "ticktext": [short(row.name) for row in clients],
+                "range": [-0.6, len(clients) - 0.4],
             },
             "hovermode": "closest",
         },

@@ -47,20 +47,20 @@ def settings(comparison: Comparison) -> str:
 def heterogeneity(history: History) -> str:
     """A table of the heterogeneity of clients; empty where nothing was measured."""
     units = history.meta.get("units") or {}
-    whole = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
-    each: dict[str, list[float]] = {}
+    federation = {row["name"]: row["value"] for row in history.measures if row["client"] is None}
+    of_clients: dict[str, list[float]] = {}
     for row in history.measures:
         if row["client"] is not None and row["value"] is not None:
-            each.setdefault(row["name"], []).append(row["value"])
+            of_clients.setdefault(row["name"], []).append(row["value"])
     rows: list[list[Cell]] = [
         [
             name.replace("_", " "),
-            _figure(whole.get(name)),
-            _figure(min(each[name])) if name in each else NONE,
-            _figure(max(each[name])) if name in each else NONE,
+            _figure(federation.get(name)),
+            _figure(min(of_clients[name])) if name in of_clients else NONE,
+            _figure(max(of_clients[name])) if name in of_clients else NONE,
             str(units.get(name, "")),
         ]
-        for name in dict.fromkeys([*whole, *each])
+        for name in dict.fromkeys([*federation, *of_clients])
     ]
     if not rows:
         return ""
@@ -76,8 +76,8 @@ def _figure(value: float | None) -> str:
 
 
 def _distinct(runs: list[History], key: str) -> str:
-    found = dict.fromkeys(_plain(history.meta[key]) for history in runs if history.meta.get(key) is not None)
-    return " / ".join(found) or NONE
+    values = dict.fromkeys(_plain(history.meta[key]) for history in runs if history.meta.get(key) is not None)
+    return " / ".join(values) or NONE
 
 
 def _plain(value: Any) -> str:
@@ -94,7 +94,7 @@ def _recipes(comparison: Comparison) -> str:
     if not axes:
         return ""
     rows = [
-        [axis.replace("_", " "), *(_written(_telling(axis, table.get(axis))) for table in tables.values())]
+        [axis.replace("_", " "), *(_written(_without_defaults(axis, table.get(axis))) for table in tables.values())]
         for axis in axes
     ]
     marks = ["same" if len(set(components)) == 1 else "" for _, *components in rows]
@@ -111,29 +111,34 @@ def _table(history: History) -> Mapping[str, Any]:
     return {axis: table[axis] for axis in Recipe.axes if axis in table} if isinstance(table, dict) else {}
 
 
-def _telling(axis: str, value: Any) -> Any:
-    """A component's table without the settings that have their default."""
+def _without_defaults(axis: str, value: Any) -> Any:
+    """Return a component's table without the settings that have their default."""
     if isinstance(value, list):
-        return [_telling(axis, one) for one in value]
+        return [_without_defaults(axis, part) for part in value]
     if not isinstance(value, dict):
         return value
-    made = Component.registry.get(axis, {}).get(str(value.get("kind")))
-    if made is None:
+    kind = Component.registry.get(axis, {}).get(str(value.get("kind")))
+    # a component of a plugin that is not installed here has no known defaults
+    if kind is None:
         return value
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in made.model_fields.items()}
-    known = {
-        name: one.table() if isinstance(one, Component) else one
-        for name, one in defaults.items()
-        if one is not PydanticUndefined
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+    plain_defaults = {
+        name: default.table() if isinstance(default, Component) else default
+        for name, default in defaults.items()
+        if default is not PydanticUndefined
     }
-    plain = to_jsonable_python(known, fallback=str)
-    return {name: one for name, one in value.items() if name == "kind" or name not in plain or plain[name] != one}
+    plain = to_jsonable_python(plain_defaults, fallback=str)
+    return {
+        name: setting
+        for name, setting in value.items()
+        if name == "kind" or name not in plain or plain[name] != setting
+    }
 
 
 def _written(value: Any) -> str:
     """The table of a component, several of them, or a plain value, as text."""
     if isinstance(value, list):
-        tables = any(isinstance(one, dict) for one in value)
+        tables = any(isinstance(part, dict) for part in value)
         return ("; then " if tables else ", ").join(map(_plain, value)) or "none"
     if not isinstance(value, dict):
         return "none" if value is None else _plain(value)
@@ -147,7 +152,7 @@ def _privacy(comparison: Comparison) -> str:
     for label, runs in comparison.by_label.items():
         for budget in runs[0].meta.get("privacy") or []:
             epsilons = [budget["epsilon_pld"], budget["epsilon_rdp"]]
-            shown = ["infinite" if one is None else f"{one:.3g}" for one in epsilons]
+            shown = ["infinite" if epsilon is None else f"{epsilon:.3g}" for epsilon in epsilons]
             second = budget.get("epsilon_prv")
             unit = UNITS.get(budget.get("unit", "client"), NONE)  # missing in folders of earlier versions
             shown.append(NONE if second is None else f"{second:.3g}")
@@ -155,6 +160,7 @@ def _privacy(comparison: Comparison) -> str:
             rows.append([markup.key(comparison.labels, label), *cells])
     if not rows:
         return ""
+    # the sum says nothing new about a single run
     for total in comparison.privacy if len(comparison.runs) > 1 else ():
         shown = ["none" if total["epsilon"] is None else f"{total['epsilon']:.3g}", NONE, NONE]
         delta = NONE if total["delta"] is None else f"{total['delta']:.1g}"
@@ -183,18 +189,25 @@ def _runs(comparison: Comparison) -> str:
     head = ["Label", "Seed", "Folder", "Recipe", "Status", "Rounds", "Started"]
     table = markup.table("All runs of this report, in the order of the labels.", head, rows, kind="list")
     summary = "The run" if len(rows) == 1 else f"All {len(rows):,} runs"
-    return f"<details><summary>{summary}</summary>{table}{_lineage(comparison)}</details>"
+    return markup.folded(summary, f"{table}{_lineage(comparison)}")
 
 
 def _lineage(comparison: Comparison) -> str:
-    """Which runs go on from others, and what they took over."""
+    """Return a table of runs that go on from others, and of what they took over."""
     rows: list[list[Cell]] = []
     for history in comparison.runs:
-        about = history.meta.get("lineage")
-        if about is not None:
-            taken, newcomers = ", ".join(about["taken"]), ", ".join(about["newcomers"]) or NONE
-            from_run = f"{about.get('run') or NONE} ({about['folder']})"
-            cells = [history.name, from_run, wording.count(about["steps_before"]), taken, newcomers, about["sha256"]]
+        lineage = history.meta.get("lineage")
+        if lineage is not None:
+            parts, newcomers = ", ".join(lineage["taken"]), ", ".join(lineage["newcomers"]) or NONE
+            from_run = f"{lineage.get('run') or NONE} ({lineage['folder']})"
+            cells = [
+                history.name,
+                from_run,
+                wording.count(lineage["steps_before"]),
+                parts,
+                newcomers,
+                lineage["sha256"],
+            ]
             rows.append([str(cell) for cell in cells])
     if not rows:
         return ""
@@ -218,5 +231,4 @@ def _dump(label: str, history: History) -> str:
     shown = {name: history.meta[name] for name in ("recipe", "settings") if name in history.meta}
     seed = "" if history.seed is None else f" (seed {history.seed})"
     content = json.dumps(shown, indent=2, ensure_ascii=False)
-    summary = markup.text(f"All settings of {label}{seed}")
-    return f"<details><summary>{summary}</summary><pre>{markup.text(content)}</pre></details>"
+    return markup.folded(f"All settings of {label}{seed}", f"<pre>{markup.text(content)}</pre>")

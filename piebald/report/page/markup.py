@@ -1,82 +1,137 @@
-"""Building blocks of the HTML page.  Values from a run folder are always escaped by `text`."""
+"""Building blocks of HTML pages: colours, text, tables, tiles, sections and charts.
+
+The report, the answer of `piebald advise`, the status page of a federation and the page of a transfer are made of these
+alone (`document` puts them together).  Values from a run folder or a site are always escaped by `text`.
+"""
 
 from __future__ import annotations
 
+import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from piebald.report.page.charts import Chart
-from piebald.report.page.palette import COLOURS, DASHES
+# Distinguishable with any kind of colour vision, with a contrast of at least 3 : 1 to the background.
+LIGHT = ("#737a86", "#1569c3", "#cc8251", "#006051", "#5b1576", "#916900", "#4f8bea", "#7b0c00")
+DARK = ("#98a0ab", "#00aafe", "#ee7500", "#c9f7bd", "#f6c5ff", "#f5b800", "#5d78ee", "#b56f69")
+# Of clusters and clients, so that none is taken for a label: other hues than those above.
+GROUPS_LIGHT = ("#0e8a8a", "#c2338a", "#5f8a00", "#7a5bd6", "#a8563f", "#3a7d57", "#9a3fb0", "#4c6a92")
+GROUPS_DARK = ("#3fd0cf", "#ff7cc4", "#b5e04a", "#b9a2ff", "#ff9e80", "#7fdcae", "#e08cf5", "#9fb4d8")
+COLOURS = len(LIGHT)  # further series repeat the colours with other dashes
+DASHES = ("solid", "dash", "dot", "dashdot")
+_STROKES = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}  # the same in SVG
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 190, 52, 14, 10, 22  # of a line chart, in units of its picture
+
+Curve = Sequence[tuple[float, float]]  # points of a line: the place across and the value
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """A string that is already HTML."""
+    """A string that is already HTML.
+
+    Attributes:
+        html: the string.
+        sort: the number that a sortable table sorts by.
+    """
 
     html: str
-    sort: float | None = None  # the number that a sortable table sorts by
+    sort: float | None = None
 
 
 Cell = str | Markup
 
 
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart that the page's script draws with plotly.
+
+    Attributes:
+        id: unique in the page.
+        title: the finding, in one sentence.
+        caption: how to read it.
+        data, layout: for plotly.
+        wide: takes the page's whole width.
+    """
+
+    id: str
+    title: str
+    caption: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    wide: bool = True
+
+
 def text(value: object) -> str:
-    """Any value as HTML, escaped unless it is markup."""
+    """Return any value as HTML, escaped unless it is markup.
+
+    Examples:
+        >>> text("<b>")
+        '&lt;b&gt;'
+        >>> text(Markup("<b>"))
+        '<b>'
+    """
     return value.html if isinstance(value, Markup) else html.escape(str(value))
 
 
-def key(labels: Sequence[str], label: str) -> Markup:
-    """A label with a sample of its line, as the charts draw it."""
+def line_style(labels: Sequence[str], label: str) -> tuple[int, str]:
+    """Return the number of a label's colour and the name of its dash, the same in all charts and figures."""
     place = labels.index(label)
-    pattern = {"solid": "none", "dash": "5 3", "dot": "2 2", "dashdot": "6 2 2 2"}[
-        DASHES[place // COLOURS % len(DASHES)]
-    ]
+    return place % COLOURS, DASHES[place // COLOURS % len(DASHES)]
+
+
+# ------------------------------------------------------------------------------------------------------ text and tables
+
+
+def name(value: object) -> Markup:
+    """Return a long text that may break over several lines in a table."""
+    return Markup(f'<span class="name">{text(value)}</span>')
+
+
+def key(labels: Sequence[str], label: str) -> Markup:
+    """Return a label with a sample of its line, as the charts draw it."""
+    colour, dash = line_style(labels, label)
     line = (
         f'<svg class="key" viewBox="0 0 26 11" aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" stroke-width="3.5"'
-        f' stroke="var(--series-{place % COLOURS})" stroke-dasharray="{pattern}"/></svg>'
+        f' stroke="var(--series-{colour})" stroke-dasharray="{_STROKES[dash]}"/></svg>'
     )
-    return Markup(f'{line}<span class="name">{text(label)}</span>')
+    return Markup(f"{line}{name(label).html}")
 
 
-def swatch(colour: str, name: str) -> Markup:
-    """A name with a sample of a colour of the charts, such as "$group-0"."""
+def swatch(colour: str, label: str) -> Markup:
+    """Return a label with a sample of a colour of the charts, such as "$group-0"."""
     square = f'<rect width="11" height="11" rx="2" fill="var(--{text(colour.removeprefix("$"))})"/>'
-    return Markup(f'<svg class="key dot" viewBox="0 0 11 11" aria-hidden="true">{square}</svg>{text(name)}')
+    return Markup(f'<svg class="key dot" viewBox="0 0 11 11" aria-hidden="true">{square}</svg>{text(label)}')
 
 
-def keys(labels: Sequence[str], order: Sequence[str] | None = None) -> str:
-    """The legend of all charts, in an order of its own; its buttons hide series."""
-    shown = labels if order is None else order
+def keys(labels: Sequence[str], order: Sequence[str]) -> str:
+    """Return the legend of all charts, in an order of its own; its buttons hide series."""
     items = "".join(
         f'<li><button type="button" aria-pressed="true" data-series="{text(label)}" title="Show or hide in all charts">'
         f"{key(labels, label).html}</button></li>"
-        for label in shown
+        for label in order
     )
     return f'<ul class="keys" aria-label="Line of each label; press one to hide it">{items}</ul>'
-
-
-def figure(chart: Chart, heading: str = "h3") -> str:
-    """The place where the script draws a chart, with its title and caption."""
-    name = text(chart.id)
-    return (
-        f'<figure class="{"wide" if chart.wide else "half"}"><figcaption>'
-        f'<{heading} id="{name}-title">{text(chart.title)}</{heading}>'
-        f'<p id="{name}-note">{text(chart.caption)}</p></figcaption>'
-        f'<div class="plot" id="{name}" role="img" aria-labelledby="{name}-title" aria-describedby="{name}-note"'
-        f' style="height: {chart.layout["height"]}px"></div></figure>'
-    )
 
 
 def table(
     caption: str, head: Sequence[str], rows: Iterable[Sequence[Cell]], kind: str = "", marks: Sequence[str] = ()
 ) -> str:
-    """A table in a scrolling box; the first cell of a row is its heading; `marks` are CSS classes of the rows."""
+    """Return a table in a scrolling box.
+
+    Args:
+        caption: how to read it.
+        head: the heading of each column.
+        rows: cells; the first cell of a row is its heading.
+        kind: a CSS class: "list", "text" or "sortable".
+        marks: CSS classes of the rows.
+    """
     heads = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     body = []
-    for place, (first, *others) in enumerate(rows):
+    for place, (first, *rest) in enumerate(rows):
         mark = f' class="{marks[place]}"' if marks and marks[place] else ""
-        cells = "".join(f"<td{_sort(cell)}>{text(cell)}</td>" for cell in others)
+        cells = "".join(f"<td{_sort(cell)}>{text(cell)}</td>" for cell in rest)
         body.append(f'<tr{mark}><th scope="row">{text(first)}</th>{cells}</tr>')
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(caption)}"><table class="{kind}">'
@@ -89,29 +144,168 @@ def _sort(cell: Cell) -> str:
     return f' data-sort="{cell.sort:.6g}"' if isinstance(cell, Markup) and cell.sort is not None else ""
 
 
+def plain_cell(value: object) -> str:
+    """Return a value as the cell of a plain table: four digits of a number, a dash for None.
+
+    Examples:
+        >>> plain_cell(0.123456), plain_cell(None), plain_cell(12)
+        ('0.1235', '-', '12')
+    """
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def html_table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a plain table in HTML, as notebooks show it; each cell is shown as text.
+
+    Examples:
+        >>> html_table(("", ""), [("<north>", 0.25)])
+        '<table><tbody><tr><td>&lt;north&gt;</td><td>0.25</td></tr></tbody></table>'
+    """
+
+    def line(cells: Sequence[Any], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{text(plain_cell(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    head = f"<thead>{line(heading, 'th')}</thead>" if any(heading) else ""
+    return f"<table>{head}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
+
+
 def sorted_by(cell: Cell, number: float) -> Markup:
-    """A cell that a sortable table sorts by a number."""
+    """Return a cell that a sortable table sorts by a number."""
     return Markup(text(cell), number)
 
 
 def facts(kind: str, pairs: Iterable[tuple[str, Cell]]) -> str:
-    """A list of named values."""
-    return f'<dl class="{kind}">{"".join(f"<div><dt>{text(n)}</dt><dd>{text(v)}</dd></div>" for n, v in pairs)}</dl>'
+    """Return a list of named values."""
+    items = "".join(f"<div><dt>{text(term)}</dt><dd>{text(value)}</dd></div>" for term, value in pairs)
+    return f'<dl class="{kind}">{items}</dl>'
 
 
 def small(first: str, second: str) -> Markup:
-    """A value with a note below it."""
+    """Return a value with a note below it."""
     return Markup(f"{text(first)}<small>{text(second)}</small>")
 
 
 def judged(shown: str, good: bool | None) -> Markup:
-    """A difference in the colour of good or bad, or without colour if it is neither."""
+    """Return a difference in the colour of good or bad, or without colour if it is neither."""
     kind = {True: "good", False: "bad", None: "even"}[good]
     return Markup(f'<span class="{kind}">{text(shown)}</span>')
 
 
-def section(name: str, heading: str, note: str, *content: str) -> str:
-    """A section with a heading; `content` is HTML."""
-    about = f'<p class="note">{text(note)}</p>' if note else ""
-    title = f'<h2 id="{name}-h">{text(heading)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-h">{title}{about}{"".join(content)}</section>'
+def notice(sentence: str) -> str:
+    """Return a sentence that stands out."""
+    return f'<p class="notice" role="note">{text(sentence)}</p>'
+
+
+def folded(summary: str, content: str) -> str:
+    """Return content in HTML below a line that unfolds it."""
+    return f"<details><summary>{text(summary)}</summary>{content}</details>"
+
+
+def section(ident: str, heading: str, note: str, *content: str) -> str:
+    """Return a section with a heading; `content` is HTML."""
+    lead = f'<p class="note">{text(note)}</p>' if note else ""
+    title = f'<h2 id="{ident}-h">{text(heading)}</h2>'
+    return f'<section id="{ident}" aria-labelledby="{ident}-h">{title}{lead}{"".join(content)}</section>'
+
+
+# --------------------------------------------------------------------------------------------------------------- charts
+
+
+def figure(chart: Chart, heading: str = "h3") -> str:
+    """Return the place where the script draws a chart, with its title and caption."""
+    ident = text(chart.id)
+    return (
+        f'<figure class="{"wide" if chart.wide else "half"}"><figcaption>'
+        f'<{heading} id="{ident}-title">{text(chart.title)}</{heading}>'
+        f'<p id="{ident}-note">{text(chart.caption)}</p></figcaption>'
+        f'<div class="plot" id="{ident}" role="img" aria-labelledby="{ident}-title" aria-describedby="{ident}-note"'
+        f' style="height: {chart.layout["height"]}px"></div></figure>'
+    )
+
+
+def section_of(chart: Chart, ident: str, before: str, *content: str) -> str:
+    """Return a section whose heading is the title of a chart, with HTML before and after the chart."""
+    body = f"{before}{figure(chart, 'h2')}{''.join(content)}"
+    return f'<section id="{ident}" aria-labelledby="{text(chart.id)}-title">{body}</section>'
+
+
+def charts(figures: Iterable[str]) -> str:
+    """Return figures side by side, as far as the page is wide enough."""
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def picture(png: bytes, description: str) -> str:
+    """Return a picture that is in the page itself."""
+    source = base64.b64encode(png).decode()
+    return f'<figure class="wide"><img alt="{text(description)}" src="data:image/png;base64,{source}"></figure>'
+
+
+def line_chart(
+    title: str,
+    caption: str,
+    curves: Mapping[str, Curve],
+    ticks: Mapping[float, str],
+    written: Callable[[float], str],
+    dots: bool = False,
+) -> str:
+    """Return a chart of lines as SVG, for pages without a script.
+
+    Args:
+        title, caption: what it shows, and how to read it.
+        curves: lines by name, none of them empty.
+        ticks: texts below places of the axis across, in their order.
+        written: a value as text.
+        dots: mark each point, with its tick and value.
+    """
+    places = [place for curve in curves.values() for place, _ in curve]
+    values = [value for curve in curves.values() for _, value in curve]
+    low, height = min(values), max(values) - min(values)
+    if not height:  # a flat line is drawn in the middle
+        height = abs(low) or 1.0
+        low -= height / 2
+    first, width = min(places), (max(places) - min(places)) or 1.0
+    inner, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def at(place: float) -> float:
+        return _LEFT + inner * (place - first) / width
+
+    def up(value: float) -> float:
+        return _TOP + tall * (1 - (value - low) / height)
+
+    # lines first, so that curves are drawn over them
+    drawn = ""
+    for value in (low, low + height / 2, low + height):
+        y = f"{up(value):.1f}"
+        drawn += f'<line class="rule" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
+        drawn += f'<text x="{_LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{text(written(value))}</text>'
+    for place, tick in ticks.items():
+        anchor = "start" if place == first else "end" if place == max(places) else "middle"
+        drawn += f'<text x="{at(place):.1f}" y="{_HEIGHT - 5}" text-anchor="{anchor}">{text(tick)}</text>'
+    colours = [f"series-{1 + number % (COLOURS - 1)}" for number in range(len(curves))]  # grey is for baselines
+    for colour, curve in zip(colours, curves.values(), strict=True):
+        points = " ".join(f"{at(place):.1f},{up(value):.1f}" for place, value in curve)
+        drawn += f'<polyline class="line" stroke="var(--{colour})" points="{points}"/>'
+        drawn += "".join(
+            f'<circle cx="{at(place):.1f}" cy="{up(value):.1f}" r="3.5" fill="var(--{colour})">'
+            f"<title>{text(ticks.get(place, place))}: {text(written(value))}</title></circle>"
+            for place, value in (curve if dots else ())
+        )
+    items = "".join(f"<li>{swatch(colour, label).html}</li>" for colour, label in zip(colours, curves, strict=True))
+    legend = f'<ul class="keys">{items}</ul>' if len(curves) > 1 else ""
+    spoken = f"{title}: from {written(values[0])} to {written(values[-1])}"
+    if dots:
+        spoken = f"{title}: {', '.join(f'{ticks.get(place, place)} {written(y)}' for place, y in curve)}"
+    head = f"<figcaption><h3>{text(title)}</h3>{f'<p>{text(caption)}</p>' if caption else ''}</figcaption>{legend}"
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    return f'<figure class="half">{head}<svg {size} role="img" aria-label="{text(spoken)}">{drawn}</svg></figure>'
+
+
+def spark(values: Sequence[float]) -> str:
+    """Return values as a small line in a row of text."""
+    low, height = min(values), (max(values) - min(values)) or 1.0
+    wide = 96 / max(len(values) - 1, 1)
+    points = " ".join(
+        f"{wide * place:.1f},{18 - 16 / height * (value - low):.1f}" for place, value in enumerate(values)
+    )
+    line = f'<polyline class="line" points="{points}" stroke="var(--series-1)"/>'
+    return f'<svg class="spark" viewBox="0 0 96 20" aria-hidden="true">{line}</svg>'

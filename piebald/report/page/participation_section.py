@@ -1,4 +1,4 @@
-"""The page's section about participation: how much each client worked, how stale, how long idle, with what weight."""
+"""The page's section about participation: updates, staleness, idle time and weight of each client."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from piebald.report.averages import mean
 from piebald.report.comparison import Comparison
 from piebald.report.page import charts, markup
-from piebald.report.page.charts import Chart, series, short
-from piebald.report.page.palette import COLOURS, GROUPS_LIGHT
-from piebald.report.tables import History
+from piebald.report.page.charts import series, short
+from piebald.report.page.markup import COLOURS, GROUPS_LIGHT, Chart
+from piebald.report.tables import History, mean
 
 Measure = Callable[[History], dict[int, float]]
 
@@ -34,31 +33,31 @@ def section(comparison: Comparison, drawn: list[Chart]) -> str:
         ),
         "idle": ("Idle time of each client", "Share of the run's clock without a task.", idle),
     }
-    found = [_bars(comparison, name, *words) for name, words in described.items()]
-    found += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
-    present = [chart for chart in found if chart]
+    candidates = [_bars(comparison, name, *words) for name, words in described.items()]
+    candidates += [_weights(label, history) for label, history in firsts.items() if _moves(history)]
+    present = [chart for chart in candidates if chart]
     drawn += present
-    body = "".join(markup.figure(chart) for chart in present)
-    same = " ".join(_equal(comparison, words[0], words[2]) for words in described.values()).strip()
-    if not present and not same:
+    body = markup.charts(markup.figure(chart) for chart in present)
+    equal_sentences = " ".join(_equal(comparison, words[0], words[2]) for words in described.values()).strip()
+    if not present and not equal_sentences:
         return ""
-    return markup.section("participation", "Participation", same, f'<div class="charts">{body}</div>')
+    return markup.section("participation", "Participation", equal_sentences, body)
 
 
 def requests(history: History) -> dict[int, float]:
     """The number of used updates of each client."""
-    found: dict[int, float] = defaultdict(float)
+    counts: dict[int, float] = defaultdict(float)
     for row in trained(history):
-        found[row["client"]] += 1
-    return dict(found)
+        counts[row["client"]] += 1
+    return dict(counts)
 
 
 def staleness(history: History) -> dict[int, float]:
     """The mean number of server steps that each client's updates missed."""
-    found = defaultdict(list)
+    missed = defaultdict(list)
     for row in trained(history):
-        found[row["client"]].append(row["staleness"] or 0)
-    return {client: sum(values) / len(values) for client, values in found.items()}
+        missed[row["client"]].append(row["staleness"] or 0)
+    return {client: sum(values) / len(values) for client, values in missed.items()}
 
 
 def idle(history: History) -> dict[int, float]:
@@ -67,8 +66,8 @@ def idle(history: History) -> dict[int, float]:
     for row in history.results:
         if row["kind"] == "train":
             busy[row["client"]] += (row["time"] or 0.0) - (row["sent"] or 0.0)
-    whole = history.final["seconds"]
-    return {client: max(0.0, 1 - spent / whole) for client, spent in busy.items()} if whole else {}
+    duration = history.final["seconds"]
+    return {client: max(0.0, 1 - spent / duration) for client, spent in busy.items()} if duration else {}
 
 
 def trained(history: History) -> list[dict[str, Any]]:
@@ -92,19 +91,20 @@ def shares(history: History) -> tuple[list[float], dict[int, list[float]]]:
     clients = sorted({row["client"] for arrived in rows.values() for row in arrived})
     weights: dict[int, float] = {}
     at: list[float] = []
-    found: dict[int, list[float]] = {client: [] for client in clients}
+    share_of: dict[int, list[float]] = {client: [] for client in clients}
     for version in sorted(rows):
-        now = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
-        weights = weights | now if keeps else now
-        whole = sum(weights.values()) or 1.0
+        arrived_weights = {row["client"]: row["raw_weight" if keeps else "weight"] or 0.0 for row in rows[version]}
+        # a cached model counts again at every step until the client sends another one
+        weights = weights | arrived_weights if keeps else arrived_weights
+        total = sum(weights.values()) or 1.0
         at.append(times[version])
         for client in clients:
-            found[client].append(weights.get(client, 0.0) / whole)
-    return at, found
+            share_of[client].append(weights.get(client, 0.0) / total)
+    return at, share_of
 
 
 def _moves(history: History) -> bool:
-    """Whether shares change over steps for another reason than which clients were asked."""
+    """Return whether shares change over steps for another reason than the choice of clients."""
     table = _table(history)
     reweighted = (table.get("aggregation") or {}).get("kind") in ("dvw", "staleness_weighted")
     return reweighted or (table.get("scheduling") or {}).get("kind", "synchronous") != "synchronous"
@@ -120,19 +120,19 @@ def _stale(history: History) -> bool:
 
 
 def _uneven(values: dict[int, float]) -> bool:
-    """Whether bars would differ: many equal bars say less than a sentence."""
+    """Return whether bars would differ: many equal bars say less than a sentence."""
     return bool(values) and max(values.values()) - min(values.values()) > 0.02 * max(values.values())
 
 
 def _equal(comparison: Comparison, title: str, measure: Measure) -> str:
-    """A sentence about labels whose clients are all alike in a measure."""
-    said = []
+    """Return a sentence about labels whose clients are all alike in a measure."""
+    parts = []
     for label, runs in comparison.by_label.items():
         values = measure(runs[0])
         if any(values.values()) and not _uneven(values):
-            one = next(iter(values.values()))
-            said.append(f"{label} {f'{one:.0%}' if measure is idle else f'{one:.3g}'}")
-    return f"{title}, the same for all that took part: {', '.join(said)}." if said else ""
+            value = next(iter(values.values()))
+            parts.append(f"{label} {f'{value:.0%}' if measure is idle else f'{value:.3g}'}")
+    return f"{title}, the same for all that took part: {', '.join(parts)}." if parts else ""
 
 
 def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: Measure) -> Chart | None:
@@ -156,7 +156,7 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
         )
     if not data:
         return None
-    few = max(len(bars["x"]) for bars in data) <= 20
+    few_bars = max(len(bars["x"]) for bars in data) <= 20
     axis = {"title": {"text": "Share of time" if percent else "Number"}, "rangemode": "tozero"}
     return Chart(
         f"plot-{name}",
@@ -167,7 +167,12 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
             "height": 320,
             "hovermode": "x unified",
             "barmode": "group",
-            "xaxis": {"title": {"text": "Client"}, "type": "category", "tickangle": "auto", "nticks": 0 if few else 12},
+            "xaxis": {
+                "title": {"text": "Client"},
+                "type": "category",
+                "tickangle": "auto",
+                "nticks": 0 if few_bars else 12,
+            },
             "yaxis": axis | ({"tickformat": ".0%"} if percent else {}),
         },
         wide=False,
@@ -176,28 +181,29 @@ def _bars(comparison: Comparison, name: str, title: str, caption: str, measure: 
 
 def _weights(label: str, history: History) -> Chart | None:
     """The shares of clients in the global model over time, stacked."""
-    at, found = shares(history)
-    if len(at) < 3 or not 2 <= len(found) <= COLOURS * 4:
+    at, share_of = shares(history)
+    if len(at) < 3 or not 2 <= len(share_of) <= COLOURS * 4:
         return None
-    every = -(-len(at) // POINTS)
+    # rounded up, so that there are never more points than allowed
+    stride = -(-len(at) // POINTS)
     data = [
         {
             "type": "scatter",
             "mode": "lines",
             "stackgroup": "all",
             "name": short(history.names.get(client, f"client {client}"), 40),
-            "x": at[::every],
-            "y": values[::every],
+            "x": at[::stride],
+            "y": values[::stride],
             "line": {"width": 0.5, "color": charts.group(place), "shape": "hv"},
             "fillcolor": f"{charts.group(place)}/{0.75 if place < len(GROUPS_LIGHT) else 0.4}",
             "hovertemplate": "%{y:.1%}",
         }
-        for place, (client, values) in enumerate(found.items())
+        for place, (client, values) in enumerate(share_of.items())
     ]
-    heaviest = max(found, key=lambda client: mean(found[client]) or 0.0)
-    names = {client: history.names.get(client, f"client {client}") for client in found}
-    heavy, first = names[heaviest], names[next(iter(found))]
-    averages = sorted((mean(values) or 0.0 for values in found.values()), reverse=True)
+    heaviest = max(share_of, key=lambda client: mean(share_of[client]) or 0.0)
+    names = {client: history.names.get(client, f"client {client}") for client in share_of}
+    heavy, first = names[heaviest], names[next(iter(share_of))]
+    averages = sorted((mean(values) or 0.0 for values in share_of.values()), reverse=True)
     clear = averages[0] > 1.1 * averages[1]  # a headline about a hair's breadth would be none
     over = "time" if history.final["seconds"] else "server steps"
     return Chart(

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from piebald.report.crossed_effects import ERROR_RATE
 
 NONE = "\N{EN DASH}"
+_CLEARLY_LESS = 0.9  # of the traffic of the next one
 MINUS = "\N{MINUS SIGN}"  # as wide as a plus sign
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFormat:
-    """How a metric is written: accuracies in percent, other metrics to three digits."""
+    """The format of a metric: accuracies in percent, other metrics to three digits.
+
+    Examples:
+        >>> accuracy, loss = MetricFormat("accuracy"), MetricFormat("loss")
+        >>> accuracy.value(0.8125), accuracy.difference(0.05) + accuracy.points
+        ('81.2%', '+5.0 points')
+        >>> loss.value(0.8125), loss.value(None) == NONE
+        ('0.812', True)
+    """
 
     metric: str
 
     @property
     def percent(self) -> bool:
-        """Whether the metric is written in percent."""
+        """True for metrics that are written in percent."""
         return "accuracy" in self.metric
 
     @property
@@ -48,13 +57,28 @@ class MetricFormat:
         return text.replace("-", MINUS)
 
     @property
+    def plotly(self) -> str:
+        """The format of a value in a chart."""
+        return ".1%" if self.percent else ".3~g"
+
+    @property
+    def axis(self) -> dict[str, str]:
+        """The layout of an axis of values in a chart."""
+        return {"tickformat": ".0%"} if self.percent else {}
+
+    @property
     def points(self) -> str:
         """The unit of differences, with a space before it."""
         return " points" if self.percent else ""
 
 
 def count(number: float | None) -> str:
-    """A count: without decimals if it is whole or has three digits, else to one decimal."""
+    """Return a count as text: without decimals if it is whole or has three digits, else to one decimal.
+
+    Examples:
+        >>> count(12345), count(2.5)
+        ('12,345', '2.5')
+    """
     if number is None:
         return NONE
     return f"{number:,.0f}" if number >= 100 or abs(number - round(number)) < 0.05 else f"{number:,.1f}"
@@ -68,7 +92,12 @@ def megabytes(number: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in a readable unit."""
+    """Return seconds in a readable unit.
+
+    Examples:
+        >>> duration(90), duration(150), duration(9000)
+        ('90 s', '2.5 min', '2.5 h')
+    """
     if seconds is None:
         return NONE
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -84,7 +113,14 @@ def plural(number: float, thing: str) -> str:
 
 
 def names(labels: Sequence[str], most: int = 4) -> str:
-    """Labels in running text: "A, B and C", or "A, B, C and 7 more"; one with a comma of its own is quoted."""
+    """Return labels in running text; a label with a comma of its own is quoted.
+
+    Examples:
+        >>> names(["local", "fedavg", "ditto"])
+        'local, fedavg and ditto'
+        >>> names(list("abcdefgh"))
+        'a, b, c and 5 more'
+    """
     shown = [f'"{label}"' if "," in label and len(labels) > 1 else label for label in labels]
     if len(shown) > most:
         shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
@@ -92,12 +128,12 @@ def names(labels: Sequence[str], most: int = 4) -> str:
 
 
 def is_significant(row: dict[str, Any]) -> bool:
-    """Whether the two labels of a row of `Comparison.paired` can be told apart."""
+    """Return whether the two labels of a row of `Comparison.paired` can be told apart."""
     return bool(row["p"] < ERROR_RATE)
 
 
 def interval(row: dict[str, Any], shown: MetricFormat) -> str:
-    """The interval of a row of `Comparison.paired`, or what stands in its place, said so."""
+    """The interval of a row of `Comparison.paired`, or the range over its seeds, which is named so."""
     if row["low"] is None:
         return "one seed"
     ends = f"{shown.difference(row['low'])} to {shown.difference(row['high'])}"
@@ -111,3 +147,41 @@ def holdings(counts: list[list[int]]) -> str:
     if held[0] == held[-1]:
         return f"Every client holds {'all' if middle == classes else middle} of {classes} classes"
     return f"Clients hold {held[0]} to {held[-1]} of {classes} classes, half of them {middle} or fewer"
+
+
+def rule(tied: Sequence[str], tried: int, best: str, sent: Mapping[str, float | None]) -> str:
+    """The headline in one sentence.
+
+    Args:
+        tied: the best label and all that cannot be told apart from it, the best first.
+        tried: the number of labels compared.
+        best: the best label's mean as text, such as "88.1% accuracy".
+        sent: bytes that each label sends, both ways; None where it is not known.
+
+    Examples:
+        >>> rule(["ditto"], 3, "88.1% accuracy", {"ditto": 4e6})
+        'ditto ends best of 3, at 88.1% accuracy'
+        >>> rule(["ditto", "local"], 2, "88.1% accuracy", {"ditto": 4e6, "local": 0})
+        'ditto and local cannot be told apart; local sends nothing'
+    """
+    if tried == 1:
+        return f"{tied[0]} ends at {best}"
+    if len(tied) == 1:
+        return f"{tied[0]} ends best of {tried}, at {best}"
+    cheap = cheapest(tied, sent)
+    order = sorted(tied, key=lambda label: label != cheap)  # so that the label of the next clause is not among "7 more"
+    listed = names(order) if len(tied) > 4 else names(tied)
+    clear = f"{listed} cannot be told apart" if len(tied) == tried else f"{listed} are best and cannot be told apart"
+    if cheap is None:
+        return clear
+    amount = sent[cheap] or 0.0
+    return f"{clear}; {cheap} sends {'nothing' if not amount else f'least, {megabytes(amount / 1e6)} MB'}"
+
+
+def cheapest(tied: Sequence[str], sent: Mapping[str, float | None]) -> str | None:
+    """The label that sends clearly less than all others, None where none does."""
+    amounts = {label: amount for label in tied if (amount := sent.get(label)) is not None}
+    order = sorted(amounts, key=lambda label: amounts[label])
+    if len(amounts) < len(tied) or len(order) < 2 or amounts[order[0]] >= _CLEARLY_LESS * amounts[order[1]]:
+        return None
+    return order[0]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
-from piebald.report.notebook import html_table
+from piebald.report.page.markup import html_table
 from piebald.statistics.columns import columns_of, is_frame
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
-import json
-from collections.abc import Sequence
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 from piebald.report import findings
 from piebald.report.comparison import Comparison
+from piebald.report.findings import MEASURES, unequal, work_by_label
 from piebald.report.learning_curves import Axis, time_axis
 from piebald.report.page import (
     charts,
@@ -21,19 +15,14 @@ from piebald.report.page import (
     client_section,
     cluster_section,
     markup,
-    palette,
     participation_section,
     wording,
 )
-from piebald.report.page.charts import Chart
 from piebald.report.page.details import heterogeneity, settings
-from piebald.report.page.markup import Cell
+from piebald.report.page.document import document
+from piebald.report.page.markup import Cell, Chart
 from piebald.report.page.wording import NONE, MetricFormat
-from piebald.report.work import MEASURES, behind, unequal
 
-# plotly.js 4.1.1 with lines, bars, boxes and heat maps alone (npm: plotly.js-cartesian-dist-min, MIT licence).  As
-# base64 of gzip, which the page unpacks, it has 0.66 MB in place of the 4.8 MB of all of plotly.js.
-_PLOTLY = "plotly-cartesian.min.js.gz"
 _CLOCKS: dict[Axis, str] = {"seconds": "Run's clock", "wall": "Real time"}
 
 
@@ -53,26 +42,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("settings", "Settings", settings(comparison)),
     ]
     title = f"Piebald: {comparison.headline()}"
-    return frame(title, _top(comparison), sections, _footer(comparison), drawn)
-
-
-def frame(title: str, top: str, sections: Sequence[tuple[str, str, str]], footer: str, drawn: Sequence[Chart]) -> str:
-    """A page from its head, its sections (name, link, HTML; empty ones are left out) and the charts drawn in them."""
-    present = [(name, link, body) for name, link, body in sections if body]
-    packed = files("piebald.report.page").joinpath(_PLOTLY).read_bytes() if drawn else b""
-    plotly, script = gzip.decompress(packed).decode() if drawn else "", _asset("page.js")
-    return Template(_asset("page.html")).substitute(
-        policy=_policy(plotly, script),
-        title=markup.text(title),
-        colours=_colours(),
-        style=_asset("page.css"),
-        links="\n".join(f'<li><a href="#{name}">{link}</a></li>' for name, link, _ in present),
-        content=top + "\n".join(body for *_, body in present),
-        footer=markup.text(footer),
-        charts=_data(drawn),
-        plotly=base64.b64encode(packed).decode(),
-        script=script,
-    )
+    return document("report", title, _top(comparison), sections, _footer(comparison), charts=drawn)
 
 
 # -------------------------------------------------------------------------------------------------------- sections
@@ -83,7 +53,6 @@ def _top(comparison: Comparison) -> str:
     clients = sorted({int(history.meta.get("clients") or len(history.clients)) for history in comparison.runs})
     seeds = {history.seed for history in comparison.runs}
     tiles: list[tuple[str, Cell]] = []
-    best_tile = bool(ranked)
     if ranked:
         best = comparison.levels[ranked[0]]
         tail = comparison.over_seeds(ranked[0], "worst_decile")
@@ -95,21 +64,17 @@ def _top(comparison: Comparison) -> str:
                                                            f"{wording.plural(len(seeds), 'seed')}")),
     ]  # fmt: skip
     unfinished = [history for history in comparison.runs if history.meta.get("status") != "finished"]
-    notice = ""
+    sentences = [unequal(comparison)]
     if unfinished:
         names = ", ".join(f"{run.label} seed {run.seed} ({run.meta.get('status')})" for run in unfinished[:5])
-        more = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
-        verb = "has" if len(unfinished) == 1 else "have"
-        how_many = wording.plural(len(unfinished), "run")
-        body = f"{how_many} {verb} not finished: {names}{more}. Figures cover the rounds so far."
-        notice = f'<p class="notice" role="note">{markup.text(body)}</p>'
-    if uneven := unequal(comparison):
-        notice += f'<p class="notice" role="note">{markup.text(uneven)}</p>'
-    if best_tile and (left := _left_out(comparison)):
-        notice += f'<p class="notice" role="note">{markup.text(left)}</p>'
-    if best_tile and comparison.unscored:
-        unscored = f"In no mean, for want of rows to be judged by: {wording.names(comparison.unscored)}."
-        notice += f'<p class="notice" role="note">{markup.text(unscored)}</p>'
+        rest = f" and {len(unfinished) - 5} more" if len(unfinished) > 5 else ""
+        runs = f"{wording.plural(len(unfinished), 'run')} {'has' if len(unfinished) == 1 else 'have'}"
+        sentences.insert(0, f"{runs} not finished: {names}{rest}. Figures cover the rounds so far.")
+    if ranked:
+        sentences.append(_left_out(comparison))
+    if ranked and comparison.unscored:
+        sentences.append(f"In no mean, for want of rows to be judged by: {wording.names(comparison.unscored)}.")
+    notice = "".join(markup.notice(sentence) for sentence in sentences if sentence)
     return (
         f"<h1>{markup.text(comparison.headline())}</h1>"
         f'<p class="lead">{markup.text(findings.lead(comparison))}</p>{notice}{markup.facts("tiles", tiles)}'
@@ -122,10 +87,10 @@ def _results(comparison: Comparison) -> str:
     differences = {row["label"]: row for row in comparison.paired(base)} if base else {}
     rows: list[list[Cell]] = []
     worked: list[list[Cell]] = []
-    done = behind(comparison)
+    done = work_by_label(comparison)
     by_label = {row["label"]: row for row in comparison.summary()}
     unseen = any(row["unseen"] is not None for row in by_label.values())
-    for label in sorted(labels, key=lambda name: _rank(comparison, name)):
+    for label in comparison.ordered:
         row = by_label[label]
         interval = "one seed" if row["low"] is None else f"{shown.value(row['low'])} to {shown.value(row['high'])}"
         interval = f"range {interval}" if row["kind"] == "range" else interval
@@ -166,19 +131,15 @@ def _results(comparison: Comparison) -> str:
 
 
 def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
-    found = [charts.curve(comparison, axis) for axis in ("version", "bytes", time_axis(comparison.runs))]
-    present = [chart for chart in found if chart]
+    curves = [charts.curve(comparison, axis) for axis in ("version", "bytes", time_axis(comparison.runs))]
+    present = [chart for chart in curves if chart]
     if not present:
         return ""
     drawn += present
     note = "" if len(comparison.labels) == 1 else "Each label has a line, in the same colour everywhere on this page."
-    body = "".join(markup.figure(chart) for chart in present)
+    body = markup.charts(markup.figure(chart) for chart in present)
     return markup.section(
-        "progress",
-        findings.progress(comparison),
-        note,
-        markup.keys(comparison.labels, comparison.ranking()),
-        f'<div class="charts">{body}</div>',
+        "progress", findings.progress(comparison), note, markup.keys(comparison.labels, comparison.ranking()), body
     )
 
 
@@ -187,9 +148,9 @@ def _clients(comparison: Comparison, drawn: list[Chart]) -> str:
     if chart is None:
         return ""
     drawn.append(chart)
-    body = markup.keys(comparison.labels, comparison.ranking()) + markup.figure(chart, "h2")
-    table = client_section.table(comparison) + class_section.details(comparison)
-    return f'<section id="clients" aria-labelledby="{chart.id}-title">{body}{table}</section>'
+    keys = markup.keys(comparison.labels, comparison.ranking())
+    tables = client_section.table(comparison), class_section.details(comparison)
+    return markup.section_of(chart, "clients", keys, *tables)
 
 
 def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
@@ -202,7 +163,7 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
             continue
         drawn.append(chart)
         figures.append(markup.figure(chart))
-        for row in sorted(comparison.paired(base), key=lambda row: _rank(comparison, row["label"])):
+        for row in sorted(comparison.paired(base), key=lambda row: comparison.ordered.index(row["label"])):
             better, worse = findings.gaining(comparison, row["label"], base)
             deepest = comparison.per_client(row["label"], base)[0]
             rows.append([
@@ -234,13 +195,14 @@ def _gains(comparison: Comparison, drawn: list[Chart]) -> str:
         "Clients that gain and clients that lose",
         "An average hides the clients that would be better off with another method, or training alone.",
         markup.keys(comparison.labels, comparison.ranking()),
-        f'<div class="charts">{"".join(figures)}</div>',
+        markup.charts(figures),
         markup.table(caption, head, rows),
     )
 
 
 def _cost(comparison: Comparison, target: float | None) -> str:
     chosen = target is not None
+    # zero is a target, too
     target = target if target is not None else comparison.target()
     if target is None or not comparison.ranking():
         return ""
@@ -253,8 +215,8 @@ def _cost(comparison: Comparison, target: float | None) -> str:
         for row in rows
     ]  # fmt: skip
     base = comparison.made_by("fedavg") or comparison.ranking()[-1]
-    why = "" if chosen else f", which every run of {base} reaches"
-    goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{why}"
+    reason = "" if chosen else f", which every run of {base} reaches"
+    goal = f"the mean {shown.name} over clients first reached {shown.value(target)}{reason}"
     caption = f"Cost until {goal}; means over the runs that reached it."
     head = ["Label", "Rounds", "MB, both ways", _CLOCKS[clock], "Runs that reached it"]
     return markup.section("cost", findings.cheapest(comparison, target), "", markup.table(caption, head, body))
@@ -266,8 +228,7 @@ def _partition(comparison: Comparison, drawn: list[Chart]) -> str:
     if chart is None:
         return markup.section("partition", "Heterogeneity of clients", "", table) if table else ""
     drawn.append(chart)
-    figure = markup.figure(chart, "h2")
-    return f'<section id="partition" aria-labelledby="{chart.id}-title">{figure}{table}</section>'
+    return markup.section_of(chart, "partition", "", table)
 
 
 # -------------------------------------------------------------------------------------------------------- helpers
@@ -283,48 +244,13 @@ def _difference(comparison: Comparison, row: dict[str, Any] | None) -> Cell:
 
 def _left_out(comparison: Comparison) -> str:
     """A sentence about clients that never trained."""
-    found = {row["label"]: row["untrained"] for row in comparison.summary() if row["untrained"]}
-    if not found:
+    untrained = {row["label"]: row["untrained"] for row in comparison.summary() if row["untrained"]}
+    if not untrained:
         return ""
-    each = wording.names([f"{label} ({wording.count(number)})" for label, number in found.items()])
+    each = wording.names([f"{label} ({wording.count(number)})" for label, number in untrained.items()])
     return f"Clients that never trained are left out of means, and marked below: {each}, in the mean over runs."
-
-
-def _rank(comparison: Comparison, label: str) -> int:
-    ranked = comparison.ranking()
-    return ranked.index(label) if label in ranked else len(ranked)
 
 
 def _footer(comparison: Comparison) -> str:
     versions = sorted({str(history.meta.get("piebald", "unknown")) for history in comparison.runs})
     return f"Made with Piebald from {wording.plural(len(comparison.runs), 'run')} of version {', '.join(versions)}."
-
-
-def _colours() -> str:
-    def block(**palettes: tuple[str, ...]) -> str:
-        named = ((f"--{name}-{place}", colour) for name, own in palettes.items() for place, colour in enumerate(own))
-        return ":root { " + " ".join(f"{name}: {colour};" for name, colour in named) + " }"
-
-    light = block(series=palette.LIGHT, group=palette.GROUPS_LIGHT)
-    dark = block(series=palette.DARK, group=palette.GROUPS_DARK)
-    return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}"
-
-
-def _data(drawn: Sequence[Chart]) -> str:
-    """The charts as JSON, safe inside a script element."""
-    plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in drawn]
-    return json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _policy(*scripts: str) -> str:
-    """A content security policy that runs only these scripts and fetches nothing."""
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _asset(name: str) -> str:
-    return files("piebald.report.page").joinpath(name).read_text("utf-8")

@@ -1,0 +1,108 @@
+"""One HTML document for all pages: self-contained, without network access, for screens, phones and paper."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from piebald.report.page import markup
+from piebald.report.page.markup import Cell, Chart
+
+# plotly.js 4.1.1 with lines, bars, boxes and heat maps alone (npm: plotly.js-cartesian-dist-min, MIT licence).  As
+# base64 of gzip, which the page unpacks, it has 0.66 MB in place of the 4.8 MB of all of plotly.js.
+_PLOTLY = "plotly-cartesian.min.js.gz"
+
+Section = tuple[str, str, str]  # its id, the text of the link to it, and its HTML
+
+
+def document(
+    kind: str,
+    title: str,
+    top: str,
+    sections: Sequence[Section],
+    footer: Cell,
+    *,
+    charts: Sequence[Chart] | None = None,
+    refresh: int | None = None,
+    beside: str = "",
+) -> str:
+    """Return a page as HTML.
+
+    Args:
+        kind: "report", "answer", "status" or "transfer": what stands beside the name, and a CSS class of the page.
+        title: the page's title.
+        top: its head, as HTML.
+        sections: its sections; empty ones are left out.
+        footer: its last sentence.
+        charts: what its script draws; None for a page without a script.
+        refresh: seconds after which a browser asks for the page again.
+        beside: a text in the bar at its top.
+    """
+    present = [section for section in sections if section[2]]
+    links = "\n".join(f'<li><a href="#{ident}">{link}</a></li>' for ident, link, _ in present)
+    scripts, policy = _scripts(charts) if charts is not None else ("", content_policy())
+    again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh}">\n'
+    return Template(_asset("page.html")).substitute(
+        kind=kind,
+        head=f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{again}',
+        title=markup.text(title),
+        style=_style(),
+        nav=f'<nav aria-label="Sections"><ul>\n{links}\n</ul></nav>\n' if links else "",
+        beside=f"<p>{markup.text(beside)}</p>\n" if beside else "",
+        content=top + "\n".join(body for *_, body in present),
+        footer=markup.text(footer),
+        scripts=scripts,
+    )
+
+
+def content_policy(*scripts: str) -> str:
+    """Return a content security policy that runs only these scripts, and fetches nothing.
+
+    Without scripts only the page's own style sheet is allowed; plotly sets styles of elements.
+    """
+    allowed = " ".join(map(_hash, scripts))
+    style = f"script-src {allowed}; style-src 'unsafe-inline'" if scripts else f"style-src {_hash(_style())}"
+    return f"default-src 'none'; {style}; img-src data: blob:; base-uri 'none'; form-action 'none'"
+
+
+def _hash(content: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def _scripts(charts: Sequence[Chart]) -> tuple[str, str]:
+    """Return the charts and what draws them as HTML, and the policy under which it may run."""
+    # plotly is unpacked here only to state its hash, by which the browser lets it run
+    packed = files("piebald.report.page").joinpath(_PLOTLY).read_bytes() if charts else b""
+    plotly, script = gzip.decompress(packed).decode() if charts else "", _asset("page.js")
+    plain: list[dict[str, Any]] = [{"id": chart.id, "data": chart.data, "layout": chart.layout} for chart in charts]
+    # no "<" ends the script element, whatever a label is called
+    data = json.dumps(plain, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    elements = Template(_asset("scripts.html")).substitute(
+        charts=data, plotly=base64.b64encode(packed).decode(), script=script
+    )
+    return elements, content_policy(plotly, script)
+
+
+@cache
+def _style() -> str:
+    def block(**palettes: tuple[str, ...]) -> str:
+        variables = (
+            f"--{name}-{place}: {colour};" for name, colours in palettes.items() for place, colour in enumerate(colours)
+        )
+        return f":root {{ {' '.join(variables)} }}"
+
+    light = block(series=markup.LIGHT, group=markup.GROUPS_LIGHT)
+    dark = block(series=markup.DARK, group=markup.GROUPS_DARK)
+    return f"\n{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{_asset('page.css')}\n"
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("piebald.report.page").joinpath(name).read_text("utf-8")
