@@ -236,7 +236,8 @@ def test_quantiles_and_spreads_are_numpys(values):
 
 
 def test_a_time_is_told_in_a_unit_of_which_there_are_two():
-    assert [wording.duration(seconds) for seconds in (119.0, 120.0, 7199.0, 7200.0)] == [
+    told = [wording.duration(seconds) for seconds in (119.0, 120.0, 7199.0, 7200.0)]
+    assert told == [
         "119 s",
         "2 min",
         "120 min",
