@@ -53,7 +53,7 @@ class ReferenceEngine(SequentialEngine):
                     hidden: Hidden = no_hidden
                     if config.step.hides_rows:
                         lot = min(config.step_rows, held)
-                        hidden = functools.partial(self._hidden_gradients, client, rows, lot, step, dropout)
+                        hidden = functools.partial(self._gradients_hidden_by_row, client, rows, lot, step, dropout)
                     losses.append(self._set_changed_gradients(client, rows, draw, hidden))
                 else:
                     losses.append(self._set_gradients(client, rows, draw))
@@ -94,7 +94,7 @@ class ReferenceEngine(SequentialEngine):
             parameter.grad = gradient[0] * client.scaler.get_scale()
         return losses.item()
 
-    def _hidden_gradients(
+    def _gradients_hidden_by_row(
         self,
         client: ReferenceClient,
         batch: Rows,

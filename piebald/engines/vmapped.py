@@ -81,7 +81,7 @@ class VmappedEngine(SequentialEngine):
                 hidden: Hidden | None = None
                 if run.config.step.hides_rows:
                     who = (lots[lo:hi], run.first_step + step, rng_keys[lo:hi])
-                    hidden = functools.partial(self._hidden_gradients, tensors, batch, run.config.passes, who)
+                    hidden = functools.partial(self._stack_hidden_gradients, tensors, batch, run.config.passes, who)
                 losses, gradients = self._stack_gradients(
                     run.config.step, leaves, w[lo:hi], gradients_of, tensors, batch, hidden
                 )
@@ -133,7 +133,7 @@ class VmappedEngine(SequentialEngine):
             return first()
         return step.gradients(StackPoint(w, batch[0], first, again, hidden))
 
-    def _hidden_gradients(
+    def _stack_hidden_gradients(
         self,
         tensors: dict[str, Tensor],
         batch: tuple[Any, ...],
@@ -143,7 +143,8 @@ class VmappedEngine(SequentialEngine):
         deviation: float,
     ) -> Gradients:
         """See `contracts.StepPoint.hidden`; `who` are the expected rows of each client, the step and the rng keys."""
-        losses, sums = self._clipped_sums(tensors, *batch[1:], clip, passes)
+        _, rows, keys, mask = batch
+        losses, sums = self._clipped_sums(tensors, rows, keys, mask, clip, passes)
         return losses, noised(sums, self.work.layout, deviation, *who)
 
     # -- training by steps that read tables, which can be recorded

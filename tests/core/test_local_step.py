@@ -17,6 +17,7 @@ from piebald import recipes
 from piebald.contracts import PLAIN_STEP, LocalStep, RowPrivacy, SgdConfig, Slopes, StepPoint
 from piebald.contracts.local_step import Gradients
 from piebald.core.errors import RuntimeFault
+from piebald.engines import vmapped
 from piebald.engines.client_context import EngineContext
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.row_loader import batches, planned_steps
@@ -91,6 +92,19 @@ def test_a_step_of_ones_own_is_that_of_the_reference(engine: str, accumulate: in
 def test_only_a_step_that_says_so_may_ask_for_hidden_gradients(engine: str) -> None:
     with pytest.raises(RuntimeFault, match="hides_rows"):
         trained(NotHiddenSgd(), engine)
+
+
+def test_rows_are_hidden_alike_where_a_stack_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vmapped engine then trains as the sequential one does."""
+    monkeypatch.setattr(vmapped, "MAX_NUMBERS", 0)
+    work, clients = client_work(seeded(lambda: nn.Linear(4, 2)), DpSgd(batch=5)), classified(20, 9)
+    stack = ClientStack([0, 1], [0, 0], [0, 0], [0, 0], [work.initial] * 2, {}, {})
+    models = []
+    for name in ("sequential", "vmapped"):
+        engine = make_engine(name, work, clients, torch.device("cpu"), bfloat16=False)
+        config = SgdConfig(lr=0.5, batch=5, step=DpSgd(batch=5).local_step)
+        models.append(EngineContext(engine, stack).run_sgd(work.initial.expand(2, -1), config).model)
+    assert torch.equal(*models)
 
 
 @few

@@ -220,7 +220,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(piebald.SettingError, match="static_batch_norm of nested_widths would have no effect"):
         run(recipes.heterofl(static_batch_norm=True))
     hdafl = {"kind": "all_except", "private_layers": "classifier"}
-    with pytest.raises(piebald.SettingError, match="dynamic of nested_widths has clients work on networks of several"):
+    with pytest.raises(piebald.SettingError, match="dynamic of nested_widths gives clients networks of several"):
         run(recipes.heterofl(dynamic=True).with_(sharing=hdafl))
 
 
