@@ -308,7 +308,7 @@ class Comparison:
         Raises:
             SettingError: there is no such metric, or nothing has been evaluated.
         """
-        from piebald.report.figures import plot
+        from piebald.report.curve_plot import plot
 
         return plot(self.runs, metric, over, ax)
 

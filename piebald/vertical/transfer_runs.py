@@ -57,7 +57,7 @@ def warn(sentence: str) -> None:
 @checked
 def run(
     settings: TransferSettings,
-    data: Mapping[Role, PartyHolding] | None = None,
+    holdings: Mapping[Role, PartyHolding] | None = None,
     out: PathLike | None = None,
     watch: Watcher | None = None,
     tell: Teller = warn,
@@ -66,7 +66,7 @@ def run(
 
     Args:
         settings: settings of the transfer.
-        data: data of each party; by default the settings' files, or their data set, divided.  Only with runtime
+        holdings: data of each party; by default the settings' files, or their data set, divided.  Only with runtime
             "memory".
         out: the run folder; None writes nothing, which only runtime "memory" allows.  An unfinished run in this folder
             is continued.
@@ -82,16 +82,16 @@ def run(
         write_settings(folder, settings)
     kind = settings.runtime.kind
     if kind != "memory":
-        if folder is None or data is not None:
+        if folder is None or holdings is not None:
             raise SettingError(f"runtime {kind} needs a run folder (out) and a data set that both processes can load")
         if settings.runtime.credentials is not None:
             raise SettingError("credentials belong to one party: choose it with --party source or --party target")
         _tell_exposure(settings, _both(settings), tell)
         _two_processes(settings, folder, watch)
         return result(folder)
-    data = data or _both(settings)
-    _tell_exposure(settings, data, tell)
-    return _two_threads(settings, data, folder, watch)
+    holdings = holdings or _both(settings)
+    _tell_exposure(settings, holdings, tell)
+    return _two_threads(settings, holdings, folder, watch)
 
 
 @checked
