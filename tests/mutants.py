@@ -82,14 +82,14 @@ TESTS = {
     "aggregation": "adapter_ranks aggregation defences fairness fednova heterofl metis trained_parameters",
     "server": "aggregation best_version central_noise classes heterofl hostile_results large_models lineage metis "
     "scheduling server_loop sizes stalled",
-    "scheduling": "metis privacy_accounting recipes scheduling server_loop stalled",
-    "privacy": "accounting central_noise lying_members privacy_accounting question_budget secure_aggregation "
+    "scheduling": "metis accounting recipes scheduling server_loop stalled",
+    "privacy": "accounting central_noise lying_members question_budget secure_aggregation "
     "several_runs sum_protocol sum_security",
     "report": "client_gaps headline measures paired participation row_noise tables",
     "vertical": "backends files kernels leakage messages networks protocol secured transfer_bombs transfer_messages "
     "transfer_privacy transfer_secrets",
-    "transforms": "compression gaussian noise packed_updates privacy_accounting",
-    "clustering": "clustering distribution_knowledge one_cloud regions",
+    "transforms": "compression gaussian noise packed_updates accounting",
+    "clustering": "clustering distribution_knowledge single_cloud_test regions",
     "partition": "dirichlet partitions",
     "choice": "best_for_each guard",
 }
@@ -102,7 +102,7 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
     ("agnostic", "Agnostic.aggregate", " * context.known / len(losses)", ""),
     ("distfl", "Distfl._pre_aggregated", "/ len(rows)", "/ (len(rows) + 1)"),
     ("distfl", "Distfl._found", "<= self.far", "<= math.inf"),
-    ("regions", "Regions.joined", ".get(str(number), 0.0) + weight", ".get(str(number), 0.0) * 0 + weight"),
+    ("regions", "Regions.join", ".get(str(number), 0.0) + weight", ".get(str(number), 0.0) * 0 + weight"),
     ("model_cache", "ModelCache.drop", "self.whole -= before", "pass"),
     ("stopping", "StoppingCriteria.measures", " or ", " and "),
     ("asynchronous", "NonBlockingScheduler.reject_reason", "> self.max_staleness", ">= self.max_staleness"),
@@ -117,14 +117,14 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
     ("crossed_effects", "_errors", "np.maximum(of_seeds, of_clients)", "of_clients"),
     ("row_noise", "row_difference", "variance += of_seeds", "pass"),
     ("learning_curves", "band_of", "seed[max(seed)]", "seed[min(seed)]"),
-    ("candidates", "Candidates.__init__", "self.shared - 1", "self.shared"),
-    ("candidates", "Candidates.__init__", "max(self.shared - 1, 0)", "self.shared - 1"),
+    ("candidates", "ClientCandidates.__init__", "self.shared - 1", "self.shared"),
+    ("candidates", "ClientCandidates.__init__", "max(self.shared - 1, 0)", "self.shared - 1"),
 ]
 
 REASONS = {  # by the names of mutants that survive and may: most are the same program in other words
     "cohort._cohort:bound:2": "a cohort of 1.0 is a whole number",
     "positions._from_gaps:swap:2": "a body that is too short has too few ones, which is refused two lines later",
-    "candidates.Candidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, and the "
+    "candidates.ClientCandidates.__init__:max(self.shared - 1, 0)": "where nothing is shared there is one model, and the "
     "last is the first",
     "crossed_effects.CrossedEffects.p:clamp:0": "twice the tail of a distribution is at most one",
     "party.Party.share:bound:0": "labels are 1 and -1",
@@ -132,8 +132,6 @@ REASONS = {  # by the names of mutants that survive and may: most are the same p
     "masking_graph.MaskingGraph.place:constant:0": "shares may lie at any different places but 0",
     "bfv.BfvBackend.announced:swap:0": "a limit with room to spare: one key for rotations has a prime less",
     "irls.shared_ranks:swap:0": "the last place is the end of its equals, so what fills the others is never the least",
-    "result_intake.ResultIntake._measured:early:1": "what is replaced by itself",
-    "weight_caps.capped:factor:4": "room for rounding at the last weight, of which 150,000 random cases showed none",
     "channel.connect:bound:0": "two readings of a clock are never equal",
 }
 
