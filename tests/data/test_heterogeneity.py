@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from piebald import data
 from piebald.core.errors import SettingError
 from piebald.core.moments import merged
+from piebald.data.measures import heterogeneity
 from piebald.data.measures.client_statistics import Statistics, collect, union
 from piebald.data.measures.heterogeneity import (
     UNITS,
@@ -25,7 +26,7 @@ from piebald.data.measures.heterogeneity import (
     total_variation,
     without,
 )
-from piebald.data.partition import Dirichlet, Iid, LazyClients, heterogeneity
+from piebald.data.partition import Dirichlet, Iid, LazyClients
 
 
 def covariance(rng: np.random.Generator, d: int, rows: int) -> np.ndarray:
