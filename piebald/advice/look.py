@@ -27,7 +27,8 @@ from piebald.core.arguments import Fraction, Seed, checked
 from piebald.core.plain_text import printable
 from piebald.data.clients.sources import clients_of
 from piebald.methods.recipe import Recipe
-from piebald.runs.prepare import Metrics, Model, Options
+from piebald.runs.options import Metrics, RunOptions
+from piebald.runs.prepare import Model
 
 WIDTH = 80
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -178,7 +179,7 @@ def look(
     refused: dict[str, str] = {}
     asked = {} if model is None else unusable_recipes.every_recipe() if recipes is None else dict(recipes)
     if model is not None:
-        refused = unusable_recipes.unusable(held, model, asked, Options(loss=loss, metrics=metrics, seed=seed))
+        refused = unusable_recipes.unusable(held, model, asked, RunOptions(loss=loss, metrics=metrics, seed=seed))
     return Look(
         names=[printable(name) for name in held.names],
         sizes={split: _sizes(held, split) for split in SPLITS},

@@ -11,10 +11,11 @@ from piebald.contracts import Clients, RowsAtSites
 from piebald.core.errors import SettingError
 from piebald.methods import recipes
 from piebald.methods.recipe import Recipe
-from piebald.runs.prepare import Model, Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import Model, prepare
 
 
-def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: Options) -> dict[str, str]:
+def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: RunOptions) -> dict[str, str]:
     """The recipes that would be refused before the first round, each with the sentence that refuses it.
 
     Args:

@@ -296,7 +296,7 @@ def _carry_out(own: Credentials, entry: Queued, serving: Serving) -> None:
     from piebald.cli.printing import print_run
     from piebald.cli.train import carry_out
     from piebald.federation.site.step_log import StepLog
-    from piebald.runs import run as experiment
+    from piebald.runs.run import resume
     from piebald.storage.store import RunStore
 
     folder = Path(entry.out)
@@ -306,7 +306,7 @@ def _carry_out(own: Credentials, entry: Queued, serving: Serving) -> None:
             with RunStore.open(folder) as store:
                 store.set_meta(rounds=entry.until)
         bar = progress(serving.as_json, serving.quiet)
-        history = experiment.resume(folder, progress=bar, callbacks=[StepLog()], plugins=serving.plugins)
+        history = resume(folder, progress=bar, callbacks=[StepLog()], plugins=serving.plugins)
         return print_run(history, serving.as_json, serving.quiet)
     start = Path(entry.start_from) if entry.start_from else None
     given, how = _document(entry, serving, own), {"as_json": serving.as_json, "quiet": serving.quiet}

@@ -76,12 +76,12 @@ def carry_out(
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
-    from piebald.runs import run as experiment
+    from piebald.runs.run import run
 
     folder = folder or out_folder(settings)
     (label, recipe) = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):
-        history = experiment.run(
+        history = run(
             recipe,
             plan.clients,
             plan.model,
@@ -116,13 +116,13 @@ def compare(
     end_on_term()
     settings = load_settings(file, sets, out, runtime, deterministic)
     plan = settings.plan()
-    from piebald.runs import compare as comparisons
+    from piebald.runs.compare import compare
 
     folder = out_folder(settings)
     again = f"piebald compare {file}{' --tune' if tune else ''} --out {folder}"
     tuned = tuned_first(settings, plan, folder, again, as_json, quiet) if tune else None
     with guarded(folder, again, settings):
-        comparison = comparisons.compare(
+        comparison = compare(
             plan.recipes if tuned is None else tuned.recipes,
             plan.clients,
             {label: plan.model_of(label) for label in plan.recipes},
@@ -193,12 +193,12 @@ def resume(
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
         return resumed_search(folder, as_json, quiet, plugins or ())
-    from piebald.runs import run as experiment
+    from piebald.runs.run import resume
 
     serves = resumed(folder, log_level, log_json, log_file, status_host, status_port)
     with serves as callbacks, guarded(folder, f"piebald resume {folder}"):
         more: dict[str, Any] = {"callbacks": callbacks, "plugins": plugins or ()}
-        history = experiment.resume(folder, rounds=rounds, progress=progress(as_json, quiet), **more)
+        history = resume(folder, rounds=rounds, progress=progress(as_json, quiet), **more)
     print_run(history, as_json, quiet)
 
 
@@ -221,15 +221,15 @@ def adapt(
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
     search_plugins(folder)
-    from piebald.runs import run as experiment
     from piebald.runs.adaptation import from_file
+    from piebald.runs.run import adapt, opened
 
     allowed = plugins or ()
-    opened = experiment.opened(folder, plugins=allowed)
-    rows = from_file(str(data), target, opened.meta, validation=validation, test=test, plugins=allowed)
-    made = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
+    finished = opened(folder, plugins=allowed)
+    rows = from_file(str(data), target, finished.meta, validation=validation, test=test, plugins=allowed)
+    made = adapt(finished, rows, epochs=epochs, lr=lr)
     if out is not None:
-        opened.work.layout.save(made.vector, out)
+        finished.work.layout.save(made.vector, out)
     if as_json:
         print_json(made.table() | {"out": None if out is None else str(out)})
     elif not quiet:

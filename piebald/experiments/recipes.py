@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from piebald.core.errors import SettingError
 from piebald.core.references import Resolver
-from piebald.experiments.sections import RecipeSection, combinations
+from piebald.experiments.fields import ExperimentFields
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipe_settings import check_once
 from piebald.settings.plugins import read
@@ -15,21 +16,36 @@ from piebald.settings.setting_places import SettingPlaces
 from piebald.settings.toml_document import Key
 
 
-def given_recipes(
-    sections: Mapping[Key, RecipeSection], grid: Mapping[str, Any], places: SettingPlaces, resolver: Resolver
-) -> dict[str, Recipe]:
-    """The recipes of sections by their labels, one for each combination of the grid's values; they are read with the
-    rights of their author's resolver.
-    """
-    made: dict[str, Recipe] = {}
-    for key, named in sections.items():
-        table = named.settings()
-        points = combinations(grid, places.document.origin)
-        for full, changes in zip(named.labels(points), points, strict=True):
-            if full in made:
-                raise SettingError(f"{places.at(*key)}: there are two recipes called {full!r}: give one a label")
-            made[full] = _recipe(key, {**table, **changes}, changes, places, resolver)
-    return made
+def recipes_of(fields: ExperimentFields) -> dict[str, Recipe]:
+    """Build the recipes by their labels, one for each point of the grid, with the rights of the file's author."""
+    recipes: dict[str, Recipe] = {}
+    points = fields.grid_points()
+    for key, section in fields.recipe_sections.items():
+        table = section.settings()
+        for label, changes in zip(section.labels(points), points, strict=True):
+            if label in recipes:
+                raise SettingError(
+                    f"{fields.places.at(*key)}: there are two recipes called {label!r}: give one a label"
+                )
+            recipes[label] = _recipe(key, {**table, **changes}, changes, fields.places, fields.resolver)
+    return recipes
+
+
+def located(fields: ExperimentFields, error: SettingError) -> SettingError:
+    """Return an error with its place, if its message begins with the name of a setting of a recipe."""
+    from piebald.methods.recipes.named import lookup
+
+    *quoted, message = re.fullmatch(r"(?s)(?:recipe (?:'(.*?)'|\"(.*?)\"): )?(.*)", str(error)).groups()  # type: ignore[union-attr]
+    label, word = next(filter(None, quoted), None), next(iter(re.findall(r"\w+", message)), "")
+    for name, search in (("tune", fields.tune), ("advise", fields.advise)):
+        if search is not None and word in type(search).model_fields:
+            return SettingError(f"{fields.places.at(name, word)}: {error}")
+    for key, section in fields.recipe_sections.items():
+        labels = (None, *section.labels(fields.grid_points()))
+        if word in lookup(section.name, fields.resolver).defaults and label in labels:
+            placed = fields.places.placed(SettingError(message), key, section)
+            return placed if label is None else SettingError(f"recipe {label!r}: {placed}")
+    return error
 
 
 def _recipe(

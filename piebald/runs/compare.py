@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from piebald.core.errors import SettingError, check_names
 from piebald.runs.run import resume, run
 from piebald.runs.finished_run import Run
 from piebald.data.clients.sources import clients_of
-from piebald.runs.prepare import Model, Options, check_repeats, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS
 from piebald.report.comparison import Comparison
@@ -85,13 +86,12 @@ class _Planned:
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Refuse what could not be run, or what was run otherwise, in a sentence that names the recipe."""
-        wanted = {field.name: options[field.name] for field in fields(Options) if field.name in options}
-        own = Options(**wanted | {"seed": self.seed, "label": self.label})
+        run_options = RunOptions.among(options, seed=self.seed, label=self.label)
         try:
             if self.folder is not None and self.exists:
                 with RunStore.open_read_only(self.folder) as store:
-                    check_repeats(self.folder, store.meta, self.recipe, own)
-            prepare(self.recipe, self.clients, self.model, own)
+                    check_repeats(self.folder, store.meta, self.recipe, run_options)
+            prepare(self.recipe, self.clients, self.model, run_options)
         except SettingError as error:
             advice = f"nothing was trained: correct {self.label!r}, or leave it out of the comparison"
             raise SettingError(f"recipe {self.label!r}: {error}; {advice}") from error

@@ -17,7 +17,9 @@ from torch import Tensor
 from piebald.runs import adaptation
 from piebald.runs.adaptation.model_choices import choose
 from piebald.report.callbacks import Callback, ObservedRecorder
-from piebald.contracts import DismissesSites
+from piebald.data.measures.weight_divergence import measure_heterogeneity
+from piebald.runtimes.base import SimulatesDevices
+from piebald.contracts import Clients, DismissesSites, Fleet
 from piebald.core.errors import RunFolderError
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import Inheritance, hand_out
@@ -31,6 +33,39 @@ from piebald.server.cluster_state import Keep
 from piebald.core.stored_vectors import mapped
 
 _log = logging.getLogger(__name__)
+_DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
+
+
+@existing_objects_frozen()
+def describe(plan: PreparedRun, store: RunStore) -> None:
+    """Record the clients, and how they differ."""
+    if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):
+        return
+    store.clients(list(_client_rows(plan.clients, plan.runtime)))
+    how = store.meta.get("measure", "none")
+    if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, how):
+        store.set_meta(units=measured.units)
+        store.measures(measured.records())
+
+
+def _fleet(runtime: Any) -> Fleet | None:
+    return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
+
+
+def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
+    fleet = _fleet(runtime)
+    for client in range(len(clients)):
+        counts = clients.counts(client, "train")
+        device = fleet.device(client) if fleet is not None else None
+        yield {
+            "client": client,
+            "name": str(clients.names[client]),
+            "train": clients.size(client, "train"),
+            "validation": clients.size(client, "validation"),
+            "test": clients.size(client, "test"),
+            "counts": None if counts is None else list(counts),
+            "device": device,
+        }
 
 
 def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from piebald.core import pytree
@@ -19,10 +18,9 @@ from piebald.runs.adaptation import check_newcomers, hold_out
 from piebald.methods.aggregation.base import AsksSenders
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.methods.choice import own_choice
-from piebald.methods.choice.final_models import Keep
 from piebald.methods.client_work import ClientWork
-from piebald.contracts.component import Component, build
-from piebald.contracts import Clients, HasServerRows, RowsAtSites, Split
+from piebald.contracts.component import build
+from piebald.contracts import Clients, HasServerRows, RowsAtSites
 from piebald.core.errors import SettingError
 from piebald.experiments.run_models import GivenModels, kept, outputs_of
 from piebald.experiments.run_models import Model as Model
@@ -39,6 +37,7 @@ from piebald.contracts.public_rows import public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
+from piebald.runs.options import RunOptions
 from piebald.runtimes.base import RuntimeSettings
 from piebald.methods.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
@@ -46,82 +45,6 @@ from piebald.server.class_counts import class_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.methods.training.base import GivesOwnModels
 from piebald.version import __version__
-
-Metrics = Mapping[str, Any] | Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `experiment.run` besides recipe, clients, model and folder, which documents them."""
-
-    rounds: int | None = None
-    stop: StoppingCriteria | Mapping[str, Any] | None = None
-    seed: int = 0
-    runtime: str | Component | Mapping[str, Any] = "simulator"
-    loss: Any = None
-    metrics: Metrics | None = None
-    evaluate_every: int = 1
-    evaluate_clients: int | None = None
-    evaluate_split: Split = "test"
-    keep: Keep | Mapping[str, Any] = "last"
-    unseen: float = 0
-    checkpoint_every: int | None = None
-    label: str | None = None
-    settings: Mapping[str, Any] | None = None
-    longest_step: float = LONGEST_STEP
-    max_examples: int | None = None
-    max_weight: float = 1.0
-    trackers: Sequence[str | Tracker | Mapping[str, Any]] = ()
-    per_class: bool | None = None
-
-    @classmethod
-    def of_folder(cls, meta: Mapping[str, Any], objective: Mapping[str, Any]) -> Self:
-        """The options of the run in a folder; `objective` gives loss and metrics again, which are no plain values."""
-        every, count, split = meta["evaluate"]
-        return cls(
-            rounds=meta["rounds"],
-            stop=meta.get("stop"),
-            seed=meta["seed"],
-            runtime=meta["runtime"],
-            loss=objective.get("loss") or meta.get("loss"),
-            metrics=objective.get("metrics") or meta.get("metrics"),
-            evaluate_every=every,
-            evaluate_clients=count,
-            evaluate_split=split,
-            keep=meta.get("keep", "last"),
-            unseen=meta.get("unseen", 0),
-            checkpoint_every=meta["checkpoint_every"],
-            label=meta["label"],
-            settings=meta["settings"],
-            longest_step=meta.get("longest_step", LONGEST_STEP),
-            max_examples=meta.get("max_examples"),
-            max_weight=meta.get("max_weight", 1.0),
-            trackers=meta.get("trackers") or (),
-            per_class=meta.get("per_class"),
-        )
-
-    def length(self) -> tuple[int | None, StoppingCriteria | None]:
-        """The number of rounds and the stopping criteria; ten rounds if neither is given."""
-        made = StoppingCriteria(**self.stop) if isinstance(self.stop, Mapping) else self.stop
-        if made is not None and not isinstance(made, StoppingCriteria):
-            raise SettingError(
-                f"stop must be a StoppingCriteria or a table like {{'seconds': 3600}}, got {self.stop!r}"
-            )
-        return (10 if self.rounds is None and made is None else self.rounds), made
-
-    def kept(self) -> dict[str, Any]:
-        """The options that influence the results of a run, as plain values for its folder."""
-        rounds, stop = self.length()
-        return {
-            "rounds": rounds,
-            "stop": None if stop is None else stop.model_dump(exclude_none=True),
-            "evaluate": [self.evaluate_every, self.evaluate_clients, self.evaluate_split],
-            "keep": self.keep if isinstance(self.keep, str) else dict(self.keep),
-            "unseen": self.unseen,
-            "longest_step": self.longest_step,
-            "max_examples": self.max_examples,
-            "max_weight": self.max_weight,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +72,9 @@ class PreparedRun:
 
 
 @existing_objects_frozen()
-def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
+def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOptions) -> PreparedRun:
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""
-    options = _checked_counts(options)
+    options = options.with_whole_counts()
     rounds, stop = options.length()
     check = ResultChecks(
         longest_step=options.longest_step, max_examples=options.max_examples, max_weight=options.max_weight
@@ -194,23 +117,6 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen, trackers)
 
 
-def _checked_counts(options: Options) -> Options:
-    """The options with their counts as Python integers."""
-    rounds, _ = options.length()
-    counts: dict[str, int] = {}
-    for name, value, least in (
-        ("rounds", rounds, 1),
-        ("seed", options.seed, 0),
-        ("checkpoint_every", options.checkpoint_every, 1),
-    ):
-        if value is None and name != "seed":
-            continue
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        counts[name] = int(value)
-    return replace(options, **counts)  # type: ignore[arg-type]
-
-
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
     cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
     if isinstance(cohort, int) and cohort > len(clients):
@@ -222,7 +128,7 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
     return where.resolved(work, clients, cohort_size(cohort, len(clients)))
 
 
-def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Options) -> None:
+def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: RunOptions) -> None:
     if where.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
             "partition 'sites' means that rows are at their sites, so there is nothing to simulate: run it with "
@@ -251,7 +157,7 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
 
 
 def _measuring(
-    clients: Clients, work: ClientWork, where: RuntimeSettings, options: Options, stop: StoppingCriteria | None
+    clients: Clients, work: ClientWork, where: RuntimeSettings, options: RunOptions, stop: StoppingCriteria | None
 ) -> EvaluationPlan:
     every = options.evaluate_every
     if stop is not None and stop.measures and not every:
@@ -266,7 +172,12 @@ def _measuring(
 
 
 def _meta(
-    recipe: Recipe, clients: Clients, work: ClientWork, objective: Objective, where: RuntimeSettings, options: Options
+    recipe: Recipe,
+    clients: Clients,
+    work: ClientWork,
+    objective: Objective,
+    where: RuntimeSettings,
+    options: RunOptions,
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
     (rounds, _), metrics = options.length(), options.metrics
@@ -301,7 +212,7 @@ def _meta(
         "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
         "checkpoint_every": options.checkpoint_every,
         "settings": dict(options.settings) if options.settings is not None else None,
-        **options.kept(),
+        **options.recorded(),
     }
 
 
@@ -318,7 +229,7 @@ def _validate(keep: str | Mapping[str, Any], every: int, clients: Clients) -> Ev
     return Evaluate(split="validation") if keep == "best" else None
 
 
-def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[ClientWork, Recipe]:
+def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -> tuple[ClientWork, Recipe]:
     given = GivenModels.of(model, clients.names, options.seed)
     module = given.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
@@ -378,7 +289,7 @@ def _has_validation(clients: Clients) -> bool:
     return any(clients.size(client, "validation") != 0 for client in range(len(clients)))
 
 
-def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: Options) -> None:
+def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: RunOptions) -> None:
     """Refuse to reuse the run in a folder if its settings differ from the wanted ones.
 
     Args:
@@ -390,7 +301,7 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
         raise SettingError(f"{folder} holds a run with another recipe: choose another folder, or delete that one")
     # settings that folders of earlier versions do not have
     defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP, "max_weight": 1.0}
-    for name, value in options.kept().items():
+    for name, value in options.recorded().items():
         if _text(value) != _text(meta.get(name, defaults.get(name))):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
 

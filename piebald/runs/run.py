@@ -16,18 +16,18 @@ from piebald.runs.adaptation import Adaptation
 from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.report.callbacks import Callback, Tracker
 from piebald.methods.choice.final_models import Keep
-from piebald.runs.client_description import describe
 from piebald.contracts.component import Component
 from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
-from piebald.runs.execution import execute, with_mapped_start
+from piebald.runs.execution import describe, execute, with_mapped_start
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import FinishedRun, Inheritance, inherit
 from piebald.core.machine import differences
 from piebald.data.partition import clients_from
 from piebald.data.clients.standardise import as_in_run
 from piebald.settings.plugins import read, use_recorded
-from piebald.runs.prepare import Metrics, Model, Options, PreparedRun, is_recorded, prepare
+from piebald.runs.options import Metrics, RunOptions
+from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.storage.store import RunStore
@@ -128,11 +128,12 @@ def run(
     """
     finished = None if start_from is None else FinishedRun.at(Path(start_from))
     seed = seed if finished is None else finished.fresh_seed(seed)
-    loss, metrics = USERS.mark(loss), USERS.mark(metrics)
-    where, trackers = read(runtime, USERS), read(trackers, USERS)
-    options = Options(
-        rounds, stop, seed, where, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
-        checkpoint_every, label, settings, longest_step, max_examples, max_weight, trackers, per_class,
+    options = RunOptions(
+        rounds=rounds, stop=stop, seed=seed, runtime=read(runtime, USERS), loss=USERS.mark(loss),
+        metrics=USERS.mark(metrics), evaluate_every=evaluate_every, evaluate_clients=evaluate_clients,
+        evaluate_split=evaluate_split, keep=keep, unseen=unseen, checkpoint_every=checkpoint_every, label=label,
+        settings=settings, longest_step=longest_step, max_examples=max_examples, max_weight=max_weight,
+        trackers=read(trackers, USERS), per_class=per_class,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
@@ -342,7 +343,7 @@ def _prepared_again(
         recipe = recipes.rebuild(meta["recipe"]["table"])
     elif not is_recorded(recipe, meta):
         raise SettingError(f"the recipe is not that of the run in {path}: give it the same again, or none")
-    plan = prepare(recipe, clients, model, Options.of_folder(meta, objective))
+    plan = prepare(recipe, clients, model, RunOptions.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 

@@ -15,7 +15,8 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 
 
 class AskedExperiment(ExperimentSettings):
@@ -80,7 +81,7 @@ def asked(
         recipe = fedavg().with_(transforms=tuple(masks))
         settings = AskedExperiment.load(file, [*chosen, "recipe={ name = 'fedavg' }"]).as_in_the_source()
         plan = settings.plan()
-    ready = prepare(recipe, plan.clients, plan.model, Options(seed=settings.first_seed, runtime=plan.runtime))
+    ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(one.stated() for one in questions(settings, ready.clients))
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:

@@ -23,8 +23,7 @@ from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
 from piebald.federation.link.flare_link import SERVER
-from piebald.vertical import party_data as data_of_parties
-from piebald.vertical import table_files
+from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, is_this_machine, listen, parse
 from piebald.vertical.chunks import exposures, warning
 from piebald.vertical.disclosure_ledger import ToldLedger
@@ -197,13 +196,13 @@ def _one(settings: TransferSettings, role: Role) -> PartyHolding:
     """Load one party's data, without reading the other party's file."""
     if settings.files is not None:
         return table_files.load(settings.files, role, settings.data.test, settings.seed, settings.method.hides_rows)
-    return data_of_parties.load(settings.data, settings.seed)[role]
+    return party_data.load(settings.data, settings.seed)[role]
 
 
 def _both(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
     if settings.files is not None:
         return table_files.both(settings.files, settings.data.test, settings.seed, settings.method.hides_rows)
-    return data_of_parties.load(settings.data, settings.seed)
+    return party_data.load(settings.data, settings.seed)
 
 
 def train_party(

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import piebald
 from piebald.cli import main
 from piebald.cli.queueing import Watch
 from piebald.core.errors import SettingError
@@ -22,7 +23,7 @@ from piebald.federation.hub.local_federation import free_port
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import give_sign, status_values
 from piebald.federation.operate.turns import Turn
-from piebald.runs import run as experiment
+from piebald.runs.run import opened
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
@@ -96,10 +97,10 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
         for path in ExperimentQueue(credentials).folder.iterdir():
             path.unlink()
         ExperimentQueue(credentials).folder.rmdir()
-    undisturbed, disturbed = carry_out(long), experiment.opened(tmp_path / "a")
+    undisturbed, disturbed = carry_out(long), opened(tmp_path / "a")
     assert disturbed.final["rounds"] == 40
     assert disturbed.final["mean"] == undisturbed.final["mean"]
-    assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
+    assert opened(tmp_path / "d").meta["lineage"]["federation"]
 
 
 @pytest.mark.long
@@ -123,7 +124,7 @@ def test_experiments_in_turns_end_with_the_bits_of_undisturbed_ones(sites: Sites
     assert log.count("experiment 1 of the queue is paused") > 1
     assert log.count("experiment 2 of the queue is paused") > 1
     for name, one in made.items():
-        assert experiment.opened(tmp_path / name).final["mean"] == carry_out(one).final["mean"]
+        assert opened(tmp_path / name).final["mean"] == carry_out(one).final["mean"]
 
 
 def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
@@ -145,7 +146,7 @@ def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
         carry_out(settings({"name": "fedavg"}, rounds=1), tmp_path / "run")
     assert closed == [True]
     monkeypatch.undo()
-    assert experiment.resume(tmp_path / "run").final["status"] == "finished"  # by this process: it is not locked
+    assert piebald.resume(tmp_path / "run").final["status"] == "finished"  # by this process: it is not locked
 
 
 def test_a_turn_ends_after_a_step_and_only_for_others(
@@ -214,7 +215,7 @@ def test_a_site_that_is_provisioned_while_a_run_goes_on_takes_part_in_the_rest_o
         thread.join()
         entry = queue.entry(1)
         assert (entry.state, entry.parts, entry.sites) == ("finished", (str(run),), ("a", "b"))
-        first, second = experiment.opened(run), experiment.opened(Path(entry.out))
+        first, second = opened(run), opened(Path(entry.out))
         assert first.final["status"] == second.final["status"] == "finished"
         assert first.final["rounds"] + second.final["rounds"] == 30
         assert 1 < first.final["rounds"] < 30

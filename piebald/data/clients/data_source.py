@@ -20,9 +20,9 @@ from piebald.data.clients.convert import Array
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned
 from piebald.data.clients.sources import clients_from, labelled
 from piebald.data.clients.standardise import Standardisation
-from piebald.data.sets import named as data_sets
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.folders import IMAGES, audio_folder, image_folder, visible
+from piebald.data.sets.named import named
 from piebald.settings import plugins
 
 
@@ -95,7 +95,7 @@ class DataSource(BaseModel):
         if self.source is None:
             if self.name is None:
                 raise SettingError("give the name of a data set, or a source of your own, beside public")
-            return data_sets.named(self.name)
+            return named(self.name)
         if isinstance(self.source, Reference):
             return plugins.call(self.source, "data source")
         return self.read_path(Path(self.source))
