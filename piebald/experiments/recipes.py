@@ -59,25 +59,25 @@ def _recipe(
         method = lookup(name, resolver)
     except SettingError as error:
         raise SettingError(f"{places.at(*key, 'name')}: {error}") from None
-    known = tuple(method.defaults)
+    setting_names = tuple(method.defaults)
     # A recipe may have a setting with the name of an axis (hdafl: aggregation = "gradient_norm"); a table still
     # replaces the component.
     components = {
         axis: table.pop(axis)
         for axis in sorted(Recipe.axes, key="transforms".__eq__)  # last, since the others must fit beside them
-        if axis in table and (axis not in known or isinstance(table[axis], dict))
+        if axis in table and (axis not in setting_names or isinstance(table[axis], dict))
     }
-    places.check_names(key, table, [*known, *Recipe.axes], f"recipe {name!r}", changes)
+    places.check_names(key, table, [*setting_names, *Recipe.axes], f"recipe {name!r}", changes)
     try:
-        made = method.make(**read(table, resolver))
+        recipe = method.make(**read(table, resolver))
     except SettingError as error:
         raise places.placed(error, key, table, changes) from None
     for axis, component in components.items():
         try:
             if isinstance(component, Mapping):
                 check_once(name, axis, table, component)
-            made = made.replaced({axis: read(component, resolver)})
+            recipe = recipe.replaced({axis: read(component, resolver)})
         except SettingError as error:
             inner = component if isinstance(component, dict) else {}
             raise places.placed(error, (*key, axis), inner) from None
-    return made
+    return recipe

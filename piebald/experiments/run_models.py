@@ -22,13 +22,13 @@ from piebald.methods.recipe import Recipe
 from piebald.models import PretrainedNetwork
 
 
-def _no_name(given: Any) -> Any:
-    if isinstance(given, str):
+def _no_name(model: Any) -> Any:
+    if isinstance(model, str):
         raise ValueError(
-            f"must be a Module, a function of the seed that makes one, or a table of them, got {shown(given)}: "
+            f"must be a Module, a function of the seed that makes one, or a table of them, got {shown(model)}: "
             "piebald.models.build_model makes a model by its name"
         )
-    return given
+    return model
 
 
 OneModel = nn.Module | Callable[[int], nn.Module]
@@ -73,7 +73,7 @@ class GivenModels:
         return cls(modules, tuple(used.index(pattern) for pattern in patterns))
 
     def own_models(self, recipe: Recipe, spec: ModelSpec, rows: Rows) -> OwnModels | None:
-        """Who has which model, None where all have the run's.
+        """Return the models of clients that do not have the run's, None where all have it.
 
         Args:
             recipe: what is shared, and how clients train.
@@ -118,14 +118,14 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
 
 
 def _made(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
-    """What a function of the seed makes, after a check that it can be called so: a class may want other arguments."""
+    """Call a function of the seed, after a check of its signature: a class may need other arguments."""
     try:
         inspect.signature(function).bind(seed)
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
         raise SettingError(
             f"model must be an nn.Module or a function of the seed that makes one, but {name} cannot be called with a "
-            f"seed alone ({error}): call it yourself and give what it makes, or write lambda seed: {name}(...)"
+            f"seed alone ({error}): call it yourself and give its module, or write lambda seed: {name}(...)"
         ) from None
     except ValueError:  # a function of another language, which has no signature
         pass

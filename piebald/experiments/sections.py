@@ -47,8 +47,8 @@ class RecipeSection(Named):
 
     def labels(self, points: Iterable[Mapping[str, Any]]) -> list[str]:
         """The label at each point of the grid."""
-        own = str(self.name if self.label is None else self.label)
-        return [own + "".join(f" {name}={value}" for name, value in changes.items()) for changes in points]
+        label = str(self.name if self.label is None else self.label)
+        return [label + "".join(f" {name}={value}" for name, value in changes.items()) for changes in points]
 
 
 def _table_of_name(value: Any) -> Any:
@@ -139,14 +139,14 @@ class TuneSection(Section):
         """The values of the space by the setting's name without "recipe."; `origin` gives the place of a key."""
         if self.space is None:
             return None
-        found: dict[str, Any] = {}
+        space: dict[str, Any] = {}
         for name, values, key in leaves(self.space, ("tune", "space"), {"low", "high"}):
             if not name.startswith("recipe."):
                 raise SettingError(
                     f"{origin(key)}: space can vary settings of the recipe, like 'recipe.lr', got {name!r}"
                 )
-            found[name.removeprefix("recipe.")] = values
-        return found
+            space[name.removeprefix("recipe.")] = values
+        return space
 
 
 class AdviseSection(Section):
@@ -180,15 +180,15 @@ def leaves(
 
     A table with one of the keys `ends` is a value itself.
     """
-    found: list[tuple[str, Any, Key]] = []
+    values_found: list[tuple[str, Any, Key]] = []
     depth = len(key) if depth is None else depth
     for name, value in table.items():
         inner = (*key, name)
         if isinstance(value, Mapping) and not any(end in ends for end in value):
-            found += leaves(value, inner, ends, depth)
+            values_found += leaves(value, inner, ends, depth)
         else:
-            found.append((".".join(str(word) for word in inner[depth:]), value, inner))
-    return found
+            values_found.append((".".join(str(word) for word in inner[depth:]), value, inner))
+    return values_found
 
 
 def combinations(grid: Mapping[str, Any], origin: Callable[[Key], str]) -> list[dict[str, Any]]:

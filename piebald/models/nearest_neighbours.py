@@ -48,13 +48,13 @@ class NearestNeighbours(nn.Module):
         if k < 1 or not 0 <= lam <= 1 or not scale > 0:
             raise SettingError(f"k must be at least 1, lam in [0, 1] and scale above 0, got {k}, {lam} and {scale}")
         self.module, self.k, self.lam, self.scale, self._last = module.eval(), k, lam, scale, last
-        known = y >= 0
-        if not bool(known.any()):
+        labelled = y >= 0
+        if not bool(labelled.any()):
             raise SettingError("y must have the class of at least one row, and has none: nothing can be remembered")
         with torch.no_grad():
             _, features = self._run(x)
-        self.register_buffer("memory", features[known])
-        self.register_buffer("labels", y[known].long())
+        self.register_buffer("memory", features[labelled])
+        self.register_buffer("labels", y[labelled].long())
 
     def forward(self, x: Any) -> Tensor:
         """Log probabilities of rows."""

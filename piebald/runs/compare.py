@@ -53,9 +53,18 @@ def compare(
     Raises:
         SettingError: an option is wrong, or a recipe cannot be run on these clients: the message names the recipe.
             Nothing has been trained then.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Shards(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> here = pb.Simulator(engine="sequential")
+        >>> comparison = pb.compare(["fedavg", "local"], clients, model, rounds=1, runtime=here)
+        >>> sorted(run.label for run in comparison.runs)
+        ['fedavg', 'local']
     """
-    known = inspect.signature(run).parameters.keys() - _OWN
-    check_names("option of compare", options, known)
+    names = inspect.signature(run).parameters.keys() - _OWN
+    check_names("option of compare", options, names)
     check_some(run, options)
     options = USERS.mark(options)
     methods = _by_label(methods)
@@ -64,9 +73,9 @@ def compare(
     if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     planned = list(_planned(methods, clients, _models(model, methods), seeds, out))
-    for one in planned:
-        one.check(options)
-    return Comparison([one.made(options, progress) for one in planned])
+    for run_plan in planned:
+        run_plan.check(options)
+    return Comparison([run_plan.made(options, progress) for run_plan in planned])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +108,8 @@ class _Planned:
     def made(self, options: Mapping[str, Any], progress: bool) -> Run:
         """Run it, or resume it where its folder has begun."""
         if self.folder is not None and self.exists:
-            given = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
-            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **given)
+            repeated = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
+            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **repeated)
         return run(
             self.recipe,
             self.clients,
@@ -132,10 +141,10 @@ def _planned(
 
 def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:
     if isinstance(methods, Mapping):
-        return {label: recipes.make(one) if isinstance(one, str) else one for label, one in methods.items()}
-    made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
-    named = {method.name: method for method in made}
-    if len(named) < len(made):
+        return {label: recipes.make(method) if isinstance(method, str) else method for label, method in methods.items()}
+    built = [recipes.make(method) if isinstance(method, str) else method for method in methods]
+    named = {method.name: method for method in built}
+    if len(named) < len(built):
         raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
     return named
 
@@ -153,7 +162,7 @@ def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) ->
 
 
 def _folder_name(label: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
-    if len(kept) > 200:  # file systems allow 255 bytes
-        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(kept)}")
-    return kept or "run"
+    name = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
+    if len(name) > 200:  # file systems allow 255 bytes
+        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(name)}")
+    return name or "run"

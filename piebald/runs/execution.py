@@ -42,8 +42,8 @@ def describe(plan: PreparedRun, store: RunStore) -> None:
     if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):
         return
     store.clients(list(_client_rows(plan.clients, plan.runtime)))
-    how = store.meta.get("measure", "none")
-    if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, how):
+    extent = store.meta.get("measure", "none")
+    if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, extent):
         store.set_meta(units=measured.units)
         store.measures(measured.records())
 
@@ -74,13 +74,13 @@ def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
 
 
 def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
-    """Where the server's vectors lie: in memory, or in files in the run's folder."""
+    """Return the place of the server's vectors: memory, or files in the run's folder."""
     room = Path(tempfile.gettempdir()) if folder is None else folder
     return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
 
 
 def _server_device(plan: PreparedRun) -> torch.device:
-    """Where the server computes: with the engine where that leaves it nothing but sums, else on the host.
+    """Return the device of the server: the engine's if the server only adds up, else the host.
 
     Where updates are compared, kept, hidden or limited one by one, and where models lie in files or differ in their
     numbers, it needs what is on the host.
@@ -169,11 +169,11 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
         status = "stopped"
         raise
     finally:
-        told = status != "finished"  # to the sites, that it has ended
+        dismissed = status != "finished"  # to the sites, that it has ended
         try:
-            if not told and isinstance(runtime, DismissesSites):
+            if not dismissed and isinstance(runtime, DismissesSites):
                 runtime.dismiss()  # sites may go home
-            told = True
+            dismissed = True
         finally:  # also where somebody does not wait for them: a server that still listens would keep its sites
             runtime.close()
             try:
@@ -182,5 +182,5 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
                 if status == "finished":
                     raise
             recorder.end(status)
-            if status != "finished" or not told:
+            if status != "finished" or not dismissed:
                 store.close()

@@ -61,9 +61,9 @@ class RunOptions:
             meta: what the folder says of its run.
             objective: loss and metrics, which are no plain values, as the user gives them again.
         """
-        every, clients, split = meta["evaluate"]
+        interval, clients, split = meta["evaluate"]
         return cls(
-            evaluate_every=every,
+            evaluate_every=interval,
             evaluate_clients=clients,
             evaluate_split=split,
             **{name: objective.get(name) or meta.get(name) for name in ("loss", "metrics")},

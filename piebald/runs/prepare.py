@@ -66,9 +66,9 @@ class PreparedRun:
 
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
         """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
-        where, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
-        more = {"runtime": where.table(), "privacy": spent, "lineage": dict(about)}
-        return replace(self, runtime=where, meta={**self.meta, **more})
+        runtime, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
+        changes = {"runtime": runtime.table(), "privacy": spent, "lineage": dict(about)}
+        return replace(self, runtime=runtime, meta={**self.meta, **changes})
 
 
 @existing_objects_frozen()
@@ -82,10 +82,10 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
-    if why := check.unlimited_reason(recipe):
-        raise SettingError(why)
-    given = clients_of(clients)
-    federation, unseen = hold_out(given, options.unseen, options.seed)
+    if problem := check.unlimited_reason(recipe):
+        raise SettingError(problem)
+    all_clients = clients_of(clients)
+    federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
     objective = work.objective
     if options.evaluate_split == "train" and work.protection is not None:
@@ -93,28 +93,33 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
             "on split 'test' or 'validation', got 'train'"
         )
-    if why := unhidden_reason(given, work.noise):
-        raise SettingError(why)
-    where = _runtime(recipe, federation, work, options.runtime)
-    _check_rows_are_here(where, federation, options)
+    if problem := unhidden_reason(all_clients, work.noise):
+        raise SettingError(problem)
+    runtime = _runtime(recipe, federation, work, options.runtime)
+    _check_rows_are_here(runtime, federation, options)
     if unseen is not None:
         check_newcomers(unseen)
     _check_fit(adapted, federation, work)
-    if options.checkpoint_every is None and not where.repeats:
+    if options.checkpoint_every is None and not runtime.repeats:
         options = replace(options, checkpoint_every=1)
-    if not where.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
+    if not runtime.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
         raise SettingError(
             "checkpoint_every must be 1 where gaussian adds noise at a real server: one that goes back over several "
             "steps would publish them twice, each time with other noise; leave it out"
         )
-    measuring = _measuring(federation, work, where, options, stop)
-    work = replace(work, questions=tuple(one.stated() for one in measuring.asked))
+    measuring = _measuring(federation, work, runtime, options, stop)
+    work = replace(work, questions=tuple(query.stated() for query in measuring.asked))
     trackers = trackers_of(options.trackers)
-    constants = constants_of(given)
-    meta = {**_meta(recipe, federation, work, objective, where, options), "trackers": [one.table() for one in trackers]}
+    constants = constants_of(all_clients)
+    meta = {
+        **_meta(recipe, federation, work, objective, runtime, options),
+        "trackers": [tracker.table() for tracker in trackers],
+    }
     meta["standardise"] = None if constants is None else constants.model_dump()
-    every = options.checkpoint_every
-    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen, trackers)
+    checkpoint_every = options.checkpoint_every
+    return PreparedRun(
+        adapted, federation, work, runtime, measuring, rounds, stop, check, checkpoint_every, meta, unseen, trackers
+    )
 
 
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
@@ -123,18 +128,18 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
         raise SettingError(
             f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
         )
-    where = build("runtime", runtime)
-    assert isinstance(where, RuntimeSettings)
-    return where.resolved(work, clients, cohort_size(cohort, len(clients)))
+    chosen = build("runtime", runtime)
+    assert isinstance(chosen, RuntimeSettings)
+    return chosen.resolved(work, clients, cohort_size(cohort, len(clients)))
 
 
-def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: RunOptions) -> None:
-    if where.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
+def _check_rows_are_here(runtime: RuntimeSettings, clients: Clients, options: RunOptions) -> None:
+    if runtime.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
             "partition 'sites' means that rows are at their sites, so there is nothing to simulate: run it with "
             "piebald server CREDENTIALS FILE, or choose another partition"
         )
-    if options.unseen and not where.simulates:
+    if options.unseen and not runtime.simulates:
         raise SettingError(
             "unseen holds out clients whose rows are on this machine, but a federation has no such rows: leave it out"
         )
@@ -145,10 +150,10 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
     count, works = cohort_size(cohort, len(clients)), work.different()
     for component in recipe.components:
-        if why := component.unsupported_cohort(count) or next(
-            filter(None, (component.unsupported_model(one) for one in works)), None
+        if problem := component.unsupported_cohort(count) or next(
+            filter(None, (component.unsupported_model(spec) for spec in works)), None
         ):
-            raise SettingError(why)
+            raise SettingError(problem)
         if component.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
             raise SettingError(
                 f"{component.axis} {component.kind!r} needs rows that the server may see, and there are none: set the "
@@ -157,18 +162,18 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
 
 
 def _measuring(
-    clients: Clients, work: ClientWork, where: RuntimeSettings, options: RunOptions, stop: StoppingCriteria | None
+    clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions, stop: StoppingCriteria | None
 ) -> EvaluationPlan:
-    every = options.evaluate_every
-    if stop is not None and stop.measures and not every:
+    interval = options.evaluate_every
+    if stop is not None and stop.measures and not interval:
         raise SettingError("stop uses scores but evaluate_every is 0: set it to 1 or more, or remove the target")
     global_model = not work.layout.private and clients.common is not None and len(clients.common) > 0
     common = Evaluate(personal=False) if global_model else None
-    validate = _validate(options.keep, every, clients)
+    validate = _validate(options.keep, interval, clients)
     query, higher = Evaluate(split=options.evaluate_split), work.objective.higher_is_better
-    asked = min(options.evaluate_clients or len(clients), len(clients)) if every else 0
-    count = class_query(options.per_class, work, clients, options.evaluate_split, asked, where.simulates)
-    return EvaluationPlan(query, every, options.evaluate_clients, common, higher, validate, count)
+    clients_asked = min(options.evaluate_clients or len(clients), len(clients)) if interval else 0
+    count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
+    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count)
 
 
 def _meta(
@@ -176,7 +181,7 @@ def _meta(
     clients: Clients,
     work: ClientWork,
     objective: Objective,
-    where: RuntimeSettings,
+    runtime: RuntimeSettings,
     options: RunOptions,
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
@@ -194,20 +199,22 @@ def _meta(
         "seed": options.seed,
         "loss": _plain(options.loss),
         "objective": objective.name,
-        "plugins": [list(one) for one in needed_by(of_users, [options.settings, recipe.name])],
+        "plugins": [list(plugin) for plugin in needed_by(of_users, [options.settings, recipe.name])],
         "metric": objective.metric,
         "higher_is_better": objective.higher_is_better,
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
+        "privacy": [guarantee.plain() for guarantee in of_run(recipe, clients, rounds, runtime.simulates)]
+        if installed()
+        else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "own_models": None if work.own_models is None else work.own_models.plain(),
         "frozen": frozen_digest(work.model),
         "public_rows": work.public_digest,
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
-        "runtime": where.table(),
+        "runtime": runtime.table(),
         "per_class": options.per_class,
         "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
         "checkpoint_every": options.checkpoint_every,
@@ -216,11 +223,11 @@ def _meta(
     }
 
 
-def _validate(keep: str | Mapping[str, Any], every: int, clients: Clients) -> Evaluate | None:
+def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) -> Evaluate | None:
     """The query that finds the best version, where that is to be kept."""
     if keep == "last":
         return None
-    if keep == "best" and not every:
+    if keep == "best" and not interval:
         raise SettingError("keep = 'best' needs evaluations to choose by: evaluate_every must be at least 1")
     if not _has_validation(clients):
         raise SettingError(
@@ -230,8 +237,8 @@ def _validate(keep: str | Mapping[str, Any], every: int, clients: Clients) -> Ev
 
 
 def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -> tuple[ClientWork, Recipe]:
-    given = GivenModels.of(model, clients.names, options.seed)
-    module = given.modules[0]
+    models = GivenModels.of(model, clients.names, options.seed)
+    module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
     first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
     rows = clients.rows(first, "train")
@@ -256,13 +263,16 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     judged = options.evaluate_split if options.evaluate_every else None
     choice = own_choice(options.keep, judged)
     trainer = recipe.training
-    own_models = given.own_models(recipe, spec, rows)
+    own_models = models.own_models(recipe, spec, rows)
     if isinstance(trainer, GivesOwnModels):
         if own_models is not None:
             raise SettingError(f"{trainer.kind} makes clients' models from one: give one model, and not one for each")
         own_models = trainer.own_models(spec)
-    for one in [spec, *(() if own_models is None else (replace(spec, model=own.model) for own in own_models.models))]:
-        if choice is not None and (reason := choice.unsupported_model(one)):
+    for client_spec in [
+        spec,
+        *(() if own_models is None else (replace(spec, model=other.model) for other in own_models.models)),
+    ]:
+        if choice is not None and (reason := choice.unsupported_model(client_spec)):
             raise SettingError(reason)
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
@@ -307,12 +317,12 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
 
 
 def is_recorded(recipe: Recipe, meta: Mapping[str, Any]) -> bool:
-    """Whether a recipe is that of a run, which may have been written down before a setting had been there."""
-    wanted, table = _text(recipe.model_dump()), meta["recipe"]["table"]
-    if _text(table) == wanted:
+    """Return whether a recipe is that of a run, which may be older than some of its settings."""
+    text, table = _text(recipe.model_dump()), meta["recipe"]["table"]
+    if _text(table) == text:
         return True
     with suppress(SettingError):
-        return _text(recipes.rebuild(table).model_dump()) == wanted
+        return _text(recipes.rebuild(table).model_dump()) == text
     return False
 
 

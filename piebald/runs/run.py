@@ -125,6 +125,14 @@ def run(
     Raises:
         SettingError: a setting is wrong or settings do not fit together; raised before training.
         RunFolderError: `out` cannot be used.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> run = pb.run("fedavg", clients, model, rounds=2, runtime=pb.Simulator(engine="sequential"))
+        >>> run.final["status"], run.final["rounds"], run.final["metric"]
+        ('finished', 2, 'accuracy')
     """
     finished = None if start_from is None else FinishedRun.at(Path(start_from))
     seed = seed if finished is None else finished.fresh_seed(seed)
@@ -183,6 +191,16 @@ def resume(
 
     Raises:
         SettingError: fewer rounds than the run has, or more of a run whose rounds are not counted in a simulation.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> here = pb.Simulator(engine="sequential")
+        >>> run = pb.run("fedavg", clients, model, rounds=1, runtime=here, out="digits")
+        >>> run.close()
+        >>> pb.resume("digits", clients, model, rounds=2).final["rounds"]
+        2
     """
     check_names("argument of resume", objective, _OBJECTIVE)
     with RunStore.open_read_only(path) as ended:
@@ -195,7 +213,7 @@ def resume(
         _extend(store, rounds)
         finished = store.meta.get("status") == "finished"
         if not finished and (changed := "; ".join(differences(store.meta))):
-            _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
+            _log.warning("the rest of this run may differ in rounding from an uninterrupted one: %s", changed)
         started = Inheritance.of_folder(Path(path), store.meta)
         plan = _prepared_again(store.meta, path, clients, model, recipe, objective, plugins)
         store.set_meta(status="running", privacy=plan.meta["privacy"])
@@ -299,8 +317,8 @@ def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
     """The runtime of a run that is only read: of a simulation this process, since its Ray or GPU may not be here."""
     if "engine" not in runtime:
         return runtime
-    kept = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
-    return {"kind": "simulator", "engine": "sequential", "stack": 1, "workers": 0, **kept}
+    kept_settings = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
+    return {"kind": "simulator", "engine": "sequential", "stack": 1, "workers": 0, **kept_settings}
 
 
 def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callback]:
@@ -309,11 +327,11 @@ def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callbac
 
 def _extend(store: RunStore, rounds: int | None) -> None:
     """Record that a run is to have more rounds."""
-    own = store.meta.get("rounds")
-    if rounds is None or rounds == own:
+    planned = store.meta.get("rounds")
+    if rounds is None or rounds == planned:
         return
-    if own is None or rounds < own:
-        has = "no number of rounds" if own is None else f"{own} rounds"
+    if planned is None or rounds < planned:
+        has = "no number of rounds" if planned is None else f"{planned} rounds"
         raise SettingError(f"rounds must be at least those of the run in {store.path}, which has {has}, got {rounds}")
     if store.meta["runtime"].get("kind") == "federation":
         raise SettingError(
@@ -348,24 +366,24 @@ def _prepared_again(
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
 
-def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:
+def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path | str) -> None:
     """Refuse to continue a run with another model, clients, loss or metric than it was started with."""
-    for name, what in (
+    for name, subject in (
         ("layout", "model"),
         ("clients", "number of clients"),
         ("objective", "loss"),
         ("metric", "first metric"),
     ):
-        if now[name] != then[name]:
-            values = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
-            raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{values}")
-    if now["own_models"] != then.get("own_models"):
+        if now[name] != recorded[name]:
+            values = "" if name == "layout" else f": {recorded[name]!r} then, {now[name]!r} now"
+            raise SettingError(f"the {subject} does not fit the run in {path}, which was started with another{values}")
+    if now["own_models"] != recorded.get("own_models"):
         raise SettingError(f"the models of single clients are not those of the run in {path}: give it the same again")
-    if now["frozen"] != then.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
+    if now["frozen"] != recorded.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
         raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
-    if now["public_rows"] != then.get("public_rows", now["public_rows"]):
+    if now["public_rows"] != recorded.get("public_rows", now["public_rows"]):
         raise SettingError(f"the public rows are not those of the run in {path}: give it the same rows again")
-    if now["standardise"] != then.get("standardise"):
+    if now["standardise"] != recorded.get("standardise"):
         raise SettingError(f"the clients are not standardised as in the run in {path}: give it the same rows again")
 
 

@@ -87,7 +87,7 @@ class DataSource(BaseModel):
         return self.rows_of(self.read())
 
     def read(self) -> Any:
-        """What the source holds: a table, arrays, a data set, or what its function returns.
+        """Return the content of the source: a table, arrays, a data set, or the value of its function.
 
         Raises:
             SettingError: there is no such source, or it cannot be read.
@@ -101,7 +101,7 @@ class DataSource(BaseModel):
         return self.read_path(Path(self.source))
 
     def read_path(self, path: Path) -> Any:
-        """What the file or folder at a path holds, see `read`."""
+        """Return the content of the file or folder at a path, see `read`."""
         if path.is_dir():
             return self._folder(path)
         if not path.is_file():
@@ -149,11 +149,11 @@ class DataSource(BaseModel):
         return clients_from(value, **shared)
 
     def _data_set(self, table: ClientTable, owner: str | None = None) -> DataSet:
-        what = str(self.source)
-        y, named = labelled(table, self.classes, self.regression, what)
+        origin = str(self.source)
+        y, named = labelled(table, self.classes, self.regression, origin)
         owner = self.client or owner
         return DataSet(
-            name=Path(what).name,
+            name=Path(origin).name,
             x=pytree.mapped(torch.from_numpy, table.x),
             y=pytree.mapped(torch.from_numpy, y),
             classes=named,
@@ -184,9 +184,9 @@ class DataSource(BaseModel):
         """Refuse settings of tables, where the rows are none."""
         for name in names:
             if getattr(self, name) not in (None, False):
-                what = self.source or f"data set {self.name!r}"
+                origin = self.source or f"data set {self.name!r}"
                 has = "is about targets of a table or of arrays" if name == "regression" else "names columns of a table"
-                raise SettingError(f"{name} {has}, which {what} does not have: remove {name}")
+                raise SettingError(f"{name} {has}, which {origin} does not have: remove {name}")
 
 
 def _arrays(path: Path) -> tuple[Array, ...]:
@@ -206,10 +206,10 @@ def _saved(path: Path) -> Any:
             f"{path} is a Hugging Face data set, which needs datasets: pip install 'piebald[hf]'"
         ) from None
     try:
-        found = load_from_disk(str(path))
+        dataset = load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} cannot be read as a Hugging Face data set: {error}") from None
-    if isinstance(found, dict):
-        name = next(iter(found), "train")
-        raise SettingError(f"{path} holds the splits {', '.join(found)}: name the folder of one, like {path / name}")
-    return found
+    if isinstance(dataset, dict):
+        name = next(iter(dataset), "train")
+        raise SettingError(f"{path} holds the splits {', '.join(dataset)}: name the folder of one, like {path / name}")
+    return dataset

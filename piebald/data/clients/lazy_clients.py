@@ -44,6 +44,15 @@ class LazyClients:
 
     Raises:
         SettingError: a setting is out of range; later, with the client's name, if `load` returns unusable data.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> def load(client: int):
+        ...     return np.full((5, 2), client), [0, 1, 0, 1, 0]
+        >>> clients = pb.LazyClients(1_000_000, load, classes=["no", "yes"])
+        >>> clients.rows(7, "train").x.shape
+        torch.Size([4, 2])
     """
 
     def __init__(
@@ -117,9 +126,9 @@ class LazyClients:
 
     def with_public_rows(self, rows: Rows) -> Self:
         """The same clients with these public rows."""
-        made = copy.copy(self)
-        made._public_rows = rows
-        return made
+        clients = copy.copy(self)
+        clients._public_rows = rows
+        return clients
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split, loaded unless they are in the cache; empty if the client has none."""
@@ -177,7 +186,7 @@ class LazyClients:
             got = padded(raw, lengths([raw], self._length))
         x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
         y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self._classes))
-        rows, given = pytree.count(x), pytree.count(y)
-        if rows != given:
-            raise SettingError(f"{who} has {rows} inputs but {given} targets: give each row one of both")
+        rows, targets = pytree.count(x), pytree.count(y)
+        if rows != targets:
+            raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")
         return Rows(x, y)

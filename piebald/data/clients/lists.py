@@ -27,8 +27,8 @@ class Numbered(Sequence[str]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[str]: ...
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        found = self._range[place]
-        return str(found) if isinstance(found, int) else [str(number) for number in found]
+        numbers = self._range[place]
+        return str(numbers) if isinstance(numbers, int) else [str(number) for number in numbers]
 
 
 def check_client(client: int, count: int) -> None:

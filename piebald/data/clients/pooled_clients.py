@@ -70,7 +70,7 @@ class PooledClients:
         return len(self._parts["train"])
 
     def __repr__(self) -> str:
-        """How many clients there are and what they hold, in one line."""
+        """The number of clients and their rows, in one line."""
         rows = ", ".join(f"{self.lists(split).sizes.sum()} {split}" for split in SPLITS)
         kind = "numbers to predict" if self._classes is None else f"{len(self._classes)} classes"
         return f"<{len(self)} clients: {rows} rows of {pytree.plain(pytree.form(self._stored))}, {kind}>"
@@ -102,10 +102,10 @@ class PooledClients:
 
     def with_public_rows(self, rows: Rows) -> Self:
         """The same clients with these public rows."""
-        made = copy.copy(self)
-        made.__dict__.pop("public_rows", None)  # it was looked up already
-        made._public_rows = rows
-        return made
+        clients = copy.copy(self)
+        clients.__dict__.pop("public_rows", None)  # it was looked up already
+        clients._public_rows = rows
+        return clients
 
     @cached_property
     def x(self) -> Tree:
@@ -118,7 +118,7 @@ class PooledClients:
         return self._y
 
     def in_memory(self) -> bool:
-        """Whether inputs are in memory; False where they stay in their files, so that `x` would decode all of them."""
+        """Return whether inputs are in memory; `x` would decode all of those that stay in their files."""
         return not isinstance(self._stored, Decoded)
 
     def pool(self) -> Rows:
@@ -140,7 +140,7 @@ class PooledClients:
         return self._gather(self.indices(client, split))
 
     def size(self, client: int, split: Split) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return len(self.indices(client, split))
 
     def counts(self, client: int, split: Split) -> list[int] | None:
@@ -165,11 +165,11 @@ class PooledClients:
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
         return self._tables[split]
 
-    def _extra(self, given: Rows | Ints | None) -> Rows | None:
+    def _extra(self, rows: Rows | Ints | None) -> Rows | None:
         """Rows that are given as such, or by their numbers."""
-        if isinstance(given, np.ndarray):
-            return self._gather(given) if len(given) else None
-        return given
+        if isinstance(rows, np.ndarray):
+            return self._gather(rows) if len(rows) else None
+        return rows
 
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)

@@ -80,6 +80,16 @@ def clients_from(
 
     Raises:
         SettingError: the data cannot be used; the message names the client or the column.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> x = np.arange(8.0).reshape(4, 2)
+        >>> clients = pb.clients_from({"ward a": (x, [0, 1, 0, 1]), "ward b": (x + 1, [1, 1, 0, 0])}, test=0.25)
+        >>> clients
+        <2 clients: 6 train, 0 validation, 2 test rows of [2], 2 classes>
+        >>> clients.names
+        ['ward a', 'ward b']
     """
     check_shares(validation, test)
     if length is not None and collate != "pad":
@@ -117,10 +127,10 @@ def clients_of(clients: Any) -> Clients:
             f"the data set {clients.name} is not divided among clients yet: partition it first, "
             "like partition.Iid(clients=10).split(dataset)"
         )
-    made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
-    if len(made) == 0:
+    accepted: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
+    if len(accepted) == 0:
         raise SettingError("there are no clients: give at least one")
-    return made
+    return accepted
 
 
 def labelled(
@@ -143,16 +153,16 @@ def labelled(
 
 
 def _labelled(
-    table: ClientTable, classes: Sequence[str] | None, regression: bool, what: str
+    table: ClientTable, classes: Sequence[str] | None, regression: bool, origin: str
 ) -> tuple[Any, list[str] | None]:
     if regression:
         if classes is not None:
             raise SettingError("regression predicts numbers, which have no classes: leave out one of both")
         if kind(table.y) not in ("whole", "real"):
-            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {what}")
-        return target_arrays(table.y.astype(np.float32), what), None
+            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {origin}")
+        return target_arrays(table.y.astype(np.float32), origin), None
     named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
-    y = target_arrays(table.y, what, named)
+    y = target_arrays(table.y, origin, named)
     if named is None and kind(y) == "whole":
         named = [str(number) for number in range(int(y.max()) + 1)]
     return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
@@ -190,7 +200,7 @@ def _table(
 
 
 def _made_by(value: Any, package: str) -> bool:
-    """Whether a value's class comes from a package, without importing the package."""
+    """Return whether a value's class comes from a package, without importing the package."""
     return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 

@@ -137,7 +137,7 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     try:
         regular(path)
         with h5py.File(path, "r") as file:
-            file.visititems(lambda path, found: _take(stored, path, found))
+            file.visititems(lambda path, node: _take(stored, path, node))
         weights = {name: _as_torch(stored, name) for name in names}
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise SettingError(f"{path} does not hold the known weights: delete or replace it ({error})") from None
@@ -149,23 +149,23 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     return weights
 
 
-def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, found: Any) -> None:
+def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, node: Any) -> None:
     """Store an array of the file by its layer and number of axes: 4 for a kernel, 1 for a bias."""
     layer = next((layer for layer in LAYERS.values() if layer in path), None)
-    if layer is not None and hasattr(found, "shape"):
-        if found.is_virtual or found.external:
+    if layer is not None and hasattr(node, "shape"):
+        if node.is_virtual or node.external:
             raise ValueError(f"{path} lies in another file, which is not opened")
-        check_size(path, found.nbytes, found.id.get_storage_size())
-        stored[layer, len(found.shape)] = np.asarray(found, dtype=np.float32)
+        check_size(path, node.nbytes, node.id.get_storage_size())
+        stored[layer, len(node.shape)] = np.asarray(node, dtype=np.float32)
 
 
 def _as_torch(stored: dict[tuple[str, int], NDArray[np.float32]], name: str) -> NDArray[np.float32]:
     """One array in the network's format: kernels [out, in, h, w], with red as the first channel of the first layer."""
     layer, kind = name.rsplit(".", 1)
-    found = stored[LAYERS[layer], 4 if kind == "weight" else 1]
+    weight = stored[LAYERS[layer], 4 if kind == "weight" else 1]
     if kind == "bias":
-        return found
-    kernel = found.transpose(3, 2, 0, 1)
+        return weight
+    kernel = weight.transpose(3, 2, 0, 1)
     return np.ascontiguousarray(kernel[:, ::-1] if layer == "features.0" else kernel)
 
 
@@ -204,21 +204,25 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
             parts = [network(x[at : at + batch]).cpu() for at in _progress(range(0, len(x), batch))]
     finally:
         network.train(training)
-    made = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
-    if made.ndim != 2 or len(made) != len(x) or not np.isfinite(made).all():
-        raise SettingError(f"an extractor must return a row of finite numbers for each input, got {list(made.shape)}")
+    embeddings = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
+    if embeddings.ndim != 2 or len(embeddings) != len(x) or not np.isfinite(embeddings).all():
+        raise SettingError(
+            f"an extractor must return a row of finite numbers for each input, got {list(embeddings.shape)}"
+        )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         with part.open("wb") as file:
-            np.save(file, made, allow_pickle=False)
+            np.save(file, embeddings, allow_pickle=False)
         part.replace(path)
-    return np.asarray(made, dtype=np.float32)
+    return np.asarray(embeddings, dtype=np.float32)
 
 
 def _fingerprint(network: nn.Module, x: Tensor | Decoded) -> str:
-    asked = inspect.signature(type(network)).parameters
-    settings = {name: value for name in asked if isinstance(value := getattr(network, name, None), int | float | str)}
+    parameters = inspect.signature(type(network)).parameters
+    settings = {
+        name: value for name in parameters if isinstance(value := getattr(network, name, None), int | float | str)
+    }
     digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
     values = [*network.state_dict().values(), *network.buffers()]
     for value in itertools.chain(values, (x[at : at + 1024] for at in range(0, len(x), 1024))):

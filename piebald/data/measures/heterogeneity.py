@@ -77,8 +77,10 @@ class Heterogeneity:
     def table(self) -> list[dict[str, float]]:
         """A row of numbers for each client, without unknown measures."""
         columns = {name: getattr(self, name) for name in self.__slots__ if name != "pooled_divergence"}
-        known = {name: values.tolist() for name, values in columns.items() if values is not None}
-        return [dict(zip(known, numbers, strict=True)) for numbers in zip(*known.values(), strict=True)]
+        numbers_by_name = {name: values.tolist() for name, values in columns.items() if values is not None}
+        return [
+            dict(zip(numbers_by_name, numbers, strict=True)) for numbers in zip(*numbers_by_name.values(), strict=True)
+        ]
 
     def records(self) -> list[dict[str, Any]]:
         """Rows for a run folder: client (None for the federation), name and value of each measure."""
@@ -92,8 +94,8 @@ class Heterogeneity:
     @property
     def units(self) -> dict[str, str]:
         """The unit of each measure that is known."""
-        known = {*self.federation, *self.table()[0]}
-        return {name: unit for name, unit in UNITS.items() if name in known}
+        measured = {*self.federation, *self.table()[0]}
+        return {name: unit for name, unit in UNITS.items() if name in measured}
 
 
 @checked
@@ -106,19 +108,27 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
 
     Raises:
         SettingError: there are no clients, or their statistics do not fit together.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> labels = [np.array([0, 0]), np.array([1, 1])]
+        >>> measured = pb.partition.measure([pb.partition.Statistics.of(label, classes=2) for label in labels])
+        >>> measured.federation
+        {'total_variation': 0.5, 'earth_mover': 1.0, 'size_gini': 0.0}
     """
     overall = union(statistics)
     if seconds is not None and len(seconds) != len(statistics):
         raise SettingError(f"seconds must have one number for each of {len(statistics)} clients, got {len(seconds)}")
     labels = None
     if overall.counts is not None:
-        labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
+        labels = np.array([total_variation(client.shares, overall.shares) for client in statistics])
     embeddings = None
     if overall.mean is not None:
         with _thread_pools().limit(limits=1):  # several threads take five times as long for matrices of this size
-            embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
+            embeddings = np.array([frechet_to_rest(client, overall) for client in statistics])
     return Heterogeneity(
-        rows=np.array([own.rows for own in statistics], dtype=np.float64),
+        rows=np.array([client.rows for client in statistics], dtype=np.float64),
         frechet=embeddings,
         total_variation=labels,
         earth_mover=None if labels is None else 2 * labels,
@@ -143,6 +153,10 @@ def gini(values: Floats | Sequence[float]) -> float:
     """Gini coefficient of numbers of at least 0: mean difference of two of them over twice their mean.
 
     0 if all are equal, (n - 1) / n if one of n has all, and 0 by convention if all are 0.
+
+    Examples:
+        >>> gini([1, 1, 1]), gini([0, 0, 0, 8])
+        (0.0, 0.75)
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     if not len(ordered) or ordered[0] < 0:
@@ -248,5 +262,5 @@ def _root(covariance: Floats) -> Floats:
         if lower.diagonal().min() ** 2 > _CLEAR * covariance.diagonal().max():
             return lower
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
-    return np.asarray(vectors[:, kept] * np.sqrt(values[kept]), dtype=np.float64)
+    positive = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    return np.asarray(vectors[:, positive] * np.sqrt(values[positive]), dtype=np.float64)

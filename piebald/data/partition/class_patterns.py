@@ -1,4 +1,4 @@
-"""Class patterns: which classes each client holds, and how many rows of each."""
+"""Class patterns: the classes that each client holds, and its rows of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pattern(each: Ints, wanted: Ints, stock: Ints, rng: Generator) -> Bools:
-    """Which classes each client holds [clients, classes]: the largest clients choose first, and take the classes with
+    """Draw the classes of each client [clients, classes]: the largest clients choose first, and take the classes with
     the most rows left.
 
     Args:
@@ -24,11 +24,11 @@ def pattern(each: Ints, wanted: Ints, stock: Ints, rng: Generator) -> Bools:
         rng: random generator that breaks ties.
     """
     held = np.zeros((len(each), len(stock)), dtype=bool)
-    left = stock.astype(np.float64)
+    remaining = stock.astype(np.float64)
     for client in np.argsort(-wanted, kind="stable"):
-        order = np.lexsort((rng.random(len(stock)), -left, held.any(0) & (left <= 0)))[: each[client]]
+        order = np.lexsort((rng.random(len(stock)), -remaining, held.any(0) & (remaining <= 0)))[: each[client]]
         held[client, order] = True
-        left[order] -= wanted[client] / each[client]
+        remaining[order] -= wanted[client] / each[client]
     return held
 
 

@@ -44,10 +44,10 @@ class DataChange(Component):
         if self.clients is None:
             number = max(math.floor(self.share * count + 0.5), 1 if self.share else 0)
             return np.sort(self.generator("choose").permutation(count)[:number])
-        found = np.unique(np.array(self.clients, dtype=np.int64))
-        if len(found) and not 0 <= found[0] <= found[-1] < count:
-            raise self.refuse(f"clients must be in 0..{count - 1}, got {found[0] if found[0] < 0 else found[-1]}")
-        return found
+        numbers = np.unique(np.array(self.clients, dtype=np.int64))
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < count:
+            raise self.refuse(f"clients must be in 0..{count - 1}, got {numbers[0] if numbers[0] < 0 else numbers[-1]}")
+        return numbers
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n] for a client's labels [n]."""
@@ -96,6 +96,12 @@ class FlipPairs(_Flip):
 
     Attributes:
         pairs: (a, b): a becomes b and b becomes a; no class twice.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> pb.partition.FlipPairs(pairs=[(0, 1)]).labels(np.array([0, 1, 2, 0]), classes=3, client=0)
+        array([1, 0, 2, 1])
     """
 
     pairs: tuple[tuple[int, int], ...] = Field(min_length=1)

@@ -40,6 +40,12 @@ class NonIid(Partition):
             (8 classes for 1 client, 4 for 1, 3 for 8).
         held: instead of `classes_each`, the class numbers of each client.
         sizes: number of rows of each client.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.NonIid(clients=5, classes_each=2).split(pb.data.digits())
+        >>> [sum(rows > 0 for rows in clients.counts(client, "train")) for client in range(5)]
+        [2, 2, 2, 2, 2]
     """
 
     clients: int = Field(ge=1)
@@ -68,7 +74,7 @@ class NonIid(Partition):
         return self
 
     def _each(self) -> Sequence[int]:
-        """How many classes each client holds."""
+        """Return the number of classes of each client."""
         if self.held is not None:
             return [len(classes) for classes in self.held]
         if isinstance(self.classes_each, int):
@@ -114,29 +120,29 @@ class NonIid(Partition):
         self.check_room(self.clients, label)
         listed = None if self.held is None else self._as_held(classes)
         rows = len(label) if listed is None else int(stock[listed.any(0)].sum())  # the others get no client
-        wanted = (self.sizes or Uniform()).counts(self.clients, rows, rng)
-        held = pattern(each, wanted, stock, rng) if listed is None else listed
-        counts = fill(held, wanted, stock)
+        sizes = (self.sizes or Uniform()).counts(self.clients, rows, rng)
+        held = pattern(each, sizes, stock, rng) if listed is None else listed
+        counts = fill(held, sizes, stock)
         if counts is None:
             raise self.refuse(
-                f"rows of {classes} classes cannot be dealt to sizes {wanted.max()} to {wanted.min()} with these "
+                f"rows of {classes} classes cannot be dealt to sizes {sizes.max()} to {sizes.min()} with these "
                 "classes_each: give the largest clients more classes, or sizes that differ less"
             )
         client = np.full(len(label), NOBODY)
         for number in range(classes):
-            taken = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
-            client[taken] = np.repeat(np.arange(self.clients), counts[:, number])
+            dealt = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
+            client[dealt] = np.repeat(np.arange(self.clients), counts[:, number])
         return client
 
     def _as_held(self, classes: int) -> Bools:
-        """Which classes each client holds [clients, classes], as `held` lists them."""
+        """Return the classes of each client [clients, classes], as `held` lists them."""
         lists = self.held or ()
-        most = max(max(own) for own in lists)
+        most = max(max(classes_held) for classes_held in lists)
         if most >= classes:
             raise self.refuse(f"held must name classes in 0..{classes - 1}, got {most}")
         held = np.zeros((self.clients, classes), dtype=bool)
-        for client, own in enumerate(lists):
-            held[client, list(own)] = True
+        for client, classes_held in enumerate(lists):
+            held[client, list(classes_held)] = True
         return held
 
 

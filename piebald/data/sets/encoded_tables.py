@@ -80,14 +80,14 @@ def encode(
 
 def owners(frame: DataFrame, columns: Mapping[str, Mapping[Any, str] | None]) -> dict[str, Owners]:
     """Owners by columns of the table; a mapping gives names to values."""
-    found = {}
+    kinds = {}
     for column, names in columns.items():
         values = frame[column].to_numpy()
         if names is None and values.dtype.kind not in "iu":
             values = values.astype(str)
         present = None if names is None else {v: names.get(v, str(v)) for v in np.unique(values).tolist()}
-        found[column] = Owners.of(values, present)
-    return found
+        kinds[column] = Owners.of(values, present)
+    return kinds
 
 
 def decades(ages: NDArray[np.int64]) -> Owners:

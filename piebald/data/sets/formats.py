@@ -36,10 +36,10 @@ def read_idx(path: Path) -> NDArray[np.generic]:
         raise SettingError(f"{path} is not of the IDX format, or it may be damaged: replace it")
     shape = tuple(int(side) for side in np.frombuffer(raw, ">u4", raw[3], 4))
     kind, start = np.dtype(IDX_TYPES[raw[2]]), 4 + 4 * raw[3]
-    wanted = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    if len(raw) - start != wanted:
+    expected = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    if len(raw) - start != expected:
         raise SettingError(
-            f"{path} must hold {wanted} bytes of numbers {list(shape)}, got {len(raw) - start}: replace it"
+            f"{path} must hold {expected} bytes of numbers {list(shape)}, got {len(raw) - start}: replace it"
         )
     return np.frombuffer(raw, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
 
@@ -51,15 +51,15 @@ def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
         SettingError: the archive is damaged or lacks one of them.
     """
     try:
-        found = tar_members(path, names)
+        bodies = tar_members(path, names)
     except DAMAGE as error:
         raise SettingError(f"{path} cannot be read as a tar archive, it may be damaged: replace it ({error})") from None
     for name in names:
-        if name not in found:
+        if name not in bodies:
             raise SettingError(
-                f"{path} must hold {name}, got {', '.join(sorted(found)) or 'nothing of it'}: replace it"
+                f"{path} must hold {name}, got {', '.join(sorted(bodies)) or 'nothing of it'}: replace it"
             )
-    return [found[name] for name in names]
+    return [bodies[name] for name in names]
 
 
 def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[bytes]:
@@ -78,11 +78,11 @@ def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[byt
             io.BytesIO(source) if isinstance(source, bytes) else opened(source) as file,
             zipfile.ZipFile(file) as archive,
         ):
-            found = {entry.filename.rsplit("/", 1)[-1]: entry for entry in archive.infolist()}
+            entries = {entry.filename.rsplit("/", 1)[-1]: entry for entry in archive.infolist()}
             for name in names:
-                if name not in found:
+                if name not in entries:
                     raise SettingError(f"{where} must hold {name}: replace it")
-            chosen = [found[name] for name in names]
+            chosen = [entries[name] for name in names]
             check_members(where, chosen, file.seek(0, io.SEEK_END))
             return [archive.read(entry) for entry in chosen]
     except (*DAMAGE, ValueError, NotImplementedError) as error:

@@ -42,8 +42,8 @@ def mnist_writers() -> DataSet:
     """
     fields = ("x", "y", "writer", "hsf")
     here = is_prepared("mnist_writers", "mnist_writers.npz")
-    wanted = [f"{field}_{part}" for field in fields for part in ("train", "test")]
-    stored = read_npz("mnist_writers", "mnist_writers.npz", wanted) if here else _published()
+    names = [f"{field}_{part}" for field in fields for part in ("train", "test")]
+    stored = read_npz("mnist_writers", "mnist_writers.npz", names) if here else _published()
     x, y, writer, series = (np.concatenate([stored[f"{field}_train"], stored[f"{field}_test"]]) for field in fields)
     train = len(stored["y_train"])
     return DataSet(

@@ -36,7 +36,7 @@ def prepared(folder: str, file: str) -> Path:
 
 
 def is_prepared(folder: str, file: str) -> bool:
-    """Whether a prepared file exists."""
+    """Return whether a prepared file exists."""
     root = os.environ.get(VARIABLE)
     return bool(root) and (Path(str(root)) / folder / file).is_file()
 

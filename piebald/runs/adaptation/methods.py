@@ -168,7 +168,7 @@ class _Trial:
     def run_all(self) -> Adaptation:
         """Try every method and choose the best."""
         start = self.finished.start(0)
-        found = {"global": _Tried(start)}
+        candidates = {"global": _Tried(start)}
         cluster = 0
         if len(self.finished.cluster_models) > 1:
             cluster = min(
@@ -176,24 +176,27 @@ class _Trial:
                 key=lambda number: self._score(self.finished.start(number), "train")["loss"],
             )
             start = self.finished.start(cluster)
-            found["cluster"] = _Tried(start)
-        shared = 0 if self.finished.work.layout.private else len(found)  # with initial private layers it is of no use
+            candidates["cluster"] = _Tried(start)
+        shared = (
+            0 if self.finished.work.layout.private else len(candidates)
+        )  # with initial private layers it is of no use
         for name, fitted in self._fitted_tensors().items():
-            found[name] = self._fitted(start, fitted, self.epochs)
+            candidates[name] = self._fitted(start, fitted, self.epochs)
         everything = frozenset(slot.name for slot in self.finished.work.layout.slots if not slot.buffer)
         alone = self._fitted(self.finished.work.initial, everything, max(self.epochs, self._passes()))
-        found["mixed"], found["local"] = self._mixed(start, found | {"local": alone}), alone
-        return self._chosen(found, shared, cluster)
+        candidates["mixed"], candidates["local"] = self._mixed(start, candidates | {"local": alone}), alone
+        return self._chosen(candidates, shared, cluster)
 
-    def _chosen(self, found: Mapping[str, _Tried], shared: int, cluster: int) -> Adaptation:
-        methods = self._evaluated(found)
+    def _chosen(self, candidates: Mapping[str, _Tried], shared: int, cluster: int) -> Adaptation:
+        methods = self._evaluated(candidates)
         rows = [
-            self.engine.row_losses([self.client], one.vector.unsqueeze(0), "validation")[0] for one in found.values()
+            self.engine.row_losses([self.client], candidate.vector.unsqueeze(0), "validation")[0]
+            for candidate in candidates.values()
         ]
         losses = torch.cat(rows)
-        names = list(found)
+        names = list(candidates)
         verdict = judge(losses, shared, alone=names.index("local"))
-        best = found[names[verdict.chosen]]
+        best = candidates[names[verdict.chosen]]
         module = copy.deepcopy(self.finished.work.model)
         self.finished.work.layout.load(module, best.vector)
         return Adaptation(
@@ -209,20 +212,20 @@ class _Trial:
 
     def _passes(self) -> int:
         """The passes over its rows that the most active client of the run made."""
-        made = Counter(
+        tasks_by_client = Counter(
             row["client"] for row in self.finished.results if row["kind"] == "train" and row["status"] == "ok"
         )
-        return max(made.values(), default=0) * plain_sgd(self.finished.work.trainer).epochs
+        return max(tasks_by_client.values(), default=0) * plain_sgd(self.finished.work.trainer).epochs
 
-    def _mixed(self, start: Tensor, found: Mapping[str, _Tried]) -> _Tried:
+    def _mixed(self, start: Tensor, candidates: Mapping[str, _Tried]) -> _Tried:
         """The mixture of the start and another model with the lowest validation loss."""
         tried = [
-            _Tried(share * one.vector + (1 - share) * start, one.fitted, one.epochs, name, share)
-            for name, one in found.items()
-            if one.fitted
+            _Tried(share * candidate.vector + (1 - share) * start, candidate.fitted, candidate.epochs, name, share)
+            for name, candidate in candidates.items()
+            if candidate.fitted
             for share in SHARES
         ]
-        losses = [self._score(one.vector, "validation")["loss"] for one in tried]
+        losses = [self._score(mixture.vector, "validation")["loss"] for mixture in tried]
         return tried[
             min(range(len(tried)), key=lambda number: losses[number] if losses[number] == losses[number] else math.inf)
         ]
@@ -232,11 +235,11 @@ class _Trial:
         layout = self.finished.work.layout
         trained = frozenset(slot.name for slot in layout.slots if not slot.buffer)
         methods = {"private": layout.private & trained, "head": self._head() & trained, "fine_tune": trained}
-        kept: dict[str, frozenset[str]] = {}
+        distinct: dict[str, frozenset[str]] = {}
         for name, fitted in methods.items():
-            if fitted and fitted not in kept.values():
-                kept[name] = fitted
-        return kept
+            if fitted and fitted not in distinct.values():
+                distinct[name] = fitted
+        return distinct
 
     def _head(self) -> frozenset[str]:
         try:
@@ -244,18 +247,28 @@ class _Trial:
         except ParameterError:  # no linear layer
             return frozenset()
 
-    def _evaluated(self, found: Mapping[str, _Tried]) -> list[AdaptationMethod]:
+    def _evaluated(self, candidates: Mapping[str, _Tried]) -> list[AdaptationMethod]:
         has_test = bool(len(self.clients.rows(self.client, "test")))
         methods: list[AdaptationMethod] = []
-        for name, one in found.items():
-            scores = self._score(one.vector, "validation")
+        for name, candidate in candidates.items():
+            scores = self._score(candidate.vector, "validation")
             value = _number(scores[self.finished.metric])
-            test = _number(self._score(one.vector, "test")[self.finished.metric]) if has_test else None
+            test = _number(self._score(candidate.vector, "test")[self.finished.metric]) if has_test else None
             first = methods[0].validation if methods else value
             sign = 1 if self.finished.higher_is_better else -1
             gain = None if value is None or first is None else sign * (value - first)
-            made = (name, one.fitted, one.epochs, scores["loss"], value, test, gain, one.of, one.share)
-            methods.append(AdaptationMethod(*made))
+            result = (
+                name,
+                candidate.fitted,
+                candidate.epochs,
+                scores["loss"],
+                value,
+                test,
+                gain,
+                candidate.of,
+                candidate.share,
+            )
+            methods.append(AdaptationMethod(*result))
         return methods
 
     def _score(self, vector: Tensor, split: Split) -> dict[str, float]:
@@ -290,7 +303,7 @@ class _PartialSgd:
             if name in fitted:
                 self.parameters.append(parameter)
         for layer in self.module.modules():
-            if isinstance(layer, _BATCH_NORMS) and not any(one.requires_grad for one in layer.parameters()):
+            if isinstance(layer, _BATCH_NORMS) and not any(parameter.requires_grad for parameter in layer.parameters()):
                 layer.eval()
         assert not isinstance(config.lr, Tensor)
         self.optimiser = optimizer.as_torch(
