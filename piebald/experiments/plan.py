@@ -42,10 +42,10 @@ class Plan:
 
 
 def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSettings:
-    """Build the runtime; a federation's sites are told the settings in `table` but those of the server alone."""
+    """Build the runtime; a federation sends its sites the settings in `table`, but for those of the server alone."""
     if fields.runtime.kind == "federation":  # real devices have their own speed, so there is no fleet
-        told_sites = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
-        runtime = fields.component("runtime", fields.runtime, experiment=told_sites)
+        for_sites = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
+        runtime = fields.component("runtime", fields.runtime, experiment=for_sites)
     elif fields.fleet is None:
         runtime = fields.component("runtime", fields.runtime)
     else:

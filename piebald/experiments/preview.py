@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from piebald.data.partition import Partition
     from piebald.data.sets.dataset import DataSet
 
-OTHERS = (
-    "fleet",
-    "model",
-)  # the prefixes of "fleet.slow_factor" and "model.lr"; other settings belong to the partition
+# The prefixes of "fleet.slow_factor" and "model.lr"; other settings belong to the partition.
+PREFIXES = ("fleet", "model")
 
 
 @checked_class
@@ -138,7 +136,7 @@ def _clients(rows: DataSet | Clients, partition: Partition | None, source: DataS
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The partition's settings, and those of the fleet and the model."""
     partition_settings: dict[str, Any] = {}
-    settings_by_prefix: dict[str, dict[str, Any]] = {prefix: {} for prefix in OTHERS}
+    settings_by_prefix: dict[str, dict[str, Any]] = {prefix: {} for prefix in PREFIXES}
     for key, value in settings.items():
         word, dot, rest = key.partition(".")
         if dot and word in settings_by_prefix:

@@ -52,7 +52,7 @@ class GivenModels:
         """The modules for clients of these names.
 
         Args:
-            model: one for all, or several by clients' names or patterns like "ward *", of which the first that fits
+            model: one for all, or several by clients' names or patterns like "ward *"; the first that fits
                 counts.
             names: of the clients, by number.
             seed: of the run.
@@ -98,13 +98,13 @@ class GivenModels:
 
 
 def kept(module: nn.Module) -> nn.Module:
-    """A copy for the run: the user may change the own module later, but not the weights of a file."""
+    """Return a copy for the run, since the user may change the module later; mapped weights of a file are shared."""
     return (copied(module) if isinstance(module, PretrainedNetwork) else copy.deepcopy(module)).cpu()
 
 
 def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
     """The shape of the model's output for one row; refuses a model that does not fit the data."""
-    trial = copied(module).eval()
+    trial = copied(module).eval()  # batch norm cannot train on one row, and must not count it
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = pytree.run(trial, rows[:1].x)

@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 class Named(Section):
-    """A table with a name; the other keys are the settings of what it names."""
+    """A table with a name; the other keys are the settings of the model or recipe of this name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -124,7 +124,7 @@ class TuneSection(Section):
         budget: of each recipe, one of rounds, minutes and bytes; ten whole runs by default.
         sampler: "tpe", "random" or "grid".
         rungs: how often a run is judged; worse ones are dropped before its end.
-        factor: between the rounds of two rungs; one run in so many goes on.
+        factor: between the rounds of two rungs; one run in `factor` goes on.
         seeds: each trial has a run for each; the experiment's first seed by default.
     """
 

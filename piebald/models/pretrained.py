@@ -123,7 +123,7 @@ def pretrained(
             downloaded unless it is in the Hub's cache on this machine.
         outputs: number of classes, or of numbers to predict; by default that of the weights.  A head for another
             number begins with random numbers, as does one that the weights do not have.  A "causal_lm" has as many as
-            its vocabulary, and `outputs` at most so many.
+            its vocabulary, which is the most that `outputs` may be.
         adapter: "lora" for low-rank adapters (Hu et al. 2022), None to train the whole network.
         rank: of the adapters; 8 by default.
         alpha: the adapters' output is multiplied by alpha / rank; the rank by default.
@@ -148,6 +148,7 @@ def pretrained(
     transformers = _installed()
     source = find(weights, revision)
     stored = weight_bytes(source.path)
+    # Twice the stored bytes: weights of half precision become float32.
     most, tensors = 2 * stored + (outputs or 0) * _WIDEST + _NEW_HEAD, min(stored // 20, _TENSORS) + 1000
     bounded = bounded_build(f"the network in {source.path}", most, tensors)
     with torch_seed(key(seed, "model", "pretrained") >> 1), _quiet(), bounded:

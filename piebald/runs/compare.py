@@ -163,6 +163,7 @@ def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) ->
 
 def _folder_name(label: str) -> str:
     name = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
+    # Two labels may differ in other characters only, which `compare` refuses.
     if len(name) > 200:  # file systems allow 255 bytes
         raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(name)}")
     return name or "run"

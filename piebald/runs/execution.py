@@ -169,12 +169,12 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
         status = "stopped"
         raise
     finally:
-        dismissed = status != "finished"  # to the sites, that it has ended
+        dismissed = status != "finished"  # only a finished run sends its sites home
         try:
             if not dismissed and isinstance(runtime, DismissesSites):
                 runtime.dismiss()  # sites may go home
             dismissed = True
-        finally:  # also where somebody does not wait for them: a server that still listens would keep its sites
+        finally:  # also if the user interrupts the dismissal: a server that still listens would keep its sites
             runtime.close()
             try:
                 store.finish(status)

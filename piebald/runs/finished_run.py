@@ -219,7 +219,7 @@ class Run(History):
         """The model [p] that a client has chosen, None where it has chosen nothing or what the recipe gives it."""
         if self._at_sites:
             raise SettingError(
-                f"client {client} chooses its model at its site and tells nobody: it is in the site's folder"
+                f"client {client} chooses its model at its site, which does not send it: it is in the site's folder"
             )
         name = self._choice_of(client).get("chosen")
         if name in SHARED:

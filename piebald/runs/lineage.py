@@ -1,8 +1,8 @@
 """Runs that go on from a finished one: what they take over, where it is kept, and what is recorded of it.
 
-    start.safetensors   in the folder of the new run: what it took over, so that it needs the other folder no more
+    start.safetensors   in the folder of the new run: what it took over, so that it no longer needs the other folder
 
-Server steps, tables, limits and budgets begin anew.  What is taken depends on what both runs have in common; the value
+Server steps, tables, limits and budgets begin anew.  A run takes over what both runs have in common; the value
 `lineage` of the run folder says what was taken and what is new.
 """
 
@@ -122,6 +122,7 @@ class Inheritance:
         lineage = meta.get("lineage")
         if lineage is None:
             return None
+        # The digest is checked before the bytes are parsed: the file may have been changed since.
         with explained(f"{folder / START} cannot be read"):
             body = read_bytes(folder / START, most=None, links=False)
         if hashlib.sha256(body).hexdigest() != lineage["sha256"]:
@@ -148,6 +149,7 @@ def inherit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Cl
     same = _same_components(finished.meta["recipe"]["table"], recipe)
     models, kinds = fitting_models(finished.checkpoint, work, same, names[: len(before)] == list(before))
     states = _client_states(finished, work, same, numbers)
+    # The private layers of these clients exist already, so no initial ones are drawn.
     held = sorted({client for client in states if PRIVATE in states[client]})
     named = {f"{_STATE}/{client}/{name}": tensor for client, state in states.items() for name, tensor in state.items()}
     checkpoint = Checkpoint({**models.tensors, **named}, {"cluster_models": dict(models.values), "initialized": held})

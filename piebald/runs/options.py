@@ -90,6 +90,7 @@ class RunOptions:
         ):
             if value is None and name != "seed":
                 continue
+            # A bool is an int in Python, and True rounds would be one.
             if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
                 raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
             counts[name] = int(value)

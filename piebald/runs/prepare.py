@@ -247,9 +247,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     objective = objective_named(rows.y, options.loss, options.metrics)
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
-    recipe.sharing.initial_private(
-        initial[layout.shared :], layout, len(clients) - 1
-    )  # refuses a model with room for fewer
+    # Refuses a model with room for fewer clients.
+    recipe.sharing.initial_private(initial[layout.shared :], layout, len(clients) - 1)
     module = kept(module)
     shape, outputs = pytree.form(rows.x), outputs_of(module, rows)
     public = public_rows_of(clients)

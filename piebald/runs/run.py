@@ -73,7 +73,7 @@ def run(
 ) -> Run:
     """Run a recipe.
 
-    Args: What is trained
+    Args: Training
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything that `clients_from` accepts.
         model: a module, or a function of the seed that makes one.  It is copied, not changed.
@@ -82,15 +82,15 @@ def run(
             of its loss, or a function (outputs, targets) -> [batch]; None chooses by the targets.
         seed: the seed of all randomness.
 
-    Args: How long, and where
+    Args: Length and place
         rounds: server steps; 10 by default, or no limit where `stop` is given.
         stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
             is reached ends the run.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
         longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
         start_from: the folder of a finished run whose models, and what else fits, this one begins with.
-        max_examples, max_weight: a client's rows count as at most so many, and one update has at most this share of a
-            step, in (0, 1].
+        max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step, in
+            (0, 1].
 
     Args: Evaluation
         metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
@@ -108,7 +108,7 @@ def run(
         unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
             each of them, see `adapt` and `Run.newcomers`.
 
-    Args: What is kept and shown
+    Args: Records and display
         out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
         checkpoint_every: server steps between checkpoints; None saves as often as costs at most 2 % of the run's time,
             and after every step where lost work cannot be repeated (a real federation).
@@ -172,10 +172,10 @@ def resume(
     plugins: Sequence[str] = (),
     **objective: Any,
 ) -> Run:
-    """Continue a run that was interrupted; a finished one is returned as it is, unless it is to have more rounds.
+    """Continue a run that was interrupted; a finished one is returned as it is, unless `rounds` asks for more.
 
-    A run that is continued to more rounds is the run that would have had so many from the start, to the bit on the same
-    machine and engine.
+    On the same machine and engine, a run that is continued to more rounds equals one that had them from the start, to
+    the bit.
 
     Args:
         path: the run folder.
@@ -185,8 +185,8 @@ def resume(
             default.
         progress: show a bar on a terminal.
         callbacks: listeners, as given to `run`.
-        plugins: modules of yours that the run may name.  A folder is data, whoever wrote it: without this, nothing that
-            it names as "module:name" is found, and no module is imported that is not there already.
+        plugins: modules of yours that the run may name.  A folder is data and may have any author: without this, no
+            "module:name" in it is looked up, and no module is imported.
         objective: `loss` and `metrics`, as given to `run`.
 
     Raises:

@@ -101,7 +101,7 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
             frame = read(**options)
-            if separator == ";":  # where the decimal separator may be a comma
+            if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
                 with_commas = read(decimal=",", **options)
                 frame = max(frame, with_commas, key=lambda table: table.select_dtypes("number").shape[1])
         except pandas.errors.ParserWarning:
@@ -126,6 +126,7 @@ def _header(path: Path, separator: str) -> tuple[str, list[str]]:
 
 def _counted(names: Any) -> Any:
     """Names as numbers where all of them are whole numbers as Python writes them, so that 2 comes before 10."""
+    # "007" and "+7" stay text, and 18 digits always fit into int64.
     whole = re.compile(r"0|-?[1-9]\d{0,17}")
     if names.isna().any() or not all(whole.fullmatch(name) for name in names):
         return names
@@ -221,7 +222,7 @@ def from_frame(
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
-    codes, names = owners(_plain(frame[owner])) if owner == client else _nobody(len(frame))
+    codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
     return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
 
 
@@ -238,8 +239,8 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _nobody(rows: int) -> tuple[Ints, list[str]]:
-    """Rows without clients, as those of a single one."""
+def _single_client(rows: int) -> tuple[Ints, list[str]]:
+    """Codes and names of rows that all belong to one client without a name."""
     return np.zeros(rows, dtype=np.int64), [""]
 
 
@@ -319,7 +320,7 @@ def from_hub(
         raise SettingError("the data set must have at least one row, got none")
     alone = not owned and client is None
     x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=alone)
-    codes, names = _nobody(len(y)) if alone else owners(owner)
+    codes, names = _single_client(len(y)) if alone else owners(owner)
     return ClientTable(x, y, codes, names, classes)
 
 

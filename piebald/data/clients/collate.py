@@ -76,7 +76,7 @@ def _inputs(who: str, x: Any, to: Mapping[str, int]) -> Any:
         raise SettingError(f"{who}: inputs with sequences of unequal length need names: give a dict, not a tuple")
     parts = dict(_parts(x))
     if not isinstance(x, Mapping):
-        first = np.asarray(parts[""][0])
+        first = np.asarray(parts[""][0])  # a single input gets the name that Hugging Face models give it
         parts = {_NAMED[first.dtype.kind in "iub"]: parts[""]}
         to = {next(iter(parts)): to[""]}
     arrays = {}

@@ -44,7 +44,7 @@ def array(value: Any, who: str, what: str) -> Array:
         SettingError: rows of different shapes, objects, or no rows at all.
     """
     if isinstance(value, Tensor):
-        if value.dtype == torch.bfloat16:
+        if value.dtype == torch.bfloat16:  # NumPy does not have it
             value = value.float()
         value = value.detach().cpu().resolve_conj().resolve_neg().numpy()
     try:
@@ -53,7 +53,7 @@ def array(value: Any, who: str, what: str) -> Array:
         data = np.empty(1, dtype=object)
     if data.dtype == object and data.ndim == 1 and len(data) and all(isinstance(word, str) for word in data):
         data = data.astype(str)
-    if data.dtype.kind == "S":
+    if data.dtype.kind == "S":  # text as h5py and older files store it
         data = np.char.decode(data, "utf-8", "replace")
     if data.dtype.kind not in "biufU":
         raise SettingError(

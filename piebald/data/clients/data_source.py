@@ -49,7 +49,7 @@ class DataSource(BaseModel):
         standardise: inputs as standard scores: "federated" computes mean and deviation of each number of an input from
             the training rows of all clients, which send their moments and no row; or a table of `mean` and
             `deviation`.  The constants are kept with the run, and all rows of all clients, and of newcomers, take them.
-        public: a file of rows that all clients have and nobody keeps secret, for methods that compare models on them:
+        public: a file of rows that all clients have and that are not secret, for methods that compare models on them:
             .npz with arrays x and y, or a table like that of the source.  In a federation each site names its own copy.
     """
 
@@ -142,6 +142,7 @@ class DataSource(BaseModel):
         if is_owned(value):
             return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
         self._refuse("client")
+        # ((x, y), (x, y)) are two clients, and (x, y) is one.
         pair = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple)
         if pair or isinstance(value, torch.utils.data.Dataset):
             return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))

@@ -133,6 +133,7 @@ class LazyClients:
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split, loaded unless they are in the cache; empty if the client has none."""
         self._check_part(client, split)
+        # Taken out and put in again at the end, so that the first key is the least recently used.
         parts = self._cache.pop(client, None) or self._fetch(client)
         self._cache[client] = parts
         while len(self._cache) > self._room:

@@ -157,9 +157,8 @@ def is_owned(source: Any) -> bool:
     """Return whether a source is (x, y, owner) and not a tuple of clients."""
     if not isinstance(source, tuple) or len(source) != 3 or isinstance(source[2], tuple | Mapping):
         return False
-    named = isinstance(source[2], list) and all(
-        isinstance(owner, str | int) for owner in source[2]
-    )  # no client is this
+    # A list of names or numbers is no client.
+    named = isinstance(source[2], list) and all(isinstance(owner, str | int) for owner in source[2])
     return named or all(_is_array(part) or is_several(part) for part in source[:2])
 
 

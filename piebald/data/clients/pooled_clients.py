@@ -161,6 +161,7 @@ class PooledClients:
         check_split(split)
         if split not in self._tables:
             lists, width = self.lists(split), len(self._classes)
+            # One count over (client, class) cells instead of one for each of a million clients.
             cell = lists.clients * width + label[lists.values]
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
         return self._tables[split]

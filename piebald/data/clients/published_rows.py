@@ -57,7 +57,7 @@ def _rows(source: DataSource, path: Path, clients: Clients) -> Rows:
     """The rows of the file, with the clients' numbers of classes."""
     table = is_table(path)
     changes: dict[str, Any] = {"name": None, "source": str(path), "public": None, "standardise": None}
-    changes |= {"client": None, "target": source.target if table else None}  # they are nobody's
+    changes |= {"client": None, "target": source.target if table else None}  # these rows have no client
     changes |= {"features": source.features if table else None, "regression": clients.classes is None}
     names = None if clients.classes is None else list(clients.classes)
     published = source.model_copy(update=changes | {"classes": names})

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,6 @@ from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.data.clients.pooled_clients import PooledClients
-from piebald.data.clients.target_warnings import warn_of_odd_targets
 from piebald.data.partition.split import Ints
 from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
 from piebald.data.sets.dataset import DataSet
@@ -73,7 +73,7 @@ def clients_from(
         regression: targets are numbers to predict, also where all of them are whole.
         tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
         server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
-        public_rows: rows (x, y) that all clients have and nobody keeps secret, for methods that compare models on them.
+        public_rows: rows (x, y) that all clients have and that are not secret, for methods that compare models on them.
         collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
             of unequal length.
         length: the length to which "pad" fills up, by default that of the longest sequence of all clients.
@@ -230,3 +230,48 @@ def _extra(
 def _types(y: Any) -> str:
     """Types of targets, with their names where they are several."""
     return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))
+
+
+_FEW = 20  # whole numbers that are different: more than that are amounts rather than classes
+
+_log = logging.getLogger(__name__)
+
+
+def warn_of_odd_targets(y: Any, what: str, classes: Sequence[str] | None, amounts: bool) -> None:
+    """Log a warning where targets may not be what was meant.
+
+    Args:
+        y: targets as models train on them, see `convert.targets`.
+        what: where the rows come from.
+        classes: the names of all classes, None where targets are numbers to predict.
+        amounts: whether the user has said that they are numbers to predict.
+    """
+    if (oddity := _oddity(y, classes, amounts)) is not None:
+        _log.warning("%s: %s", what, oddity)
+
+
+def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
+    """Return a sentence about targets that look like a mistake, or None."""
+    if not isinstance(y, np.ndarray) or y.ndim != 1:
+        return None
+    values = np.unique(y)
+    if len(values) == 1:
+        name = values[0] if classes is None else classes[values[0]]
+        return f"all {len(y)} targets are the same, {str(name)!r}: there is nothing to learn from them"
+    if kind(y) == "real" and not amounts and len(values) <= _FEW and (values == np.round(values)).all():
+        return (
+            f"targets are real numbers and all of them are whole ({_some(values)}), so they are predicted as amounts: "
+            "give whole numbers or text to predict classes, or set regression = true if amounts are meant"
+        )
+    if classes is not None and 2 * len(values) < len(classes):
+        named = _some([classes[number] for number in values.tolist()])
+        return (
+            f"only {len(values)} of {len(classes)} classes have rows ({named}), and the model has an output for each "
+            "of the others as well: number classes from 0, or give their names as text"
+        )
+    return None
+
+
+def _some(values: Any) -> str:
+    listed = [str(value) for value in values]
+    return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")

@@ -92,6 +92,7 @@ class Statistics:
         if not np.isfinite(z).all():
             raise SettingError("embeddings must be finite numbers: look for rows with gaps or overflows")
         mean = z.mean(0) if len(z) else np.zeros(z.shape[1])
+        # Centred before products are summed: the difference of two large sums would lose the small variances.
         centred = z - mean
         return cls(len(z), counts, mean, centred.T @ centred)
 
@@ -110,6 +111,7 @@ class Statistics:
         if self.mean is not None and other.mean is not None and len(self.mean) == len(other.mean):
             assert self.scatter is not None  # for the type checker; it comes with the mean
             assert other.scatter is not None
+            # Deviations from the means are merged, not raw sums, which would cancel.
             apart = other.mean - self.mean
             share = other.rows / max(rows, 1)
             mean = self.mean + share * apart

@@ -162,8 +162,10 @@ def gini(values: Floats | Sequence[float]) -> float:
     if not len(ordered) or ordered[0] < 0:
         raise SettingError("a Gini coefficient needs at least one number, and none below 0")
     n, whole = len(ordered), float(ordered.sum())
+    # The sum over sorted values takes n log n steps, that over pairs n squared.
     if whole == 0:
         return 0.0
+    # Rounding may leave a tiny negative number where all are equal.
     return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ ordered) / (n * whole))
 
 
@@ -187,7 +189,7 @@ def weight_divergence(
     Returns:
         |w_k - w| / |w| of each client [c] with the average w, and |w - w_pooled| / |w_pooled| (the paper's measure).
     """
-    held = np.asarray(models, dtype=np.float64)
+    held = np.asarray(models, dtype=np.float64)  # differences of nearly equal models cancel in float32
     average = np.asarray(rows, dtype=np.float64) @ held / rows.sum()
     tiny = np.finfo(np.float64).tiny
     apart = np.linalg.norm(held - average, axis=1) / max(float(np.linalg.norm(average)), tiny)
@@ -262,5 +264,6 @@ def _root(covariance: Floats) -> Floats:
         if lower.diagonal().min() ** 2 > _CLEAR * covariance.diagonal().max():
             return lower
     values, vectors = np.linalg.eigh(covariance)
+    # The bound of numpy.linalg.matrix_rank: smaller eigenvalues are rounding noise.
     positive = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
     return np.asarray(vectors[:, positive] * np.sqrt(values[positive]), dtype=np.float64)

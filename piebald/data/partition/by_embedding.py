@@ -73,7 +73,7 @@ class ByEmbedding(Partition):
                 f"components must be at most {min(places.shape[1], len(train))}, the numbers in an embedding or the "
                 f"rows, got {self.components}"
             )
-        pca = PCA(self.components, svd_solver="full").fit(places)
+        pca = PCA(self.components, svd_solver="full").fit(places)  # "auto" may choose a randomised solver
         train_places = np.asarray(pca.transform(places), dtype=np.float64)
         row_places = (
             train_places if rows is train else np.asarray(pca.transform(self._embed(data, rows)), dtype=np.float64)
@@ -91,7 +91,7 @@ class ByEmbedding(Partition):
         """A centroid for each client [clients, components], fewer where there are fewer different rows."""
         from sklearn.cluster import KMeans
 
-        count = min(self.clients, len(np.unique(places, axis=0)))
+        count = min(self.clients, len(np.unique(places, axis=0)))  # k-means warns of equal centroids otherwise
         seed = key(self.seed, "k-means", number) % (1 << 32)
         centroids = KMeans(count, n_init=3, random_state=seed).fit(places).cluster_centers_
         return np.asarray(centroids, dtype=np.float64)

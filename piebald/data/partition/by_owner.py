@@ -82,6 +82,7 @@ class ByOwner(Partition):
         shuffled = self.generator("deal").permutation(len(held))
         heap = [(0, client) for client in range(clients)]
         client_of = np.empty(len(held), dtype=np.int64)
+        # The longest-processing-time rule: at most a third above the smallest possible maximum (Graham 1969).
         for owner in shuffled[np.argsort(-held[shuffled], kind="stable")]:
             rows, client = heap[0]
             client_of[owner] = client

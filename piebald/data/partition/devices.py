@@ -105,6 +105,7 @@ class FastSlow(Devices):
             start = float(generator(self.seed, "fast_slow").random())
         else:  # slightly more, so that share_slow + 1 - share_slow is not rounded below 1
             start = (0.0 if self.first == "fast" else 1 - self.share_slow) + 1e-9
+        # Bresenham's rule: a client is slow where the running sum of shares passes a whole number.
         return math.floor((client + 1) * self.share_slow + start) > math.floor(client * self.share_slow + start)
 
     def device(self, client: int) -> Device:

@@ -28,8 +28,7 @@ from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients
-from piebald.data.partition.changed_clients import changed
-from piebald.data.partition.data_change import AnyChange
+from piebald.data.partition.data_change import AnyChange, changed
 from piebald.data.partition.split import Ints, hold_out, thin
 from piebald.data.partition.three_way_split import three_ways
 
@@ -91,11 +90,11 @@ class Partition(Component):
             group = None if data.groups is None else data.groups[train]
             out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), group)
             train, test = train[~out], train[out]
-            validation /= 1 - self.test
+            validation /= 1 - self.test  # a share of all rows, of which some have just been held out
         server_rows, train = self._kept(data, train, "server_rows", self.server_rows, "centre")
         public_rows, train = self._kept(data, train, "public_rows", self.public_rows, "public")
         client, names = self._dealt(data, train)
-        lists = Lists.of(client, len(names), train)
+        lists = Lists.of(client, len(names), train)  # rows of nobody are dropped
         if not lists.sizes.all():
             empty = int(np.argmin(lists.sizes > 0))
             raise self.refuse(

@@ -53,7 +53,7 @@ def hold_out(client: Ints, share: float, key: int, label: Ints | None = None, gr
     label = np.zeros_like(client) if label is None else label
     if group is None:
         return _choose(client, share, label, places(client), key)
-    pair = client * (int(group.max()) + 1) + group
+    pair = client * (int(group.max()) + 1) + group  # a group that two clients share is held out by each on its own
     _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
     return _choose(client[first], share, label[first], group[first], key)[inverse]
 

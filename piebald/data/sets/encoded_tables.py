@@ -13,7 +13,7 @@ from piebald.core.errors import SettingError
 from piebald.core.reading.packed import DAMAGE, unpacked
 from piebald.core.reading.tables import check_text_table
 from piebald.data.sets.dataset import Owners
-from piebald.data.sets.prepared_files import prepared
+from piebald.data.sets.download import prepared
 
 if TYPE_CHECKING:
     from pandas import DataFrame

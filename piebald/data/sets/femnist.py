@@ -11,8 +11,8 @@ import torch
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet, Owners
+from piebald.data.sets.download import VARIABLE
 from piebald.data.sets.formats import read_leaf
-from piebald.data.sets.prepared_files import VARIABLE
 
 
 def femnist() -> DataSet:

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.download import official
+from piebald.data.sets.download import is_prepared, official, read_npz
 from piebald.data.sets.formats import read_numbers, read_zip
-from piebald.data.sets.prepared_files import is_prepared, read_npz
 
 URL = "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
 # UCI publishes no checksum; this is what several unrelated public projects have recorded of its archive.

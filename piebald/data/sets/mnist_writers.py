@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.download import official
+from piebald.data.sets.download import is_prepared, official, read_npz
 from piebald.data.sets.formats import read_idx
-from piebald.data.sets.prepared_files import is_prepared, read_npz
 
 # MNIST's own site no longer serves files; this is torchvision's copy.
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"

@@ -177,9 +177,8 @@ class _Trial:
             )
             start = self.finished.start(cluster)
             candidates["cluster"] = _Tried(start)
-        shared = (
-            0 if self.finished.work.layout.private else len(candidates)
-        )  # with initial private layers it is of no use
+        # A shared model with initial private layers is no candidate to be kept.
+        shared = 0 if self.finished.work.layout.private else len(candidates)
         for name, fitted in self._fitted_tensors().items():
             candidates[name] = self._fitted(start, fitted, self.epochs)
         everything = frozenset(slot.name for slot in self.finished.work.layout.slots if not slot.buffer)
@@ -282,7 +281,7 @@ class _Trial:
         for number in range(1, epochs + 1):
             vector = training.epoch(self.client, number)
             loss = self._score(vector, "validation")["loss"]
-            if loss < least or least != least:
+            if loss < least or least != least:  # NaN is worse than any loss
                 best, least, epoch = vector, loss, number
         slots = self.finished.work.layout.slots
         return _Tried(best, sum(slot.stop - slot.start for slot in slots if slot.name in fitted), epoch)
@@ -303,6 +302,7 @@ class _PartialSgd:
             if name in fitted:
                 self.parameters.append(parameter)
         for layer in self.module.modules():
+            # Statistics of a layer that is not fitted must not follow the newcomer's batches.
             if isinstance(layer, _BATCH_NORMS) and not any(parameter.requires_grad for parameter in layer.parameters()):
                 layer.eval()
         assert not isinstance(config.lr, Tensor)

@@ -27,14 +27,14 @@ _COUNTED = ("ok", "late", "excluded")  # results for which a client has worked
 def choose(
     server: ServerLoop, store: RunStore, clients: Clients, query: OwnChoice, show: Callable[[int, int], None]
 ) -> dict[int, Tensor]:
-    """Let each client choose, and record what it chose.
+    """Let each client choose its model, and record the choices.
 
     Args:
         server: the loop, after its run.
         store: where the choices are recorded.
         clients: who holds what.
         query: the query, without the clients' tasks.
-        show: is told how many clients of how many have chosen.
+        show: is called with the number of clients that have chosen, and of all.
 
     Returns:
         The chosen models [p] by client that are no shared ones, where the store keeps none.
@@ -59,7 +59,7 @@ def choose(
 
 
 def _work(store: RunStore) -> dict[int, list[tuple[str, int]]]:
-    """The training tasks by client for which it has worked: `Task.rng_version`, and the steps taken."""
+    """Return the training tasks that each client has worked on: `Task.rng_version`, and the steps taken."""
     attempts: dict[tuple[int, int], int] = {}
     tasks: dict[int, list[tuple[str, int]]] = {}
     rows = store.query("SELECT client, sent_version, steps, status FROM result WHERE kind = 'train' ORDER BY id")
