@@ -32,13 +32,13 @@ def class_numbers(y: Any) -> NDArray[np.int64] | None:
     return np.asarray(y.numpy(), dtype=np.int64) if whole else None
 
 
-def array(value: Any, who: str, what: str) -> Array:
+def array(value: Any, who: str, role: str) -> Array:
     """A tensor, array, list or column as a NumPy array of numbers or text, [n, ...].
 
     Args:
         value: the value to convert.
         who: its owner, for the error message.
-        what: "inputs" or "targets", for the error message.
+        role: "inputs" or "targets", for the error message.
 
     Raises:
         SettingError: rows of different shapes, objects, or no rows at all.
@@ -57,11 +57,11 @@ def array(value: Any, who: str, what: str) -> Array:
         data = np.char.decode(data, "utf-8", "replace")
     if data.dtype.kind not in "biufU":
         raise SettingError(
-            f"{who}: {what} must be one array of numbers with rows of one shape, got {_describe(value, data)}: "
+            f"{who}: {role} must be one array of numbers with rows of one shape, got {_describe(value, data)}: "
             "stack or pad the rows to one shape and convert them to numbers, or set collate = 'pad' for sequences"
         )
     if data.ndim == 0:
-        raise SettingError(f"{who}: {what} must have one row for each example [n, ...], got the single value {value!r}")
+        raise SettingError(f"{who}: {role} must have one row for each example [n, ...], got the single value {value!r}")
     return data
 
 

@@ -83,9 +83,9 @@ class LazyClients:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(names)}")
         check_shares(validation, test)
         self._count, self._load = count, load
-        self._names: Sequence[str] = Numbered(count) if names is None else names
-        self._classes, self._common = classes, common
-        self._server_rows, self._public_rows = server_rows, public_rows
+        self.names: Sequence[str] = Numbered(count) if names is None else names
+        self.classes, self.common = classes, common
+        self.server_rows, self.public_rows = server_rows, public_rows
         self._validation, self._test, self._seed = validation, test, seed
         self._tokens, self._collate, self._length = tokens, collate, length
         if (collate == "pad") != (length is not None):
@@ -99,35 +99,10 @@ class LazyClients:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def names(self) -> Sequence[str]:
-        """A name for each client."""
-        return self._names
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        """Names of the classes, or None where targets are not classes."""
-        return self._classes
-
-    @property
-    def common(self) -> Rows | None:
-        """A test set that belongs to no client, or None."""
-        return self._common
-
-    @property
-    def server_rows(self) -> Rows | None:
-        """Rows that the server keeps for itself, or None."""
-        return self._server_rows
-
-    @property
-    def public_rows(self) -> Rows | None:
-        """Rows that all clients have, or None."""
-        return self._public_rows
-
     def with_public_rows(self, rows: Rows) -> Self:
         """The same clients with these public rows."""
         clients = copy.copy(self)
-        clients._public_rows = rows
+        clients.public_rows = rows
         return clients
 
     def rows(self, client: int, split: Split) -> Rows:
@@ -154,7 +129,7 @@ class LazyClients:
 
     def _fetch(self, client: int) -> dict[Split, Rows]:
         got = self._load(client)
-        who = f"client {self._names[client]!r}"
+        who = f"client {self.names[client]!r}"
         if isinstance(got, Mapping):
             for split in got:
                 if split not in SPLITS:
@@ -186,7 +161,7 @@ class LazyClients:
             raw = (who, got[0], got[1])
             got = padded(raw, lengths([raw], self._length))
         x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
-        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self._classes))
+        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self.classes))
         rows, targets = pytree.count(x), pytree.count(y)
         if rows != targets:
             raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")

@@ -59,12 +59,12 @@ class PooledClients:
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
         self._stored, self._y = x, y
         self._parts = {split: parts.get(split, none) for split in SPLITS}
-        self._names = Numbered(count) if names is None else names
-        self._classes = classes
+        self.names: Sequence[str] = Numbered(count) if names is None else names
+        self.classes = classes
         self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
         self._tables: dict[str, Ints] = {}
-        if len(self._names) != count:
-            raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
+        if len(self.names) != count:
+            raise SettingError(f"names must give one name to each of the {count} clients, got {len(self.names)}")
 
     def __len__(self) -> int:
         return len(self._parts["train"])
@@ -72,18 +72,8 @@ class PooledClients:
     def __repr__(self) -> str:
         """The number of clients and their rows, in one line."""
         rows = ", ".join(f"{self.lists(split).sizes.sum()} {split}" for split in SPLITS)
-        kind = "numbers to predict" if self._classes is None else f"{len(self._classes)} classes"
+        kind = "numbers to predict" if self.classes is None else f"{len(self.classes)} classes"
         return f"<{len(self)} clients: {rows} rows of {pytree.plain(pytree.form(self._stored))}, {kind}>"
-
-    @property
-    def names(self) -> Sequence[str]:
-        """A name for each client."""
-        return self._names
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        """Names of the classes, or None where targets are not classes."""
-        return self._classes
 
     @cached_property
     def common(self) -> Rows | None:
@@ -145,22 +135,22 @@ class PooledClients:
 
     def counts(self, client: int, split: Split) -> list[int] | None:
         """Rows of each class, or None where targets are not classes."""
-        if self._classes is None or (label := class_numbers(self._y)) is None:
+        if self.classes is None or (label := class_numbers(self._y)) is None:
             return None
         check_split(split)
         if split in self._tables:
             check_client(client, len(self))
             return self._tables[split][client].tolist()  # type: ignore[no-any-return]
         held = label[self.indices(client, split)]
-        return np.bincount(held, minlength=len(self._classes)).tolist()  # type: ignore[no-any-return]
+        return np.bincount(held, minlength=len(self.classes)).tolist()  # type: ignore[no-any-return]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
-        if self._classes is None or (label := class_numbers(self._y)) is None:
+        if self.classes is None or (label := class_numbers(self._y)) is None:
             return None
         check_split(split)
         if split not in self._tables:
-            lists, width = self.lists(split), len(self._classes)
+            lists, width = self.lists(split), len(self.classes)
             # One count over (client, class) cells instead of one for each of a million clients.
             cell = lists.clients * width + label[lists.values]
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)

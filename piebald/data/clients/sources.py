@@ -134,21 +134,21 @@ def clients_of(clients: Any) -> Clients:
 
 
 def labelled(
-    table: ClientTable, classes: Sequence[str] | None, regression: bool, what: str = "the data"
+    table: ClientTable, classes: Sequence[str] | None, regression: bool, origin: str = "the data"
 ) -> tuple[Any, list[str] | None]:
     """Targets as numbers, and the names of the classes where targets are classes that have a name or a number.
 
     Args:
         table: the rows.
         classes, regression: see `clients_from`.
-        what: where the rows come from, for messages.
+        origin: the source of the rows, for messages.
 
     Raises:
         SettingError: targets cannot be used, or are names of classes and not numbers to predict.
     """
-    y, named = _labelled(table, classes, regression, what)
-    if classes is None:  # else somebody has said what the targets are, as for the rows of one site
-        warn_of_odd_targets(y, what, named, regression)
+    y, named = _labelled(table, classes, regression, origin)
+    if classes is None:  # names of classes, as for the rows of one site, leave no doubt
+        warn_of_odd_targets(y, origin, named, regression)
     return y, named
 
 
@@ -237,17 +237,17 @@ _FEW = 20  # whole numbers that are different: more than that are amounts rather
 _log = logging.getLogger(__name__)
 
 
-def warn_of_odd_targets(y: Any, what: str, classes: Sequence[str] | None, amounts: bool) -> None:
+def warn_of_odd_targets(y: Any, origin: str, classes: Sequence[str] | None, amounts: bool) -> None:
     """Log a warning where targets may not be what was meant.
 
     Args:
         y: targets as models train on them, see `convert.targets`.
-        what: where the rows come from.
+        origin: the source of the rows.
         classes: the names of all classes, None where targets are numbers to predict.
         amounts: whether the user has said that they are numbers to predict.
     """
     if (oddity := _oddity(y, classes, amounts)) is not None:
-        _log.warning("%s: %s", what, oddity)
+        _log.warning("%s: %s", origin, oddity)
 
 
 def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:

@@ -199,38 +199,38 @@ def weight_divergence(
     return apart, float(np.linalg.norm(average - centre) / max(float(np.linalg.norm(centre)), tiny))
 
 
-def frechet_to_rest(own: Statistics, overall: Statistics) -> float:
+def frechet_to_rest(client: Statistics, overall: Statistics) -> float:
     """Squared Fréchet distance of a client's embeddings to those of all others; 0 where one side has no rows.
 
     Args:
-        own: of the client.
+        client: statistics of the client.
         overall: of all clients, this one among them.
     """
-    rest = without(overall, own)
-    if not own.rows or not rest.rows:
+    rest = without(overall, client)
+    if not client.rows or not rest.rows:
         return 0.0
-    assert own.mean is not None
+    assert client.mean is not None
     assert rest.mean is not None
-    return frechet(own.mean, own.covariance, rest.mean, rest.covariance)
+    return frechet(client.mean, client.covariance, rest.mean, rest.covariance)
 
 
-def without(overall: Statistics, own: Statistics) -> Statistics:
-    """The statistics of the rows of `overall` that are not in `own`; the inverse of `merge`.
+def without(overall: Statistics, client: Statistics) -> Statistics:
+    """The statistics of the rows of `overall` that are not in `client`; the inverse of `merge`.
 
     Raises:
-        SettingError: `own` is not among them.
+        SettingError: `client` is not among them.
     """
-    rows = overall.rows - own.rows
-    counts = None if overall.counts is None or own.counts is None else overall.counts - own.counts
+    rows = overall.rows - client.rows
+    counts = None if overall.counts is None or client.counts is None else overall.counts - client.counts
     if rows < 0 or (counts is not None and counts.min(initial=0) < 0):
         raise SettingError("a client's rows must be among the overall rows: merge its statistics first")
-    if overall.mean is None or own.mean is None or overall.scatter is None or own.scatter is None:
+    if overall.mean is None or client.mean is None or overall.scatter is None or client.scatter is None:
         return Statistics(rows, counts)
     if not rows:
-        return Statistics(0, counts, np.zeros_like(own.mean), np.zeros_like(own.scatter))
+        return Statistics(0, counts, np.zeros_like(client.mean), np.zeros_like(client.scatter))
     # Measured from the overall mean, not from 0, to avoid cancellation.
-    apart = (own.mean - overall.mean) * (own.rows / rows)
-    spread = overall.scatter - own.scatter - np.outer(apart, apart) * (rows * overall.rows / max(own.rows, 1))
+    apart = (client.mean - overall.mean) * (client.rows / rows)
+    spread = overall.scatter - client.scatter - np.outer(apart, apart) * (rows * overall.rows / max(client.rows, 1))
     return Statistics(rows, counts, overall.mean - apart, spread)
 
 

@@ -68,9 +68,9 @@ class DataChange(Component):
         """New inputs and labels for a client's rows, if both change together."""
         raise NotImplementedError
 
-    def refuse(self, why: str) -> SettingError:
+    def refuse(self, reason: str) -> SettingError:
         """An error about this change."""
-        return SettingError(f"change {self.kind!r}: {why}")
+        return SettingError(f"change {self.kind!r}: {reason}")
 
     def generator(self, *purpose: int | str) -> Generator:
         """A NumPy generator for what is drawn; it depends on the change's seed and kind and on the words given.

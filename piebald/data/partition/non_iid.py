@@ -160,41 +160,41 @@ def _draw(clients: int, each: int, classes: int, rng: Generator) -> Ints:
     return drawn
 
 
-def pattern(each: Ints, wanted: Ints, stock: Ints, rng: Generator) -> Bools:
+def pattern(each: Ints, sizes: Ints, stock: Ints, rng: Generator) -> Bools:
     """Draw the classes of each client [clients, classes]: the largest clients choose first, and take the classes with
     the most rows left.
 
     Args:
         each: number of classes of each client [clients], at most the number of classes.
-        wanted: number of rows of each client [clients].
+        sizes: number of rows of each client [clients].
         stock: number of rows of each class [classes].
         rng: random generator that breaks ties.
     """
     held = np.zeros((len(each), len(stock)), dtype=bool)
     remaining = stock.astype(np.float64)
-    for client in np.argsort(-wanted, kind="stable"):
+    for client in np.argsort(-sizes, kind="stable"):
         # By rows left, classes that are used up last; equal ones in random order.
         order = np.lexsort((rng.random(len(stock)), -remaining, held.any(0) & (remaining <= 0)))[: each[client]]
         held[client, order] = True
-        remaining[order] -= wanted[client] / each[client]
+        remaining[order] -= sizes[client] / each[client]
     return held
 
 
-def fill(held: Bools, wanted: Ints, stock: Ints) -> Ints | None:
+def fill(held: Bools, sizes: Ints, stock: Ints) -> Ints | None:
     """Rows of each class for each client [clients, classes]: at least one where it holds the class, none elsewhere.
 
     As even as sizes and stock allow (iterative proportional fitting), rounded by a maximum flow.
 
     Args:
         held: which classes each client holds [clients, classes].
-        wanted: number of rows of each client [clients].
+        sizes: number of rows of each client [clients].
         stock: number of rows of each class [classes].
 
     Returns:
         The counts, or None where no such counts exist.
     """
     ones = held.astype(np.int64)  # each pair gets one row first; the rest is fitted
-    row, column = wanted - ones.sum(1), np.where(held.any(0), stock - ones.sum(0), 0)
+    row, column = sizes - ones.sum(1), np.where(held.any(0), stock - ones.sum(0), 0)
     if row.min() < 0 or column.min() < 0 or row.sum() > column.sum():
         return None
     fitted = _proportions(held, row, column * (row.sum() / max(int(column.sum()), 1)))

@@ -157,9 +157,9 @@ class Partition(Component):
         """The stratum of each row of the data set, for `limit`, which keeps strata in proportion."""
         return labels(data, np.arange(len(data)))
 
-    def refuse(self, why: str) -> SettingError:
+    def refuse(self, reason: str) -> SettingError:
         """An error about this partition."""
-        return SettingError(f"partition {self.kind!r}: {why}")
+        return SettingError(f"partition {self.kind!r}: {reason}")
 
     def class_labels(self, data: DataSet, rows: Ints) -> tuple[Ints, int]:
         """The class of each row [n] and the number of classes, for partitions that need classes.

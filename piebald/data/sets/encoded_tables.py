@@ -38,7 +38,7 @@ def read_csv(folder: str, file: str, columns: Sequence[str]) -> DataFrame:
     return checked(frame, columns, str(path))
 
 
-def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
+def checked(frame: DataFrame, columns: Sequence[str], place: str) -> DataFrame:
     """Check that a table has these columns, and return it.
 
     Raises:
@@ -46,7 +46,7 @@ def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
     """
     for column in columns:
         if column not in frame.columns:
-            raise SettingError(f"{where} must have a column {column!r}, got {', '.join(map(str, frame.columns))}")
+            raise SettingError(f"{place} must have a column {column!r}, got {', '.join(map(str, frame.columns))}")
     return frame
 
 
