@@ -1,4 +1,8 @@
-"""Networks of the papers, in small and plain versions."""
+"""Networks by name: those of the papers in small and plain versions, pretrained ones, and models around a model.
+
+Extractors, which are frozen, lie in `data.embeddings` and are offered here as well.  A network knows nothing of clients
+and of how it is trained.
+"""
 
 from typing import TYPE_CHECKING
 
