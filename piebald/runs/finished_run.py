@@ -216,7 +216,7 @@ class Run(History):
         return model if held is None else model[held]
 
     def _chosen_by(self, client: int, choice: OwnChoice) -> Tensor | None:
-        """The model [p] that a client has chosen, None where it has chosen nothing or what the recipe gives it."""
+        """Return the model [p] that a client has chosen, None if it keeps the one that the recipe gives it."""
         if self._at_sites:
             raise SettingError(
                 f"client {client} chooses its model at its site, which does not send it: it is in the site's folder"

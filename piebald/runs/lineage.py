@@ -86,7 +86,7 @@ class FinishedRun:
         return None if number is None else str(number)
 
     def fresh_seed(self, wanted: int) -> int:
-        """A seed that no run before had: with the same one, batches and simulated noise would be those of then."""
+        """Return a seed that no earlier run had: the same one would repeat its batches and its simulated noise."""
         seed = wanted
         while seed in self.seeds:
             seed += 1
@@ -226,7 +226,7 @@ def _same_components(table: Mapping[str, Any], recipe: Recipe) -> set[str]:
 def _client_states(
     finished: FinishedRun, work: ClientWork, same: set[str], numbers: Mapping[int, int]
 ) -> dict[int, dict[str, Tensor]]:
-    """The state of clients by their new numbers, where it has the form that this run's has."""
+    """Return the state of clients by their new numbers, as far as its form is that of this run."""
     form = {name: tuple(tensor.shape) for name, tensor in work.initial_state().items()}
     if work.layout.shared < work.layout.size:
         form[PRIVATE] = (work.layout.size - work.layout.shared,)

@@ -26,7 +26,6 @@ from piebald.experiments.run_models import GivenModels, kept, outputs_of
 from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
-from piebald.core.objective import Objective
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
@@ -87,7 +86,6 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     all_clients = clients_of(clients)
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
-    objective = work.objective
     if options.evaluate_split == "train" and work.protection is not None:
         raise SettingError(
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
@@ -112,14 +110,14 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     trackers = trackers_of(options.trackers)
     constants = constants_of(all_clients)
     meta = {
-        **_meta(recipe, federation, work, objective, runtime, options),
+        **_meta(recipe, federation, work, runtime, options),
         "trackers": [tracker.table() for tracker in trackers],
     }
     meta["standardise"] = None if constants is None else constants.model_dump()
-    checkpoint_every = options.checkpoint_every
     return PreparedRun(
-        adapted, federation, work, runtime, measuring, rounds, stop, check, checkpoint_every, meta, unseen, trackers
-    )
+        adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
+        trackers,
+    )  # fmt: skip
 
 
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
@@ -177,15 +175,10 @@ def _measuring(
 
 
 def _meta(
-    recipe: Recipe,
-    clients: Clients,
-    work: ClientWork,
-    objective: Objective,
-    runtime: RuntimeSettings,
-    options: RunOptions,
+    recipe: Recipe, clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
-    (rounds, _), metrics = options.length(), options.metrics
+    (rounds, _), metrics, objective = options.length(), options.metrics, work.objective
     of_users = [*recipe.components, maker(recipe), work.model, objective.loss, objective.metrics]
     of_users += trackers_of(options.trackers)
     return {
@@ -224,7 +217,7 @@ def _meta(
 
 
 def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) -> Evaluate | None:
-    """The query that finds the best version, where that is to be kept."""
+    """Return the query that finds the best version, if `keep` asks for it."""
     if keep == "last":
         return None
     if keep == "best" and not interval:

@@ -155,7 +155,7 @@ def run(
     except BaseException:
         store.close()
         raise
-    plan = with_mapped_start(plan, store.path)  # the other one has the only name of its numbers, and goes
+    plan = with_mapped_start(plan, store.path)  # the first plan is dropped, and its numbers are freed
     return execute(plan, store, progress, _listeners(plan, callbacks), started)
 
 
@@ -314,7 +314,7 @@ def opened(
 
 
 def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The runtime of a run that is only read: of a simulation this process, since its Ray or GPU may not be here."""
+    """Return the runtime of a run that is only read: a simulation in this process, since Ray or a GPU may be missing."""
     if "engine" not in runtime:
         return runtime
     kept_settings = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
@@ -367,7 +367,7 @@ def _prepared_again(
 
 
 def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path | str) -> None:
-    """Refuse to continue a run with another model, clients, loss or metric than it was started with."""
+    """Refuse to continue a run with a model, clients, a loss or a metric that it was not started with."""
     for name, subject in (
         ("layout", "model"),
         ("clients", "number of clients"),

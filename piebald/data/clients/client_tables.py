@@ -125,7 +125,7 @@ def _header(path: Path, separator: str) -> tuple[str, list[str]]:
 
 
 def _counted(names: Any) -> Any:
-    """Names as numbers where all of them are whole numbers as Python writes them, so that 2 comes before 10."""
+    """Return names as numbers if all of them are whole numbers as Python writes them, so that 2 comes before 10."""
     # "007" and "+7" stay text, and 18 digits always fit into int64.
     whole = re.compile(r"0|-?[1-9]\d{0,17}")
     if names.isna().any() or not all(whole.fullmatch(name) for name in names):
@@ -227,7 +227,7 @@ def from_frame(
 
 
 def _no_number(series: Any) -> Any:
-    """A value of a column that makes it one of no numbers: one word among numbers is enough for that."""
+    """Return the first value of a column that is not a number; one word among numbers makes it a column of text."""
     return next((value for value in series if not _is_number(value)), series.iloc[0])
 
 

@@ -32,6 +32,15 @@ class Lengths(NamedTuple):
     targets: Mapping[str, int]
 
 
+def check_lengths(collate: Collate, length: int | None) -> None:
+    """Refuse "pad" without a length, or a length without "pad", where clients are loaded one by one."""
+    if (collate == "pad") != (length is not None):
+        raise SettingError(
+            f"collate = 'pad' and length belong together where clients are loaded one by one, got {collate!r} and "
+            f"length {length!r}: give both, or none"
+        )
+
+
 def lengths(raws: Sequence[Raw], length: int | None) -> Lengths:
     """The lengths of sequences in the rows of all clients, where they are lists of sequences.
 

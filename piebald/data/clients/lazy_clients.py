@@ -13,7 +13,7 @@ from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked_class
 from piebald.core.errors import SettingError, unknown
-from piebald.data.clients.collate import Collate, lengths, padded
+from piebald.data.clients.collate import Collate, check_lengths, lengths, padded
 from piebald.data.clients.convert import class_numbers, floats, input_arrays, target_arrays
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.three_way_split import SPLITS, check_shares, check_split, three_ways
@@ -88,11 +88,7 @@ class LazyClients:
         self.server_rows, self.public_rows = server_rows, public_rows
         self._validation, self._test, self._seed = validation, test, seed
         self._tokens, self._collate, self._length = tokens, collate, length
-        if (collate == "pad") != (length is not None):
-            raise SettingError(
-                f"collate = 'pad' and length belong together where clients are loaded one by one, got {collate!r} and "
-                f"length {length!r}: give both, or none"
-            )
+        check_lengths(collate, length)
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
         self._room = cache
 

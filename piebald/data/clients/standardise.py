@@ -70,7 +70,7 @@ class StandardisedClients:
     Args:
         clients: the clients with the rows as they are.
         standardisation: the constants.
-        computed: whether they are computed from these clients' rows, so that they tell of them.
+        computed: whether they were computed from these clients' rows, and so disclose something about them.
     """
 
     def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:

@@ -12,7 +12,7 @@ from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked_class
 from piebald.core.errors import SettingError
-from piebald.data.clients.collate import Collate, lengths, padded
+from piebald.data.clients.collate import Collate, check_lengths, lengths, padded
 from piebald.data.clients.convert import floats, target_arrays
 from piebald.data.clients.lists import Lists, check_client
 from piebald.data.clients.pairs import converted, given
@@ -63,11 +63,7 @@ class TorchClients:
         length: Count | None = None,
     ) -> None:
         check_shares(validation, test)
-        if (collate == "pad") != (length is not None):
-            raise SettingError(
-                "collate = 'pad' and length belong together where clients are loaded one by one, got "
-                f"{collate!r} and length {length!r}: give both, or none"
-            )
+        check_lengths(collate, length)
         named = datasets if isinstance(datasets, Mapping) else {str(n): dataset for n, dataset in enumerate(datasets)}
         if not named:
             raise SettingError("there are no clients: give at least one data set")
