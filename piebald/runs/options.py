@@ -66,7 +66,8 @@ class RunOptions:
             evaluate_every=interval,
             evaluate_clients=clients,
             evaluate_split=split,
-            **{name: objective.get(name) or meta.get(name) for name in ("loss", "metrics")},
+            loss=objective.get("loss") or meta.get("loss"),
+            metrics=objective.get("metrics") or meta.get("metrics"),
             **{name: meta[name] for name in _ALWAYS_RECORDED},
             **{name: meta[name] for name in _RECORDED if meta.get(name) is not None},
         )
