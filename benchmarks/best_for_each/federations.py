@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from piebald import data, models, partition
-from piebald.data.sets.prepared_files import prepared
+from piebald.data.sets.download import prepared
 from piebald.runs import adaptation
 
 WRITERS = 100  # of 539, by the seed

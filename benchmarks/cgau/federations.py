@@ -14,7 +14,7 @@ from piebald import data
 from piebald.data import DataSet
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition import ByEmbedding, ByOwner, collect, measure
-from piebald.data.sets.prepared_files import is_prepared
+from piebald.data.sets.download import is_prepared
 from piebald.models import LogMel, embed, squeezenet
 
 Floats = NDArray[np.float32]

@@ -19,7 +19,6 @@ from piebald import data, models, partition, recipes
 from piebald.contracts import Update
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.link.wire_format import pack_update
-from piebald.runs import run as experiment
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HERE = piebald.Simulator(engine="batched", stack=10, workers=0)
@@ -71,7 +70,7 @@ def federated(transform: Mapping[str, Any] | None, rounds: int) -> dict[str, Any
     }
     made = ExperimentSettings.of_table(table, "the benchmark's settings")
     plan = made.plan()
-    run = experiment.run(
+    run = piebald.run(
         next(iter(plan.recipes.values())), plan.clients, plan.model, rounds=rounds, seed=1, runtime=plan.runtime,
         evaluate_every=rounds, settings=made.table(),
     )  # fmt: skip

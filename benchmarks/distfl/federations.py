@@ -13,7 +13,7 @@ import torch
 from piebald.contracts import Rows
 from piebald.data import DataSet, load
 from piebald.data.partition import FlipPairs, Lists, PooledClients
-from piebald.data.partition.changed_clients import changed
+from piebald.data.partition.data_change import changed
 
 Truth = np.ndarray[Any, np.dtype[np.int64]]
 

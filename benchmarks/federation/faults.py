@@ -11,7 +11,7 @@ from typing import Any
 
 import parties
 
-from piebald.runs import run as experiment
+import piebald
 from piebald.storage.store import RunStore
 
 PATIENCE = 300  # seconds for a run to go on after a fault
@@ -58,7 +58,7 @@ def compare(run: parties.Parties) -> dict[str, Any]:
         counted = store.query("SELECT version, client FROM result WHERE status = 'ok' AND version <= ?", version)
     plan = parties.experiment(rounds=version).plan()
     recipe = next(iter(plan.recipes.values()))
-    simulated = experiment.run(
+    simulated = piebald.run(
         recipe, plan.clients, plan.model, rounds=version, seed=1, evaluate_every=0, measure="none",
         runtime={"kind": "simulator", "engine": "sequential", "workers": 0}, out=run.folder / "simulated",
     )  # fmt: skip

@@ -26,7 +26,7 @@ from grid import Entry
 
 from piebald import partition
 from piebald.core.errors import SettingError
-from piebald.data.sets.prepared_files import prepared
+from piebald.data.sets.download import prepared
 from piebald.models import build_model
 
 RESULTS = Path(__file__).with_name("results")

@@ -15,10 +15,10 @@ from links import WIDTHS, Link, parameters
 from threads import Site, Tasks, provisioned
 from watched import Watched
 
+import piebald
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.report.callbacks import Callback
-from piebald.runs import run as experiment
 
 MASKED_SITES = 3
 
@@ -114,7 +114,7 @@ def _run(made: ExperimentSettings, folder: Path, callbacks: Sequence[Callback], 
         def on_end(self, history: Any, status: str) -> None:
             over()
 
-    experiment.run(
+    piebald.run(
         next(iter(plan.recipes.values())), plan.clients, plan.model, rounds=made.rounds, runtime=plan.runtime,
         evaluate_every=0, settings=made.table(), callbacks=[*callbacks, Over()],
     )  # fmt: skip

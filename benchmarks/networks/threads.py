@@ -22,7 +22,8 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.site_rows import SiteSource
 from piebald.federation.site.task_runner import SiteClient
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 
 _PREPARING = threading.Lock()  # PyTorch makes one model of a process at a time where parameters are counted
 
@@ -79,7 +80,7 @@ class Tasks:
         plan = made.plan()
         where = plan.runtime
         assert isinstance(where, Federation)
-        options = Options(runtime=where.model_copy(update={"credentials": str(folder / "server")}))
+        options = RunOptions(runtime=where.model_copy(update={"credentials": str(folder / "server")}))
         self.ready: PreparedRun = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
         self.runtime: Any = self.ready.runtime.open(self.ready.work, self.ready.clients)
         self.sites = [Site(folder / f"site-{number + 1}", port) for number, port in enumerate(ports)]

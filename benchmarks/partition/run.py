@@ -18,7 +18,7 @@ import torch
 
 from piebald.data import DataSet, cifar10
 from piebald.data.partition import Dirichlet, LazyClients, NonIid, Partition
-from piebald.data.sets.prepared_files import is_prepared
+from piebald.data.sets.download import is_prepared
 
 
 def labels(rows: int, classes: int = 10) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from piebald import data
 from piebald.data.measures import pictures
 from piebald.data.partition import ByEmbedding, collect, measure
-from piebald.data.sets.prepared_files import is_prepared
+from piebald.data.sets.download import is_prepared
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SOURCES: dict[str, tuple[str, str, Callable[[], data.DataSet]]] = {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from piebald import partition, recipes
 from piebald.core.losses import survival_loss
 from piebald.data import cifar10
-from piebald.data.sets.prepared_files import prepared
+from piebald.data.sets.download import prepared
 from piebald.methods.recipe import Recipe
 from piebald.models import build_model
 

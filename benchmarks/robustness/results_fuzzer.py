@@ -33,7 +33,8 @@ from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from piebald.server import ServerLoop
 from piebald.storage.store import RunStore
 
@@ -176,7 +177,7 @@ class Federation:
         table["recipe"].pop("limits")
         settings = ExperimentSettings.of_table(table, "the fuzzer's settings")
         plan = settings.plan()
-        options = Options(seed=seed, evaluate_every=7)
+        options = RunOptions(seed=seed, evaluate_every=7)
         self.plan = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, options)
         self.hub = Hub(seed)
         self.store = RunStore.create(folder / "run", self.plan.meta)

@@ -54,8 +54,8 @@ def main() -> None:
 
     from workloads import WORKLOADS
 
+    import piebald.runs.run as run_module
     from piebald import recipes
-    from piebald.runs import run as experiment
     from piebald.runtimes.simulation import simulator
     from piebald.runtimes.workers import forked
 
@@ -64,7 +64,7 @@ def main() -> None:
     simulator.onednn_is_faster = told("products", simulator.onednn_is_faster)
     simulator.fastest = told("measuring", simulator.fastest)
     simulator.make_engine = told("probing", simulator.make_engine)
-    experiment.describe = told("describing", experiment.describe)
+    run_module.describe = told("describing", run_module.describe)
     forked.ForkedWorkers.collect = told("round", forked.ForkedWorkers.collect)  # type: ignore[method-assign]
     if remembers := vars(simulator).get("agrees"):
         simulator.agrees = told("checking", remembers)

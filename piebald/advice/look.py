@@ -29,7 +29,8 @@ from piebald.core.plain_text import printable
 from piebald.data.clients.sources import clients_of
 from piebald.methods import recipes as all_recipes
 from piebald.methods.recipe import Recipe
-from piebald.runs.prepare import Metrics, Model, Options, prepare
+from piebald.runs.options import Metrics, RunOptions
+from piebald.runs.prepare import Model, prepare
 
 WIDTH = 80
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -190,7 +191,7 @@ def look(
     refused: dict[str, str] = {}
     tried = {} if model is None else every_recipe() if recipes is None else dict(recipes)
     if model is not None:
-        refused = unusable(held, model, tried, Options(loss=loss, metrics=metrics, seed=seed))
+        refused = unusable(held, model, tried, RunOptions(loss=loss, metrics=metrics, seed=seed))
     return Look(
         names=[printable(name) for name in held.names],
         sizes={split: _sizes(held, split) for split in SPLITS},
@@ -219,7 +220,7 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
 
 
-def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: Options) -> dict[str, str]:
+def unusable(clients: Clients, model: Model, asked: Mapping[str, Recipe | str], options: RunOptions) -> dict[str, str]:
     """The recipes that would be refused before the first round, each with the sentence that refuses it.
 
     Args:

@@ -215,7 +215,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
     from piebald.cli.train import carry_out
     from piebald.federation.link.heartbeat import at_work
     from piebald.federation.operate.logs import StepLog
-    from piebald.runs import run as experiment
+    from piebald.runs.run import resume
     from piebald.storage.run_folder import refuse_occupied
 
     folder = Path(entry.out)
@@ -228,7 +228,7 @@ def _carry_out(server: Credentials, queue: ExperimentQueue, entry: Queued, optio
         with watch, at_work(f"preparing experiment {entry.number}"):
             name_run(server.folder, folder)
             if (folder / "run.db").exists():
-                history = experiment.resume(
+                history = resume(
                     folder, progress=options.progress, callbacks=[StepLog()], plugins=options.plugins or ()
                 )
                 print_run(history, options)

@@ -91,10 +91,10 @@ def export(
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
     check_run(folder)
     search_plugins(folder)
-    from piebald.runs import run as experiment
+    from piebald.runs.run import opened
 
-    opened = experiment.opened(folder, plugins=options.plugins or ())
-    path = opened.save(out, client, file_format=file_format)
+    run = opened(folder, plugins=options.plugins or ())
+    path = run.save(out, client, file_format=file_format)
     if options.as_json:
         print_json({"file": str(path)})
     elif not options.quiet:

@@ -57,12 +57,12 @@ def carry_out(
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
     plan = settings.plan()
     # after the settings, so that a mistake in them is told before the slow import
-    from piebald.runs import run as experiment
+    from piebald.runs.run import run
 
     folder = folder or out_folder(settings)
     label, recipe = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):
-        history = experiment.run(
+        history = run(
             recipe,
             plan.clients,
             plan.model,
@@ -90,13 +90,13 @@ def compare(
     end_on_term()
     settings = load_settings(file, options)
     plan = settings.plan()
-    from piebald.runs import compare as comparisons
+    from piebald.runs.compare import compare
 
     folder = out_folder(settings)
     again = f"piebald compare {file}{' --tune' if tune else ''} --out {folder}"
     tuned = tuned_first(settings, plan, folder, again, options) if tune else None
     with guarded(folder, again, settings):
-        comparison = comparisons.compare(
+        comparison = compare(
             plan.recipes if tuned is None else tuned.recipes,
             plan.clients,
             {label: plan.model_of(label) for label in plan.recipes},
@@ -169,10 +169,10 @@ def resume(
         if rounds is not None:
             raise SettingError(f"{folder} holds a search, whose runs have all one length: leave out --rounds")
         return resumed_search(folder, options)
-    from piebald.runs import run as experiment
+    from piebald.runs.run import resume
 
     with resumed(folder, options) as callbacks, guarded(folder, f"piebald resume {folder}"):
-        history = experiment.resume(
+        history = resume(
             folder, rounds=rounds, progress=options.progress, callbacks=callbacks, plugins=options.plugins or ()
         )
     print_run(history, options)
@@ -195,15 +195,15 @@ def adapt(
     """Adapt a finished run to a new client and choose the best method."""
     check_run(folder)
     search_plugins(folder)
-    from piebald.runs import run as experiment
     from piebald.runs.adaptation import from_file
+    from piebald.runs.run import adapt, opened
 
     allowed = options.plugins or ()
-    opened = experiment.opened(folder, plugins=allowed)
-    rows = from_file(str(data), target, opened.meta, validation=validation, test=test, plugins=allowed)
-    adapted = experiment.adapt(opened, rows, epochs=epochs, lr=lr)
+    finished = opened(folder, plugins=allowed)
+    rows = from_file(str(data), target, finished.meta, validation=validation, test=test, plugins=allowed)
+    adapted = adapt(finished, rows, epochs=epochs, lr=lr)
     if out is not None:
-        opened.work.layout.save(adapted.vector, out)
+        finished.work.layout.save(adapted.vector, out)
     if options.as_json:
         print_json(adapted.table() | {"out": None if out is None else str(out)})
     elif not options.quiet:

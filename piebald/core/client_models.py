@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnModel:
+class ClientModel:
     """A model that some clients have.
 
     Attributes:
@@ -39,7 +39,7 @@ class OwnModel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnModels:
+class ClientModels:
     """The assignment of models to clients.
 
     Attributes:
@@ -52,7 +52,7 @@ class OwnModels:
         seed: of these draws.
     """
 
-    models: tuple[OwnModel, ...]
+    models: tuple[ClientModel, ...]
     numbers: tuple[int | None, ...]
     drawn: tuple[int | None, ...] = ()
     asked: bool = False
@@ -126,7 +126,7 @@ def check_shared(layouts: Sequence[Layout], recipe: str) -> None:
             )
 
 
-def own_pattern(patterns: Sequence[str], name: str) -> str:
+def pattern_for_client(patterns: Sequence[str], name: str) -> str:
     """The first of these patterns that fits a client's name.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 Kept = TypeVar("Kept")
 
 
-class KeptForm(Generic[Kept]):
+class FormatVersions(Generic[Kept]):
     """The form of something that is kept, and the steps that lead to it.
 
     Args:
@@ -22,7 +22,7 @@ class KeptForm(Generic[Kept]):
         steps: each brings what is kept, in place, from a form to the next.
 
     Example:
-        >>> form = KeptForm[dict[str, int]](first=1, steps=(lambda kept: kept.update(port=8002),))
+        >>> form = FormatVersions[dict[str, int]](first=1, steps=(lambda kept: kept.update(port=8002),))
         >>> form.number, form.reads(1), form.reads(3)
         (2, True, False)
         >>> kept = {"sites": 3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,8 +13,8 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.objective import unfit_classes
 from piebald.core.references import Reference
+from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.sections import Named, own_section
-from piebald.settings.setting_places import SettingPlaces
 from piebald.settings.toml_document import Key
 
 if TYPE_CHECKING:
@@ -22,37 +22,39 @@ if TYPE_CHECKING:
 
     from piebald.experiments.run_models import Model
 
-Loss = str | dict[str, Any] | None
 
-
-def given_models(clients: Clients, section: Named, loss: Loss, seed: int, places: SettingPlaces, key: Key) -> Model:
-    """A function of the seed that makes the model of a section, for these clients' inputs and targets.
+def models_of(fields: ExperimentFields, clients: Clients, section: Named | None = None, key: Key = ("model",)) -> Model:
+    """Return a function of the seed that makes the model of a section, for these clients' inputs and targets.
 
     Where the section has models for single clients, a mapping of such functions by clients' names, see
     `piebald.experiments.run_models.GivenModels`.
+
+    Args:
+        fields: the experiment file.
+        clients: with their inputs as the model reads them.
+        section, key: a section with the name of a model and its place in the file, [model] by default.
     """
-    own = section.model_dump().get("clients")
-    made = _maker(clients, section.model_copy(update={"clients": None}), loss, seed, places, key)
-    if own is None:
-        return made
-    here = (*key, "clients")
-    if not isinstance(own, Mapping) or not own:
+    section = section or fields.model
+    by_client = section.model_dump().get("clients")
+    default = _maker(fields, clients, section.model_copy(update={"clients": None}), key)
+    if by_client is None:
+        return default
+    key = (*key, "clients")
+    if not isinstance(by_client, Mapping) or not by_client:
         raise SettingError(
-            f"{places.at(*here)}: clients must be a table of models by clients' names or patterns, like "
-            f'{{ "ward *" = "mlp" }}, got {shown(own)}'
+            f"{fields.places.at(*key)}: clients must be a table of models by clients' names or patterns, like "
+            f'{{ "ward *" = "mlp" }}, got {shown(by_client)}'
         )
-    makers = {name: _maker(clients, own_section(one), loss, seed, places, (*here, name)) for name, one in own.items()}
-    return {**makers, "*": made}
+    makers = {name: _maker(fields, clients, own_section(model), (*key, name)) for name, model in by_client.items()}
+    return {**makers, "*": default}
 
 
-def _maker(
-    clients: Clients, section: Named, loss: Loss, seed: int, places: SettingPlaces, key: Key
-) -> Callable[[int], nn.Module]:
-    """A function of the seed that makes one model."""
+def _maker(fields: ExperimentFields, clients: Clients, section: Named, key: Key) -> Callable[[int], nn.Module]:
+    """Return a function of the seed that makes one model, after a trial with the file's seed."""
     from piebald import models
     from piebald.models.networks import network
 
-    table = section.model_dump(exclude={"clients"})
+    places, table = fields.places, section.model_dump(exclude={"clients"})
     name = table.pop("name")
     if name not in models.names() and not isinstance(name, Reference):
         raise SettingError(f"{places.at(*key, 'name')}: {unknown('model', name, models.names())}")
@@ -60,15 +62,15 @@ def _maker(
     shape, y = pytree.form(rows.x), pytree.leaves(rows.y)
     if clients.classes is None and isinstance(rows.y, Tensor) and not rows.y.dtype.is_floating_point:
         raise SettingError(f"{places.at('data')}: the clients' targets are classes without names: give classes")
-    if why := unfit_classes(loss, clients.classes):
-        raise SettingError(f"{places.at('loss')}: {why}")
+    if problem := unfit_classes(fields.loss, clients.classes):
+        raise SettingError(f"{places.at('loss')}: {problem}")
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
 
-    def made(seed: int) -> nn.Module:
+    def make(seed: int) -> nn.Module:
         return network(name, shape, outputs, seed, **table)
 
     try:
-        made(seed)
+        make(fields.first_seed)
     except SettingError as error:
         raise places.placed(error, key, section) from None
-    return made
+    return make

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from piebald.contracts import Clients
+from piebald.contracts.component import Component, build
+from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.run_models import Model
+from piebald.experiments.sections import section_settings
 from piebald.methods.recipe import Recipe
 from piebald.runtimes.base import RuntimeSettings
 from piebald.server import StoppingCriteria
+from piebald.settings.plugins import read
 
 
 @dataclass(frozen=True)
@@ -33,5 +38,41 @@ class Plan:
     models: Mapping[str, Model] = field(default_factory=dict)
 
     def model_of(self, label: str) -> Model:
-        """The model of a recipe."""
+        """Return the model of a recipe."""
         return self.models.get(label, self.model)
+
+
+def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSettings:
+    """Build the runtime; a federation sends its sites the settings in `table`, but for those of the server alone."""
+    if fields.runtime.kind == "federation":  # real devices have their own speed, so there is no fleet
+        for_sites = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
+        runtime = fields.component("runtime", fields.runtime, experiment=for_sites)
+    elif fields.fleet is None:
+        runtime = fields.component("runtime", fields.runtime)
+    else:
+        runtime = fields.component("runtime", fields.runtime, fleet=fields.component("fleet", fields.fleet))
+    assert isinstance(runtime, RuntimeSettings)
+    return runtime
+
+
+def stopping_criteria(fields: ExperimentFields) -> StoppingCriteria | None:
+    """Build the limits of a run besides its rounds."""
+    if fields.stop is None:
+        return None
+    fields.places.check_names(("stop",), fields.stop, [*StoppingCriteria.model_fields], "stop")
+    with fields.errors_placed("stop", fields.stop):
+        return StoppingCriteria(**fields.stop)
+
+
+def check_trackers(fields: ExperimentFields) -> None:
+    """Refuse trackers that cannot be built."""
+    for tracker in read(fields.trackers, fields.resolver):
+        build("tracker", tracker)
+
+
+def question_section(fields: ExperimentFields, name: Literal["trees"]) -> Component:
+    """Build the settings of a section that a room above this one defines."""
+    settings, values = section_settings(name), getattr(fields, name) or {}
+    fields.places.check_names((name,), values, [*settings.model_fields], name)
+    with fields.errors_placed(name, values):
+        return settings(**values)

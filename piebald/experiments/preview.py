@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from piebald.data.partition import Partition
     from piebald.data.sets.dataset import DataSet
 
-OTHERS = (
-    "fleet",
-    "model",
-)  # the prefixes of "fleet.slow_factor" and "model.lr"; other settings belong to the partition
+# The prefixes of "fleet.slow_factor" and "model.lr"; other settings belong to the partition.
+PREFIXES = ("fleet", "model")
 
 
 @checked_class
@@ -78,28 +76,28 @@ def show(
     from piebald.data.measures.survey import embedding
     from piebald.data.partition import Devices, collect, measure
 
-    own, others = _divided(settings)
+    partition_settings, settings_by_prefix = _divided(settings)
     for word, kind in (("fleet", fleet), ("model", model)):
-        if others[word] and kind is None:
-            raise SettingError(f"{word}.{next(iter(others[word]))} needs a {word}: add --{word} KIND")
-    made = _partition(source, partition, own)
-    devices = None if fleet is None else build("fleet", read({"kind": fleet} | others["fleet"], USERS))
+        if settings_by_prefix[word] and kind is None:
+            raise SettingError(f"{word}.{next(iter(settings_by_prefix[word]))} needs a {word}: add --{word} KIND")
+    dealt_by = _partition(source, partition, partition_settings)
+    devices = None if fleet is None else build("fleet", read({"kind": fleet} | settings_by_prefix["fleet"], USERS))
     assert devices is None or isinstance(devices, Devices)  # for the type checker
     rows_here = source.load()
-    clients = _clients(rows_here, made, source)
+    clients = _clients(rows_here, dealt_by, source)
     seconds = None if devices is None else [devices.device(number).seconds_per_step for number in range(len(clients))]
     embed = embedding(clients)
-    seen = measure(collect(clients, embed=embed), seconds)
+    measured = measure(collect(clients, embed=embed), seconds)
     if model is not None:
-        seen = _diverged(seen, clients, model, others["model"])
+        measured = _diverged(measured, clients, model, settings_by_prefix["model"])
     drawn = [] if out is None else pictures.draw(clients, out, embed=embed, fleet=devices)
-    rows = [{"client": clients.names[number], **row} for number, row in enumerate(seen.table())]
+    rows = [{"client": clients.names[number], **row} for number, row in enumerate(measured.table())]
     if devices is not None:
         rows = [row | _device(devices, number) for number, row in enumerate(rows)]
-    federation = seen.federation
+    federation = measured.federation
     units = {measured: UNITS[measured] for measured in federation}
     return DataPreview(
-        {} if made is None else made.table(),
+        {} if dealt_by is None else dealt_by.table(),
         None if devices is None else devices.table(),
         federation,
         units,
@@ -108,17 +106,17 @@ def show(
     )
 
 
-def _partition(source: DataSource, kind: str | None, own: Mapping[str, Any]) -> Partition | None:
+def _partition(source: DataSource, kind: str | None, settings: Mapping[str, Any]) -> Partition | None:
     from piebald.data.partition import Partition
 
     if kind is None and source.client is not None:
-        kind, own = "by_owner", {"owner": source.client, **own}
+        kind, settings = "by_owner", {"owner": source.client, **settings}
     if kind is None:
         return None
-    made = build("partition", read({"kind": kind, **own}, USERS))
-    if not isinstance(made, Partition):
+    built = build("partition", read({"kind": kind, **settings}, USERS))
+    if not isinstance(built, Partition):
         raise SettingError(f"partition {kind!r} has its rows elsewhere, so there is nothing to show")
-    return made
+    return built
 
 
 def _clients(rows: DataSet | Clients, partition: Partition | None, source: DataSource) -> Clients:
@@ -137,15 +135,15 @@ def _clients(rows: DataSet | Clients, partition: Partition | None, source: DataS
 
 def _divided(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The partition's settings, and those of the fleet and the model."""
-    own: dict[str, Any] = {}
-    others: dict[str, dict[str, Any]] = {other: {} for other in OTHERS}
+    partition_settings: dict[str, Any] = {}
+    settings_by_prefix: dict[str, dict[str, Any]] = {prefix: {} for prefix in PREFIXES}
     for key, value in settings.items():
         word, dot, rest = key.partition(".")
-        if dot and word in others:
-            others[word][rest] = value
+        if dot and word in settings_by_prefix:
+            settings_by_prefix[word][rest] = value
         else:
-            own[key] = value
-    return own, others
+            partition_settings[key] = value
+    return partition_settings, settings_by_prefix
 
 
 def _device(fleet: Fleet, client: int) -> dict[str, Any]:
@@ -157,20 +155,20 @@ def _device(fleet: Fleet, client: int) -> dict[str, Any]:
     }
 
 
-def _diverged(seen: Heterogeneity, clients: Clients, model: str, settings: dict[str, Any]) -> Heterogeneity:
+def _diverged(measured: Heterogeneity, clients: Clients, model: str, settings: dict[str, Any]) -> Heterogeneity:
     from piebald.core.errors import unknown
     from piebald.data.measures.weight_divergence import diverge
     from piebald.models import build_model
 
-    known = ("lr", "batch", "seed")
+    names = ("lr", "batch", "seed")
     for setting in settings:
-        if setting not in known:
-            raise unknown("setting of the model's training called", setting, known)
+        if setting not in names:
+            raise unknown("setting of the model's training called", setting, names)
     rows = clients.rows(0, "train")
     outputs = len(clients.classes) if clients.classes is not None else int(pytree.leaves(rows[:1].y)[0].numel())
     network = build_model(model, pytree.form(rows.x), outputs, seed=settings.get("seed", 0))
-    found = diverge(clients, network, **settings)
-    return dataclasses.replace(seen, divergence=found.clients, pooled_divergence=found.pooled)
+    divergence = diverge(clients, network, **settings)
+    return dataclasses.replace(measured, divergence=divergence.clients, pooled_divergence=divergence.pooled)
 
 
 @checked

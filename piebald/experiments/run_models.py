@@ -15,20 +15,20 @@ from torch import nn
 from piebald.contracts import Rows
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.client_models import OwnModel, OwnModels, check_shared, own_pattern
+from piebald.core.client_models import ClientModel, ClientModels, check_shared, pattern_for_client
 from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import Layout, copied
 from piebald.methods.recipe import Recipe
 from piebald.models import PretrainedNetwork
 
 
-def _no_name(given: Any) -> Any:
-    if isinstance(given, str):
+def _no_name(model: Any) -> Any:
+    if isinstance(model, str):
         raise ValueError(
-            f"must be a Module, a function of the seed that makes one, or a table of them, got {shown(given)}: "
+            f"must be a Module, a function of the seed that makes one, or a table of them, got {shown(model)}: "
             "piebald.models.build_model makes a model by its name"
         )
-    return given
+    return model
 
 
 OneModel = nn.Module | Callable[[int], nn.Module]
@@ -52,7 +52,7 @@ class GivenModels:
         """The modules for clients of these names.
 
         Args:
-            model: one for all, or several by clients' names or patterns like "ward *", of which the first that fits
+            model: one for all, or several by clients' names or patterns like "ward *"; the first that fits
                 counts.
             names: of the clients, by number.
             seed: of the run.
@@ -62,7 +62,7 @@ class GivenModels:
         """
         if not isinstance(model, Mapping):
             return cls((_module(model, seed),), (0,) * len(names))
-        patterns = [own_pattern(list(model), name) for name in names]
+        patterns = [pattern_for_client(list(model), name) for name in names]
         if idle := next((pattern for pattern in model if pattern not in patterns), None):
             raise SettingError(
                 f"model has one for {idle!r}, but no client has this name or is left for it: the clients are "
@@ -72,8 +72,8 @@ class GivenModels:
         modules = tuple(_module(model[pattern], seed) for pattern in used)
         return cls(modules, tuple(used.index(pattern) for pattern in patterns))
 
-    def own_models(self, recipe: Recipe, spec: ModelSpec, rows: Rows) -> OwnModels | None:
-        """Who has which model, None where all have the run's.
+    def own_models(self, recipe: Recipe, spec: ModelSpec, rows: Rows) -> ClientModels | None:
+        """Return the models of clients that do not have the run's, None where all have it.
 
         Args:
             recipe: what is shared, and how clients train.
@@ -93,18 +93,18 @@ class GivenModels:
                 raise SettingError(
                     f"clients' models must have outputs of one shape, got {list(spec.outputs)} and {list(outputs)}"
                 )
-            models.append(OwnModel(kept(module), layout, layout.flatten(module), outputs))
-        return OwnModels(tuple(models), tuple(number - 1 if number else None for number in self.numbers))
+            models.append(ClientModel(kept(module), layout, layout.flatten(module), outputs))
+        return ClientModels(tuple(models), tuple(number - 1 if number else None for number in self.numbers))
 
 
 def kept(module: nn.Module) -> nn.Module:
-    """A copy for the run: the user may change the own module later, but not the weights of a file."""
+    """Return a copy for the run, since the user may change the module later; mapped weights of a file are shared."""
     return (copied(module) if isinstance(module, PretrainedNetwork) else copy.deepcopy(module)).cpu()
 
 
 def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
     """The shape of the model's output for one row; refuses a model that does not fit the data."""
-    trial = copied(module).eval()
+    trial = copied(module).eval()  # batch norm cannot train on one row, and must not count it
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             output = pytree.run(trial, rows[:1].x)
@@ -118,14 +118,14 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
 
 
 def _made(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
-    """What a function of the seed makes, after a check that it can be called so: a class may want other arguments."""
+    """Call a function of the seed, after a check of its signature: a class may need other arguments."""
     try:
         inspect.signature(function).bind(seed)
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
         raise SettingError(
             f"model must be an nn.Module or a function of the seed that makes one, but {name} cannot be called with a "
-            f"seed alone ({error}): call it yourself and give what it makes, or write lambda seed: {name}(...)"
+            f"seed alone ({error}): call it yourself and give its module, or write lambda seed: {name}(...)"
         ) from None
     except ValueError:  # a function of another language, which has no signature
         pass

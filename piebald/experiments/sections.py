@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 
 class Named(Section):
-    """A table with a name; the other keys are the settings of what it names."""
+    """A table with a name; the other keys are the settings of the model or recipe of this name."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -51,8 +51,8 @@ class RecipeSection(Named):
 
     def labels(self, points: Iterable[Mapping[str, Any]]) -> list[str]:
         """The label at each point of the grid."""
-        own = str(self.name if self.label is None else self.label)
-        return [own + "".join(f" {name}={value}" for name, value in changes.items()) for changes in points]
+        label = str(self.name if self.label is None else self.label)
+        return [label + "".join(f" {name}={value}" for name, value in changes.items()) for changes in points]
 
 
 def _table_of_name(value: Any) -> Any:
@@ -128,7 +128,7 @@ class TuneSection(Section):
         budget: of each recipe, one of rounds, minutes and bytes; ten whole runs by default.
         sampler: "tpe", "random" or "grid".
         rungs: how often a run is judged; worse ones are dropped before its end.
-        factor: between the rounds of two rungs; one run in so many goes on.
+        factor: between the rounds of two rungs; one run in `factor` goes on.
         seeds: each trial has a run for each; the experiment's first seed by default.
     """
 
@@ -143,14 +143,14 @@ class TuneSection(Section):
         """The values of the space by the setting's name without "recipe."; `origin` gives the place of a key."""
         if self.space is None:
             return None
-        found: dict[str, Any] = {}
+        space: dict[str, Any] = {}
         for name, values, key in leaves(self.space, ("tune", "space"), {"low", "high"}):
             if not name.startswith("recipe."):
                 raise SettingError(
                     f"{origin(key)}: space can vary settings of the recipe, like 'recipe.lr', got {name!r}"
                 )
-            found[name.removeprefix("recipe.")] = values
-        return found
+            space[name.removeprefix("recipe.")] = values
+        return space
 
 
 class AdviseSection(Section):
@@ -184,15 +184,15 @@ def leaves(
 
     A table with one of the keys `ends` is a value itself.
     """
-    found: list[tuple[str, Any, Key]] = []
+    values_found: list[tuple[str, Any, Key]] = []
     depth = len(key) if depth is None else depth
     for name, value in table.items():
         inner = (*key, name)
         if isinstance(value, Mapping) and not any(end in ends for end in value):
-            found += leaves(value, inner, ends, depth)
+            values_found += leaves(value, inner, ends, depth)
         else:
-            found.append((".".join(str(word) for word in inner[depth:]), value, inner))
-    return found
+            values_found.append((".".join(str(word) for word in inner[depth:]), value, inner))
+    return values_found
 
 
 def combinations(grid: Mapping[str, Any], origin: Callable[[Key], str]) -> list[dict[str, Any]]:

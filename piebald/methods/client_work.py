@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
 from piebald.contracts.model_spec import ModelSpec
-from piebald.core.client_models import OwnModels
+from piebald.core.client_models import ClientModels
 from piebald.methods.training.base import Trainer
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.bit_fields import Whole
@@ -41,7 +41,7 @@ class ClientWork(ModelSpec):
     transforms: tuple[Transform, ...]
     own_query: Query | None = None
     choice: OwnChoice | None = None
-    own_models: OwnModels | None = None
+    own_models: ClientModels | None = None
     questions: tuple[Mapping[str, Any], ...] = ()
     trains: bool = True
 
@@ -91,7 +91,7 @@ class ClientWork(ModelSpec):
         return max(work.layout.size for work in self.different())
 
     def held(self, number: int | None) -> Tensor | None:
-        """Return which of the shared numbers the model of this number has, see `OwnModel.held`."""
+        """Return which of the shared numbers the model of this number has, see `ClientModel.held`."""
         return None if number is None or self.own_models is None else self.own_models.models[number].held
 
     def held_of(self, task: Task) -> Tensor | None:

@@ -1,4 +1,8 @@
-"""Networks of the papers, in small and plain versions."""
+"""Networks by name: those of the papers in small and plain versions, pretrained ones, and models around a model.
+
+Extractors, which are frozen, lie in `data.embeddings` and are offered here as well.  A network knows nothing of clients
+and of how it is trained.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,10 +10,10 @@ from piebald.core.discovery import lazy_names
 
 if TYPE_CHECKING:
     from piebald.data.embeddings.embedded import embedded as embedded
+    from piebald.data.embeddings.extractors import LogMel as LogMel
     from piebald.data.embeddings.extractors import SqueezeNet as SqueezeNet
     from piebald.data.embeddings.extractors import embed as embed
     from piebald.data.embeddings.extractors import squeezenet as squeezenet
-    from piebald.data.embeddings.log_mel import LogMel as LogMel
     from piebald.models.batch_norm import Cnn1dBn as Cnn1dBn
     from piebald.models.batch_norm import MlpBn as MlpBn
     from piebald.models.convolutional import Cnn1d as Cnn1d
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from piebald.models.gated import GatedConvolution as GatedConvolution
     from piebald.models.gated import GatedUnit as GatedUnit
     from piebald.models.gated import PlainClassifier as PlainClassifier
-    from piebald.models.nearest_neighbours import NearestNeighbours as NearestNeighbours
     from piebald.models.networks import build_model as build_model
     from piebald.models.networks import count_parameters as count_parameters
     from piebald.models.networks import names as names
@@ -33,24 +36,23 @@ if TYPE_CHECKING:
     from piebald.models.pretrained import pretrained as pretrained
     from piebald.models.resnet import Resnet18 as Resnet18
     from piebald.models.resnet import Resnet50 as Resnet50
-    from piebald.models.standardised_inputs import StandardisedInputs as StandardisedInputs
     from piebald.models.vgg import Vgg11 as Vgg11
+    from piebald.models.wrappers import NearestNeighbours as NearestNeighbours
+    from piebald.models.wrappers import StandardisedInputs as StandardisedInputs
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "piebald.data.embeddings.embedded": ("embedded",),
-        "piebald.data.embeddings.extractors": ("SqueezeNet", "embed", "squeezenet"),
-        "piebald.data.embeddings.log_mel": ("LogMel",),
+        "piebald.data.embeddings.extractors": ("LogMel", "SqueezeNet", "embed", "squeezenet"),
         "batch_norm": ("Cnn1dBn", "MlpBn"),
         "convolutional": ("Cnn1d", "CnnBn", "LeafCnn", "MetisCnn", "SmallCnn"),
         "dense": ("Logistic", "Mlp"),
         "gated": ("Conditioning", "GatedClassifier", "GatedCnn", "GatedConvolution", "GatedUnit", "PlainClassifier"),
-        "nearest_neighbours": ("NearestNeighbours",),
         "networks": ("build_model", "count_parameters", "names"),
         "pretrained": ("PretrainedNetwork", "pretrained"),
         "resnet": ("Resnet18", "Resnet50"),
-        "standardised_inputs": ("StandardisedInputs",),
         "vgg": ("Vgg11",),
+        "wrappers": ("NearestNeighbours", "StandardisedInputs"),
     },
 )

@@ -333,6 +333,6 @@ def _matched(sizes: Sequence[int], outputs: int) -> list[int]:
     """Sizes of plain layers in these proportions, with as many parameters as the gated classifier of these sizes."""
     target, first = _parameters(sizes, outputs, gates=True), sizes[1]
     candidates = [
-        [sizes[0], *(max(1, round(one * width / first)) for one in sizes[1:])] for width in range(1, 2 * first + 2)
+        [sizes[0], *(max(1, round(size * width / first)) for size in sizes[1:])] for width in range(1, 2 * first + 2)
     ]
-    return min(candidates, key=lambda one: abs(_parameters(one, outputs, gates=False) - target))
+    return min(candidates, key=lambda candidate: abs(_parameters(candidate, outputs, gates=False) - target))

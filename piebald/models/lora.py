@@ -56,8 +56,8 @@ def with_lora(
         target_modules=chosen,
         modules_to_save=[*head] if task != "CAUSAL_LM" else None,
     )
-    made: nn.Module = peft.get_peft_model(network, config)
-    return made
+    adapted: nn.Module = peft.get_peft_model(network, config)
+    return adapted
 
 
 def targets_in(network: nn.Module, head: Sequence[str], targets: str | Sequence[str]) -> list[str]:

@@ -56,7 +56,7 @@ def names() -> list[str]:
 
 @checked
 def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int, **settings: Any) -> int:
-    """How many parameters a network has, without memory for them.
+    """Count the parameters of a network, without memory for them.
 
     It is built on torch's meta device, and no further than the limit, so that absurd settings cost nothing.
 
@@ -67,6 +67,10 @@ def count_parameters(name: str, input_shape: InputShape, outputs: int, most: int
     Raises:
         SettingError: there are more parameters than `most`, or more tensors than any of these networks has; or as
             `build_model`.
+
+    Examples:
+        >>> count_parameters("logistic", [8], outputs=3, most=100)
+        27
     """
     with bounded_build(f"model {name!r}", most, _TENSORS) as counts:
         network(name, input_shape, outputs, device="meta", **settings)
@@ -95,6 +99,11 @@ def build_model(
 
     Raises:
         SettingError: a name or setting is unknown, or a value is invalid.
+
+    Examples:
+        >>> import piebald as pb
+        >>> pb.models.build_model("mlp", input_shape=[4], outputs=2, hidden=[8]).classifier
+        Linear(in_features=8, out_features=2, bias=True)
     """
     return network(USERS.mark(name), input_shape, outputs, seed, device, **settings)
 
@@ -103,7 +112,7 @@ def network(
     name: str, input_shape: InputShape, outputs: int, seed: int = 0, device: str = "cpu", **settings: Any
 ) -> nn.Module:
     """`build_model`, where a name is one of `names()` or a reference, and other text names nothing."""
-    make, known = _maker(name)
+    make, accepted = _maker(name)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SettingError(f"seed must be a whole number, got {seed!r}")
     derived: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs, "seed": seed}
@@ -113,20 +122,26 @@ def network(
             "use a module of your own"
         )
     for setting in settings:
-        if setting not in known or setting in derived:
-            raise unknown(f"setting of model {name!r} called", setting, [one for one in known if one not in derived])
+        if setting not in accepted or setting in derived:
+            raise unknown(
+                f"setting of model {name!r} called", setting, [name for name in accepted if name not in derived]
+            )
     if name not in _MODELS:
         check_some(make, {n: value for n, value in settings.items() if isinstance(value, str | bool | int | float)})
     try:
-        where = torch.device(device)
+        target_device = torch.device(device)
     except RuntimeError:
         raise SettingError(f"device must be one that torch knows, like 'cpu' or 'meta', got {shown(device)}") from None
     room = memory() // 8  # parameters and their gradients
-    with torch_seed(key(seed, "model", name) >> 1), where, bounded_build(f"model {name!r}", room, _MOST_TENSORS):
-        made = make(**{given: value for given, value in derived.items() if given in known}, **settings)
-    if not isinstance(made, nn.Module):
-        raise SettingError(f"model {name!r} must make a torch.nn.Module, got {type(made).__name__}")
-    return made
+    with (
+        torch_seed(key(seed, "model", name) >> 1),
+        target_device,
+        bounded_build(f"model {name!r}", room, _MOST_TENSORS),
+    ):
+        module = make(**{argument: value for argument, value in derived.items() if argument in accepted}, **settings)
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"model {name!r} must make a torch.nn.Module, got {type(module).__name__}")
+    return module
 
 
 def _maker(name: str) -> tuple[Callable[..., Any], list[str]]:
@@ -135,8 +150,12 @@ def _maker(name: str) -> tuple[Callable[..., Any], list[str]]:
         return _MODELS[name], list(inspect.signature(_MODELS[name]).parameters)
     if not isinstance(name, Reference):
         raise unknown("model", name, _MODELS)
-    found = name.resolved("model")
-    if not callable(found) or isinstance(found, nn.Module):
-        raise SettingError(f"model {name!r} must be a class or function that makes a module, got {found!r}")
-    parameters = inspect.signature(found).parameters.values()
-    return found, [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    maker = name.resolved("model")
+    if not callable(maker) or isinstance(maker, nn.Module):
+        raise SettingError(f"model {name!r} must be a class or function that makes a module, got {maker!r}")
+    parameters = inspect.signature(maker).parameters.values()
+    return maker, [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]

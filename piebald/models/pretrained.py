@@ -123,7 +123,7 @@ def pretrained(
             downloaded unless it is in the Hub's cache on this machine.
         outputs: number of classes, or of numbers to predict; by default that of the weights.  A head for another
             number begins with random numbers, as does one that the weights do not have.  A "causal_lm" has as many as
-            its vocabulary, and `outputs` at most so many.
+            its vocabulary, which is the most that `outputs` may be.
         adapter: "lora" for low-rank adapters (Hu et al. 2022), None to train the whole network.
         rank: of the adapters; 8 by default.
         alpha: the adapters' output is multiplied by alpha / rank; the rank by default.
@@ -141,13 +141,14 @@ def pretrained(
         SettingError: transformers or peft is missing; there is no such folder or it holds no model; the network needs
             code of its own, or is none for this task; or the adapters do not fit it.
     """
-    own = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
-    given = next((name for name, value in own.items() if value is not None), None)
-    if adapter is None and given is not None:
-        raise SettingError(f"{given} belongs to adapters but adapter is None: set adapter = 'lora', or leave it out")
+    adapter_settings = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
+    setting = next((name for name, value in adapter_settings.items() if value is not None), None)
+    if adapter is None and setting is not None:
+        raise SettingError(f"{setting} belongs to adapters but adapter is None: set adapter = 'lora', or leave it out")
     transformers = _installed()
     source = find(weights, revision)
     stored = weight_bytes(source.path)
+    # Twice the stored bytes: weights of half precision become float32.
     most, tensors = 2 * stored + (outputs or 0) * _WIDEST + _NEW_HEAD, min(stored // 20, _TENSORS) + 1000
     bounded = bounded_build(f"the network in {source.path}", most, tensors)
     with torch_seed(key(seed, "model", "pretrained") >> 1), _quiet(), bounded:
@@ -192,15 +193,15 @@ def _network(transformers: Any, source: WeightsFolder, task: str, outputs: int |
     if task not in able:
         hint = f"set task = {next(iter(able))!r}" if able else "choose another model"
         raise SettingError(f"transformers has no network {kind!r} for task {task!r}: {hint}")
-    made = able[task]
+    network_class = able[task]
     if torch.get_default_device().type == "meta":
-        return made(config)
-    return _loaded(made, config, source)
+        return network_class(config)
+    return _loaded(network_class, config, source)
 
 
-def _loaded(made: Any, config: Any, source: WeightsFolder) -> Any:
+def _loaded(network_class: Any, config: Any, source: WeightsFolder) -> Any:
     try:
-        network, report = made.from_pretrained(
+        network, report = network_class.from_pretrained(
             None,
             config=config,
             state_dict=mapped_tensors(source.path),
@@ -211,8 +212,8 @@ def _loaded(made: Any, config: Any, source: WeightsFolder) -> Any:
     except SettingError:
         raise
     except Exception as error:  # what transformers' own classes raise for a configuration that makes no network
-        why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        raise SettingError(f"{source.path} cannot be loaded as {made.__name__}: {why[:200]}") from None
+        message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise SettingError(f"{source.path} cannot be loaded as {network_class.__name__}: {message[:200]}") from None
     head = _head(network)
     absent = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
     for name in sorted(absent):
@@ -251,12 +252,12 @@ def _own_rank(network: Any) -> Iterator[None]:
         return
     adapted: Any = network  # whose types know no rank
     before = adapted.peft_config
-    ranks = {len(one) for name, one in network.named_parameters() if ".lora_A." in name}
+    ranks = {len(parameter) for name, parameter in network.named_parameters() if ".lora_A." in name}
     for name, config in before.items():
         if len(ranks) == 1 and config.r not in ranks:
-            own = copy.copy(config)
-            own.r, own.lora_alpha = min(ranks), config.lora_alpha * min(ranks) / config.r
-            adapted.peft_config = {**adapted.peft_config, name: own}
+            lowered = copy.copy(config)
+            lowered.r, lowered.lora_alpha = min(ranks), config.lora_alpha * min(ranks) / config.r
+            adapted.peft_config = {**adapted.peft_config, name: lowered}
     try:
         yield
     finally:

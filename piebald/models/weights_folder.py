@@ -79,8 +79,8 @@ def find(weights: str | Path, revision: str | None = None) -> WeightsFolder:
         raise SettingError(
             f"weights must be a folder or the name of a model on the Hugging Face Hub, and there is no folder {name}"
         )
-    found = cached(name, revision)
-    return found if found is not None else _fetched(name, revision)
+    folder = cached(name, revision)
+    return folder if folder is not None else _fetched(name, revision)
 
 
 def cached(name: str, revision: str | None = None) -> WeightsFolder | None:
@@ -99,11 +99,11 @@ def _fetched(name: str, revision: str | None) -> WeightsFolder:
     try:
         path = Path(_hub().snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except Exception as error:  # of the network, the Hub or the disk: each library below raises its own
-        why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        message = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         at = "" if revision is None else f" of revision {revision}"
         raise SettingError(
             f"there is no folder {name!r}, and the weights {name!r}{at} cannot be fetched from the Hugging Face Hub "
-            f"({why[:200]}): give a folder that holds them"
+            f"({message[:200]}): give a folder that holds them"
         ) from None
     return WeightsFolder(path, name, path.name)
 
@@ -133,8 +133,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise SettingError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise SettingError(f"{path} is no configuration of a model: it must name its model_type, like 'distilbert'")
-    found: dict[str, Any] = _without_code(folder, values)
-    return found
+    configuration: dict[str, Any] = _without_code(folder, values)
+    return configuration
 
 
 def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
@@ -142,7 +142,7 @@ def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise SettingError(f"{folder / 'config.json'} is nested too deeply for a configuration: choose another model")
     if isinstance(values, list):
-        return [_without_code(folder, one, depth + 1) for one in values]
+        return [_without_code(folder, value, depth + 1) for value in values]
     if not isinstance(values, dict):
         return values
     for name, value in values.items():
@@ -154,17 +154,17 @@ def _without_code(folder: Path, values: Any, depth: int = 0) -> Any:
         raise SettingError(f"the model in {folder} needs code of its own, which is never run: choose another model")
     if "quantization_config" in values:
         raise SettingError(f"the weights in {folder} are quantized: choose the model in its full precision")
-    kept = {name: value for name, value in values.items() if not _chooses_code(name, value)}
-    return {name: _without_code(folder, value, depth + 1) for name, value in kept.items()}
+    harmless = {name: value for name, value in values.items() if not _chooses_code(name, value)}
+    return {name: _without_code(folder, value, depth + 1) for name, value in harmless.items()}
 
 
 def _chooses_code(name: str, value: Any) -> bool:
-    """Whether a setting says which code computes, which is no matter of weights; a name of the Hub would fetch it.
+    """Return whether a setting chooses the code that computes; a name on the Hub would fetch that code.
 
     Sizes of convolutions are called kernels as well, and are numbers.
     """
     plain = value if isinstance(value, list) else [value]
-    sizes = all(isinstance(one, int) and not isinstance(one, bool) for one in plain)
+    sizes = all(isinstance(number, int) and not isinstance(number, bool) for number in plain)
     return "_implementation" in name or ("kernel" in name and not sizes)
 
 
@@ -220,17 +220,21 @@ def _mapped(file: Path) -> dict[str, Tensor]:
         start = 8 + int.from_bytes(raw[:8].numpy().tobytes(), "little")
         header = json.loads(raw[8:start].numpy().tobytes())
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise SettingError(f"{file} cannot be read as safetensors: {why[:200]}") from None
-    return {name: _tensor(file, raw[start:], about) for name, about in header.items() if name != "__metadata__"}
+        message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise SettingError(f"{file} cannot be read as safetensors: {message[:200]}") from None
+    return {
+        name: _tensor(file, raw[start:], description) for name, description in header.items() if name != "__metadata__"
+    }
 
 
-def _tensor(file: Path, numbers: Tensor, about: Mapping[str, Any]) -> Tensor:
-    dtype = _DTYPES.get(about["dtype"])
+def _tensor(file: Path, numbers: Tensor, description: Mapping[str, Any]) -> Tensor:
+    dtype = _DTYPES.get(description["dtype"])
     if dtype is None:
-        raise SettingError(f"{file} holds numbers of type {about['dtype']}: choose the model in its full precision")
-    begin, end = about["data_offsets"]
+        raise SettingError(
+            f"{file} holds numbers of type {description['dtype']}: choose the model in its full precision"
+        )
+    begin, end = description["data_offsets"]
     part = numbers[begin:end]
     if part.storage_offset() % dtype.itemsize:
         part = part.clone()  # the official writer aligns tensors, others may not
-    return part.view(dtype).view(about["shape"])
+    return part.view(dtype).view(description["shape"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from piebald.core.errors import SettingError, check_names
 from piebald.runs.run import resume, run
 from piebald.runs.finished_run import Run
 from piebald.data.clients.sources import clients_of
-from piebald.runs.prepare import Model, Options, check_repeats, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS
 from piebald.report.comparison import Comparison
@@ -52,9 +53,18 @@ def compare(
     Raises:
         SettingError: an option is wrong, or a recipe cannot be run on these clients: the message names the recipe.
             Nothing has been trained then.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Shards(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> here = pb.Simulator(engine="sequential")
+        >>> comparison = pb.compare(["fedavg", "local"], clients, model, rounds=1, runtime=here)
+        >>> sorted(run.label for run in comparison.runs)
+        ['fedavg', 'local']
     """
-    known = inspect.signature(run).parameters.keys() - _OWN
-    check_names("option of compare", options, known)
+    names = inspect.signature(run).parameters.keys() - _OWN
+    check_names("option of compare", options, names)
     check_some(run, options)
     options = USERS.mark(options)
     methods = _by_label(methods)
@@ -63,9 +73,9 @@ def compare(
     if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     planned = list(_planned(methods, clients, _models(model, methods), seeds, out))
-    for one in planned:
-        one.check(options)
-    return Comparison([one.made(options, progress) for one in planned])
+    for run_plan in planned:
+        run_plan.check(options)
+    return Comparison([run_plan.made(options, progress) for run_plan in planned])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +95,12 @@ class _Planned:
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Refuse what could not be run, or what was run otherwise, in a sentence that names the recipe."""
-        wanted = {field.name: options[field.name] for field in fields(Options) if field.name in options}
-        own = Options(**wanted | {"seed": self.seed, "label": self.label})
+        run_options = RunOptions.among(options, seed=self.seed, label=self.label)
         try:
             if self.folder is not None and self.exists:
                 with RunStore.open_read_only(self.folder) as store:
-                    check_repeats(self.folder, store.meta, self.recipe, own)
-            prepare(self.recipe, self.clients, self.model, own)
+                    check_repeats(self.folder, store.meta, self.recipe, run_options)
+            prepare(self.recipe, self.clients, self.model, run_options)
         except SettingError as error:
             advice = f"nothing was trained: correct {self.label!r}, or leave it out of the comparison"
             raise SettingError(f"recipe {self.label!r}: {error}; {advice}") from error
@@ -99,8 +108,8 @@ class _Planned:
     def made(self, options: Mapping[str, Any], progress: bool) -> Run:
         """Run it, or resume it where its folder has begun."""
         if self.folder is not None and self.exists:
-            given = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
-            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **given)
+            repeated = {name: options[name] for name in ("loss", "metrics", "callbacks") if name in options}
+            return resume(self.folder, self.clients, self.model, recipe=self.recipe, progress=progress, **repeated)
         return run(
             self.recipe,
             self.clients,
@@ -132,10 +141,10 @@ def _planned(
 
 def _by_label(methods: Mapping[str, Recipe | str] | Sequence[Recipe | str]) -> Mapping[str, Recipe]:
     if isinstance(methods, Mapping):
-        return {label: recipes.make(one) if isinstance(one, str) else one for label, one in methods.items()}
-    made = [recipes.make(method) if isinstance(method, str) else method for method in methods]
-    named = {method.name: method for method in made}
-    if len(named) < len(made):
+        return {label: recipes.make(method) if isinstance(method, str) else method for label, method in methods.items()}
+    built = [recipes.make(method) if isinstance(method, str) else method for method in methods]
+    named = {method.name: method for method in built}
+    if len(named) < len(built):
         raise SettingError("two recipes have the same name: give a mapping from labels to recipes")
     return named
 
@@ -153,7 +162,8 @@ def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) ->
 
 
 def _folder_name(label: str) -> str:
-    kept = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
-    if len(kept) > 200:  # file systems allow 255 bytes
-        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(kept)}")
-    return kept or "run"
+    name = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
+    # Two labels may differ in other characters only, which `compare` refuses.
+    if len(name) > 200:  # file systems allow 255 bytes
+        raise SettingError(f"a label names a folder, so it must have at most 200 characters, got {len(name)}")
+    return name or "run"

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.contracts import DismissesSites
+from piebald.contracts import Clients, DismissesSites, Fleet
+from piebald.data.measures.weight_divergence import measure_heterogeneity
+from piebald.runtimes.base import SimulatesDevices
 from piebald.core.errors import RunFolderError
 from piebald.core.machine import HOST, existing_objects_frozen, float64_device, moved, naming_lost
 from piebald.core.progress import Bar
@@ -31,6 +33,39 @@ from piebald.server.cluster_state import Keep
 from piebald.storage.store import RunStore
 
 _log = logging.getLogger(__name__)
+_DESCRIBED_CLIENTS = 10_000  # above this, the run folder keeps no rows about clients
+
+
+@existing_objects_frozen()
+def describe(plan: PreparedRun, store: RunStore) -> None:
+    """Record the clients, and how they differ."""
+    if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):
+        return
+    store.clients(list(_client_rows(plan.clients, plan.runtime)))
+    extent = store.meta.get("measure", "none")
+    if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, extent):
+        store.set_meta(units=measured.units)
+        store.measures(measured.records())
+
+
+def _fleet(runtime: Any) -> Fleet | None:
+    return runtime.fleet if isinstance(runtime, SimulatesDevices) else None
+
+
+def _client_rows(clients: Clients, runtime: Any) -> Iterator[dict[str, Any]]:
+    fleet = _fleet(runtime)
+    for client in range(len(clients)):
+        counts = clients.counts(client, "train")
+        device = fleet.device(client) if fleet is not None else None
+        yield {
+            "client": client,
+            "name": str(clients.names[client]),
+            "train": clients.size(client, "train"),
+            "validation": clients.size(client, "validation"),
+            "test": clients.size(client, "test"),
+            "counts": None if counts is None else list(counts),
+            "device": device,
+        }
 
 
 def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
@@ -39,13 +74,13 @@ def with_mapped_start(plan: PreparedRun, folder: Path | None) -> PreparedRun:
 
 
 def _keep(plan: PreparedRun, folder: Path | None) -> Keep:
-    """Where the server's vectors lie: in memory, or in files in the run's folder."""
+    """Return the place of the server's vectors: memory, or files in the run's folder."""
     room = Path(tempfile.gettempdir()) if folder is None else folder
     return functools.partial(mapped, above=plan.runtime.map_above, folder=room)
 
 
 def _server_device(plan: PreparedRun) -> torch.device:
-    """Where the server computes: with the engine where that leaves it nothing but sums, else on the host.
+    """Return the device of the server: the engine's if the server only adds up, else the host.
 
     Where updates are compared, kept, hidden or limited one by one, and where models lie in files or differ in their
     numbers, it needs what is on the host.
@@ -147,12 +182,12 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
         status = "stopped"
         raise
     finally:
-        told = status != "finished"  # to the sites, that it has ended
+        dismissed = status != "finished"  # only a finished run sends its sites home
         try:
-            if not told and isinstance(runtime, DismissesSites):
+            if not dismissed and isinstance(runtime, DismissesSites):
                 runtime.dismiss()  # sites may go home
-            told = True
-        finally:  # also where somebody does not wait for them: a server that still listens would keep its sites
+            dismissed = True
+        finally:  # also if the user interrupts the dismissal: a server that still listens would keep its sites
             runtime.close()
             try:
                 store.finish(status)
@@ -160,5 +195,5 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
                 if status == "finished":
                     raise
             recorder.end(status)
-            if status != "finished" or not told:
+            if status != "finished" or not dismissed:
                 store.close()

@@ -41,6 +41,14 @@ class Run(History):
         work: the model, its layout and objective, as clients received them.
         cluster_models: the global models [s] by the number of their cluster.
         main: the number of the main cluster, whose model is the global model of the run.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> run = pb.run("fedavg", clients, model, rounds=1, runtime=pb.Simulator(engine="sequential"))
+        >>> run.model()(clients.rows(0, "test").x).shape
+        torch.Size([20, 10])
     """
 
     def __init__(
@@ -110,10 +118,10 @@ class Run(History):
     @checked
     def start(self, cluster: int | None = None) -> Tensor:
         """The model vector [p] that a newcomer starts from: a cluster's model with the initial private parameters."""
-        wanted = self.main if cluster is None else cluster
-        if wanted not in self.cluster_models:
-            raise SettingError(f"cluster must be one of {sorted(self.cluster_models)}, got {wanted}")
-        shared = self.cluster_models[wanted]
+        number = self.main if cluster is None else cluster
+        if number not in self.cluster_models:
+            raise SettingError(f"cluster must be one of {sorted(self.cluster_models)}, got {number}")
+        shared = self.cluster_models[number]
         return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
 
     @property
@@ -150,7 +158,7 @@ class Run(History):
             SettingError: the path exists, or the model cannot be written in this format.
         """
         number = None if client is None else self.number(client)
-        about = {
+        description = {
             "piebald": str(self.meta.get("piebald")),
             "recipe": self.recipe,
             "label": self.label,
@@ -163,7 +171,7 @@ class Run(History):
             module if constants is None else StandardisedInputs(module, constants.mean, constants.deviation),
             lambda: self._example() if example is None else example,
             lambda: model_card(self, number),
-            about,
+            description,
         )
         return export_model(exported, Path(path), file_format)
 
@@ -208,10 +216,10 @@ class Run(History):
         return model if held is None else model[held]
 
     def _chosen_by(self, client: int, choice: OwnChoice) -> Tensor | None:
-        """The model [p] that a client has chosen, None where it has chosen nothing or what the recipe gives it."""
+        """Return the model [p] that a client has chosen, None if it keeps the one that the recipe gives it."""
         if self._at_sites:
             raise SettingError(
-                f"client {client} chooses its model at its site and tells nobody: it is in the site's folder"
+                f"client {client} chooses its model at its site, which does not send it: it is in the site's folder"
             )
         name = self._choice_of(client).get("chosen")
         if name in SHARED:

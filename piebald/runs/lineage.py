@@ -1,8 +1,8 @@
 """Runs that go on from a finished one: what they take over, where it is kept, and what is recorded of it.
 
-    start.safetensors   in the folder of the new run: what it took over, so that it needs the other folder no more
+    start.safetensors   in the folder of the new run: what it took over, so that it no longer needs the other folder
 
-Server steps, tables, limits and budgets begin anew.  What is taken depends on what both runs have in common; the value
+Server steps, tables, limits and budgets begin anew.  A run takes over what both runs have in common; the value
 `lineage` of the run folder says what was taken and what is new.
 """
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRun:
-    """What a finished run left.
+    """The folder of a finished run, opened to go on from it.
 
     Attributes:
         path: its folder.
@@ -82,11 +82,11 @@ class FinishedRun:
     @property
     def federation(self) -> str | None:
         """The number under which the sites of a real federation keep their part of this run."""
-        found = self.checkpoint.values["runtime"].get("run")
-        return None if found is None else str(found)
+        number = self.checkpoint.values["runtime"].get("run")
+        return None if number is None else str(number)
 
     def fresh_seed(self, wanted: int) -> int:
-        """A seed that no run before had: with the same one, batches and simulated noise would be those of then."""
+        """Return a seed that no earlier run had: the same one would repeat its batches and its simulated noise."""
         seed = wanted
         while seed in self.seeds:
             seed += 1
@@ -100,7 +100,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inheritance:
-    """What a run takes over.
+    """Models and state that a run takes over.
 
     Attributes:
         taken: models and state as in a checkpoint, see `cluster_models.fitting_models`.
@@ -114,28 +114,29 @@ class Inheritance:
 
     @classmethod
     def of_folder(cls, folder: Path, meta: Mapping[str, Any]) -> Inheritance | None:
-        """What the run in a folder took over, None where it began with a model of its own.
+        """Read what the run in a folder took over; None if it began with a model of its own.
 
         Raises:
             RunFolderError: it is missing or damaged.
         """
-        about = meta.get("lineage")
-        if about is None:
+        lineage = meta.get("lineage")
+        if lineage is None:
             return None
+        # The digest is checked before the bytes are parsed: the file may have been changed since.
         with explained(f"{folder / START} cannot be read"):
             body = read_bytes(folder / START, most=None, links=False)
-        if hashlib.sha256(body).hexdigest() != about["sha256"]:
+        if hashlib.sha256(body).hexdigest() != lineage["sha256"]:
             raise RunFolderError(f"{folder / START} is damaged: its SHA-256 is not the one recorded")
         try:
             with opened_tensors(folder / START) as file:
                 values = json.loads(file.metadata()["values"])
-            return cls(Checkpoint(load(body), values), about, body)
+            return cls(Checkpoint(load(body), values), lineage, body)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{folder / START} cannot be read: {type(error).__name__}") from None
 
 
 def inherit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Clients) -> Inheritance:
-    """What a prepared run takes over from a finished one.
+    """Choose what a prepared run takes over from a finished one.
 
     Raises:
         SettingError: the models do not fit.
@@ -148,13 +149,16 @@ def inherit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Cl
     same = _same_components(finished.meta["recipe"]["table"], recipe)
     models, kinds = fitting_models(finished.checkpoint, work, same, names[: len(before)] == list(before))
     states = _client_states(finished, work, same, numbers)
+    # The private layers of these clients exist already, so no initial ones are drawn.
     held = sorted({client for client in states if PRIVATE in states[client]})
-    named = {f"{_STATE}/{client}/{name}": tensor for client, own in states.items() for name, tensor in own.items()}
-    taken = Checkpoint({**models.tensors, **named}, {"cluster_models": dict(models.values), "initialized": held})
-    body = save({n: t.detach().cpu().contiguous().clone() for n, t in taken.tensors.items()}, _metadata(taken))
+    named = {f"{_STATE}/{client}/{name}": tensor for client, state in states.items() for name, tensor in state.items()}
+    checkpoint = Checkpoint({**models.tensors, **named}, {"cluster_models": dict(models.values), "initialized": held})
+    body = save(
+        {n: t.detach().cpu().contiguous().clone() for n, t in checkpoint.tensors.items()}, _metadata(checkpoint)
+    )
     if states:
         kinds = [*kinds, f"the state of {len(states)} clients"]
-    return Inheritance(taken, _about(finished, kinds, sorted(set(names) - set(before)), body), body)
+    return Inheritance(checkpoint, _about(finished, kinds, sorted(set(names) - set(before)), body), body)
 
 
 def hand_out(taken: Checkpoint, runtime: Any) -> None:
@@ -164,8 +168,8 @@ def hand_out(taken: Checkpoint, runtime: Any) -> None:
         runtime.take_client_state(states)
 
 
-def _metadata(taken: Checkpoint) -> dict[str, str]:
-    return {"values": json.dumps(dict(taken.values), sort_keys=True)}
+def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    return {"values": json.dumps(dict(checkpoint.values), sort_keys=True)}
 
 
 def _about(finished: FinishedRun, kinds: Sequence[str], newcomers: Sequence[str], body: bytes) -> dict[str, Any]:
@@ -189,16 +193,19 @@ def _about(finished: FinishedRun, kinds: Sequence[str], newcomers: Sequence[str]
 def _check_fit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Clients) -> None:
     """Refuse another model, other private layers, another loss or other classes."""
     meta, path = finished.meta, finished.path
-    mine = {slot.name: list(slot.shape) for slot in work.layout.slots}
+    shapes = {slot.name: list(slot.shape) for slot in work.layout.slots}
     theirs = {str(name): list(shape) for name, shape in meta["layout"]}
-    for name in {**theirs, **mine}:
-        if mine.get(name) != theirs.get(name):
-            has = [f"has {name} of shape {one[name]}" if name in one else f"has no {name}" for one in (theirs, mine)]
+    for name in {**theirs, **shapes}:
+        if shapes.get(name) != theirs.get(name):
+            has = [
+                f"has {name} of shape {named_shapes[name]}" if name in named_shapes else f"has no {name}"
+                for named_shapes in (theirs, shapes)
+            ]
             raise SettingError(f"the model of the run in {path} {has[0]}, this one {has[1]}: take the same [model]")
     keeps = work.layout.shared < work.layout.size or work.initial_state()  # state of clients that goes on
     if keeps and (None if work.own_models is None else work.own_models.plain()) != meta.get("own_models"):
         raise SettingError("the models of single clients are not those of the finished run: give it the same again")
-    if list(mine) != list(theirs) or meta["shared"] != work.layout.shared:
+    if list(shapes) != list(theirs) or meta["shared"] != work.layout.shared:
         raise SettingError(
             f"the run in {path} shares {meta['shared']:,} numbers of the model and {recipe.name} shares "
             f"{work.layout.shared:,}: take a recipe with the same private layers"
@@ -210,16 +217,16 @@ def _check_fit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients:
 
 def _same_components(table: Mapping[str, Any], recipe: Recipe) -> set[str]:
     """The axes on which both recipes have the same component with the same settings."""
-    mine = json.loads(json.dumps(recipe.model_dump(), sort_keys=True))
-    found = {axis for axis in Recipe.axes if json.loads(json.dumps(table.get(axis))) == mine[axis]}
+    components = json.loads(json.dumps(recipe.model_dump(), sort_keys=True))
+    axes = {axis for axis in Recipe.axes if json.loads(json.dumps(table.get(axis))) == components[axis]}
     theirs = table.get("training") or {}
-    return found | ({"trainer"} if theirs.get("kind") == recipe.training.kind else set())
+    return axes | ({"trainer"} if theirs.get("kind") == recipe.training.kind else set())
 
 
 def _client_states(
     finished: FinishedRun, work: ClientWork, same: set[str], numbers: Mapping[int, int]
 ) -> dict[int, dict[str, Tensor]]:
-    """The state of clients by their new numbers, where it has the form that this run's has."""
+    """Return the state of clients by their new numbers, as far as its form is that of this run."""
     form = {name: tuple(tensor.shape) for name, tensor in work.initial_state().items()}
     if work.layout.shared < work.layout.size:
         form[PRIVATE] = (work.layout.size - work.layout.shared,)
@@ -232,7 +239,7 @@ def _client_states(
         )
         return {}
     return {
-        numbers[client]: own
-        for client, own in by_client(finished.checkpoint.tensors, _STATE).items()
-        if client in numbers and {name: tuple(tensor.shape) for name, tensor in own.items()} == form
+        numbers[client]: state
+        for client, state in by_client(finished.checkpoint.tensors, _STATE).items()
+        if client in numbers and {name: tuple(tensor.shape) for name, tensor in state.items()} == form
     }

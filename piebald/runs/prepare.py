@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from piebald.core import pytree
@@ -18,16 +17,14 @@ from piebald.methods import recipes
 from piebald.runs.adaptation import check_newcomers, hold_out
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.methods.choice import own_choice
-from piebald.methods.choice.final_models import Keep
 from piebald.methods.client_work import ClientWork
-from piebald.contracts.component import Component, build
-from piebald.contracts import Clients, HasServerRows, RowsAtSites, Split
+from piebald.contracts.component import build
+from piebald.contracts import Clients, HasServerRows, RowsAtSites
 from piebald.core.errors import SettingError
 from piebald.experiments.run_models import GivenModels, kept, outputs_of
 from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
-from piebald.core.objective import Objective
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
@@ -38,6 +35,7 @@ from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
+from piebald.runs.options import RunOptions
 from piebald.runtimes.base import RuntimeSettings
 from piebald.methods.scheduling.cohort import HasCohort, cohort_size
 from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
@@ -45,82 +43,6 @@ from piebald.server.evaluation import class_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.methods.training.base import Trainer
 from piebald.version import __version__
-
-Metrics = Mapping[str, Any] | Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `experiment.run` besides recipe, clients, model and folder, which documents them."""
-
-    rounds: int | None = None
-    stop: StoppingCriteria | Mapping[str, Any] | None = None
-    seed: int = 0
-    runtime: str | Component | Mapping[str, Any] = "simulator"
-    loss: Any = None
-    metrics: Metrics | None = None
-    evaluate_every: int = 1
-    evaluate_clients: int | None = None
-    evaluate_split: Split = "test"
-    keep: Keep | Mapping[str, Any] = "last"
-    unseen: float = 0
-    checkpoint_every: int | None = None
-    label: str | None = None
-    settings: Mapping[str, Any] | None = None
-    longest_step: float = LONGEST_STEP
-    max_examples: int | None = None
-    max_weight: float = 1.0
-    trackers: Sequence[str | Tracker | Mapping[str, Any]] = ()
-    per_class: bool | None = None
-
-    @classmethod
-    def of_folder(cls, meta: Mapping[str, Any], objective: Mapping[str, Any]) -> Self:
-        """The options of the run in a folder; `objective` gives loss and metrics again, which are no plain values."""
-        every, count, split = meta["evaluate"]
-        return cls(
-            rounds=meta["rounds"],
-            stop=meta.get("stop"),
-            seed=meta["seed"],
-            runtime=meta["runtime"],
-            loss=objective.get("loss") or meta.get("loss"),
-            metrics=objective.get("metrics") or meta.get("metrics"),
-            evaluate_every=every,
-            evaluate_clients=count,
-            evaluate_split=split,
-            keep=meta.get("keep", "last"),
-            unseen=meta.get("unseen", 0),
-            checkpoint_every=meta["checkpoint_every"],
-            label=meta["label"],
-            settings=meta["settings"],
-            longest_step=meta.get("longest_step", LONGEST_STEP),
-            max_examples=meta.get("max_examples"),
-            max_weight=meta.get("max_weight", 1.0),
-            trackers=meta.get("trackers") or (),
-            per_class=meta.get("per_class"),
-        )
-
-    def length(self) -> tuple[int | None, StoppingCriteria | None]:
-        """The number of rounds and the stopping criteria; ten rounds if neither is given."""
-        made = StoppingCriteria(**self.stop) if isinstance(self.stop, Mapping) else self.stop
-        if made is not None and not isinstance(made, StoppingCriteria):
-            raise SettingError(
-                f"stop must be a StoppingCriteria or a table like {{'seconds': 3600}}, got {self.stop!r}"
-            )
-        return (10 if self.rounds is None and made is None else self.rounds), made
-
-    def kept(self) -> dict[str, Any]:
-        """The options that influence the results of a run, as plain values for its folder."""
-        rounds, stop = self.length()
-        return {
-            "rounds": rounds,
-            "stop": None if stop is None else stop.model_dump(exclude_none=True),
-            "evaluate": [self.evaluate_every, self.evaluate_clients, self.evaluate_split],
-            "keep": self.keep if isinstance(self.keep, str) else dict(self.keep),
-            "unseen": self.unseen,
-            "longest_step": self.longest_step,
-            "max_examples": self.max_examples,
-            "max_weight": self.max_weight,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +64,15 @@ class PreparedRun:
 
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
         """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
-        where, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
-        more = {"runtime": where.table(), "privacy": spent, "lineage": dict(about)}
-        return replace(self, runtime=where, meta={**self.meta, **more})
+        runtime, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
+        changes = {"runtime": runtime.table(), "privacy": spent, "lineage": dict(about)}
+        return replace(self, runtime=runtime, meta={**self.meta, **changes})
 
 
 @existing_objects_frozen()
-def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) -> PreparedRun:
+def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOptions) -> PreparedRun:
     """Check everything and make all choices now, so that no avoidable error appears in a later round."""
-    options = _checked_counts(options)
+    options = options.with_whole_counts()
     rounds, stop = options.length()
     check = ResultChecks(
         longest_step=options.longest_step, max_examples=options.max_examples, max_weight=options.max_weight
@@ -158,56 +80,43 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: Options) 
     recipe = recipes.make(recipe) if isinstance(recipe, str) else recipe
     if not isinstance(recipe, Recipe):
         raise SettingError(f"recipe must be a Recipe or the name of one, got {type(recipe).__name__}")
-    if why := check.unlimited_reason(recipe):
-        raise SettingError(why)
-    given = clients_of(clients)
-    federation, unseen = hold_out(given, options.unseen, options.seed)
+    if problem := check.unlimited_reason(recipe):
+        raise SettingError(problem)
+    all_clients = clients_of(clients)
+    federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     work, adapted = _work(recipe, federation, model, options)
-    objective = work.objective
     if options.evaluate_split == "train" and work.protection is not None:
         raise SettingError(
             f"scores on training rows tell what {work.protection} hides, and no privacy budget counts them: evaluate "
             "on split 'test' or 'validation', got 'train'"
         )
-    if why := unhidden_reason(given, work.noise):
-        raise SettingError(why)
-    where = _runtime(recipe, federation, work, options.runtime)
-    _check_rows_are_here(where, federation, options)
+    if problem := unhidden_reason(all_clients, work.noise):
+        raise SettingError(problem)
+    runtime = _runtime(recipe, federation, work, options.runtime)
+    _check_rows_are_here(runtime, federation, options)
     if unseen is not None:
         check_newcomers(unseen)
     _check_fit(adapted, federation, work)
-    if options.checkpoint_every is None and not where.repeats:
+    if options.checkpoint_every is None and not runtime.repeats:
         options = replace(options, checkpoint_every=1)
-    if not where.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
+    if not runtime.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
         raise SettingError(
             "checkpoint_every must be 1 where gaussian adds noise at a real server: one that goes back over several "
             "steps would publish them twice, each time with other noise; leave it out"
         )
-    measuring = _measuring(federation, work, where, options, stop)
-    work = replace(work, questions=tuple(one.stated() for one in measuring.asked))
+    measuring = _measuring(federation, work, runtime, options, stop)
+    work = replace(work, questions=tuple(query.stated() for query in measuring.asked))
     trackers = trackers_of(options.trackers)
-    constants = constants_of(given)
-    meta = {**_meta(recipe, federation, work, objective, where, options), "trackers": [one.table() for one in trackers]}
+    constants = constants_of(all_clients)
+    meta = {
+        **_meta(recipe, federation, work, runtime, options),
+        "trackers": [tracker.table() for tracker in trackers],
+    }
     meta["standardise"] = None if constants is None else constants.model_dump()
-    every = options.checkpoint_every
-    return PreparedRun(adapted, federation, work, where, measuring, rounds, stop, check, every, meta, unseen, trackers)
-
-
-def _checked_counts(options: Options) -> Options:
-    """The options with their counts as Python integers."""
-    rounds, _ = options.length()
-    counts: dict[str, int] = {}
-    for name, value, least in (
-        ("rounds", rounds, 1),
-        ("seed", options.seed, 0),
-        ("checkpoint_every", options.checkpoint_every, 1),
-    ):
-        if value is None and name != "seed":
-            continue
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise SettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        counts[name] = int(value)
-    return replace(options, **counts)  # type: ignore[arg-type]
+    return PreparedRun(
+        adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
+        trackers,
+    )  # fmt: skip
 
 
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
@@ -216,18 +125,18 @@ def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -
         raise SettingError(
             f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
         )
-    where = build("runtime", runtime)
-    assert isinstance(where, RuntimeSettings)
-    return where.resolved(work, clients, cohort_size(cohort, len(clients)))
+    chosen = build("runtime", runtime)
+    assert isinstance(chosen, RuntimeSettings)
+    return chosen.resolved(work, clients, cohort_size(cohort, len(clients)))
 
 
-def _check_rows_are_here(where: RuntimeSettings, clients: Clients, options: Options) -> None:
-    if where.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
+def _check_rows_are_here(runtime: RuntimeSettings, clients: Clients, options: RunOptions) -> None:
+    if runtime.simulates and isinstance(clients, RowsAtSites) and clients.elsewhere:
         raise SettingError(
             "partition 'sites' means that rows are at their sites, so there is nothing to simulate: run it with "
             "piebald server CREDENTIALS FILE, or choose another partition"
         )
-    if options.unseen and not where.simulates:
+    if options.unseen and not runtime.simulates:
         raise SettingError(
             "unseen holds out clients whose rows are on this machine, but a federation has no such rows: leave it out"
         )
@@ -238,10 +147,10 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
     cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
     count, works = cohort_size(cohort, len(clients)), work.different()
     for component in recipe.components:
-        if why := component.unsupported_cohort(count) or next(
-            filter(None, (component.unsupported_model(one) for one in works)), None
+        if problem := component.unsupported_cohort(count) or next(
+            filter(None, (component.unsupported_model(spec) for spec in works)), None
         ):
-            raise SettingError(why)
+            raise SettingError(problem)
         if component.needs_server_rows() and (not isinstance(clients, HasServerRows) or clients.server_rows is None):
             raise SettingError(
                 f"{component.axis} {component.kind!r} needs rows that the server may see, and there are none: set the "
@@ -250,25 +159,25 @@ def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
 
 
 def _measuring(
-    clients: Clients, work: ClientWork, where: RuntimeSettings, options: Options, stop: StoppingCriteria | None
+    clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions, stop: StoppingCriteria | None
 ) -> EvaluationPlan:
-    every = options.evaluate_every
-    if stop is not None and stop.measures and not every:
+    interval = options.evaluate_every
+    if stop is not None and stop.measures and not interval:
         raise SettingError("stop uses scores but evaluate_every is 0: set it to 1 or more, or remove the target")
     global_model = not work.layout.private and clients.common is not None and len(clients.common) > 0
     common = Evaluate(personal=False) if global_model else None
-    validate = _validate(options.keep, every, clients)
+    validate = _validate(options.keep, interval, clients)
     query, higher = Evaluate(split=options.evaluate_split), work.objective.higher_is_better
-    asked = min(options.evaluate_clients or len(clients), len(clients)) if every else 0
-    count = class_query(options.per_class, work, clients, options.evaluate_split, asked, where.simulates)
-    return EvaluationPlan(query, every, options.evaluate_clients, common, higher, validate, count)
+    clients_asked = min(options.evaluate_clients or len(clients), len(clients)) if interval else 0
+    count = class_query(options.per_class, work, clients, options.evaluate_split, clients_asked, runtime.simulates)
+    return EvaluationPlan(query, interval, options.evaluate_clients, common, higher, validate, count)
 
 
 def _meta(
-    recipe: Recipe, clients: Clients, work: ClientWork, objective: Objective, where: RuntimeSettings, options: Options
+    recipe: Recipe, clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
-    (rounds, _), metrics = options.length(), options.metrics
+    (rounds, _), metrics, objective = options.length(), options.metrics, work.objective
     of_users = [*recipe.components, maker(recipe), work.model, objective.loss, objective.metrics]
     of_users += trackers_of(options.trackers)
     return {
@@ -282,33 +191,35 @@ def _meta(
         "seed": options.seed,
         "loss": _plain(options.loss),
         "objective": objective.name,
-        "plugins": [list(one) for one in needed_by(of_users, [options.settings, recipe.name])],
+        "plugins": [list(plugin) for plugin in needed_by(of_users, [options.settings, recipe.name])],
         "metric": objective.metric,
         "higher_is_better": objective.higher_is_better,
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [one.plain() for one in of_run(recipe, clients, rounds, where.simulates)] if installed() else None,
+        "privacy": [guarantee.plain() for guarantee in of_run(recipe, clients, rounds, runtime.simulates)]
+        if installed()
+        else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "own_models": None if work.own_models is None else work.own_models.plain(),
         "frozen": frozen_digest(work.model),
         "public_rows": work.public_digest,
         "classes": list(clients.classes) if clients.classes is not None else None,
         "clients": len(clients),
-        "runtime": where.table(),
+        "runtime": runtime.table(),
         "per_class": options.per_class,
         "metrics": None if metrics is None or isinstance(metrics, Mapping) else list(metrics),
         "checkpoint_every": options.checkpoint_every,
         "settings": dict(options.settings) if options.settings is not None else None,
-        **options.kept(),
+        **options.recorded(),
     }
 
 
-def _validate(keep: str | Mapping[str, Any], every: int, clients: Clients) -> Evaluate | None:
-    """The query that finds the best version, where that is to be kept."""
+def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) -> Evaluate | None:
+    """Return the query that finds the best version, if `keep` asks for it."""
     if keep == "last":
         return None
-    if keep == "best" and not every:
+    if keep == "best" and not interval:
         raise SettingError("keep = 'best' needs evaluations to choose by: evaluate_every must be at least 1")
     if not _has_validation(clients):
         raise SettingError(
@@ -317,9 +228,9 @@ def _validate(keep: str | Mapping[str, Any], every: int, clients: Clients) -> Ev
     return Evaluate(split="validation") if keep == "best" else None
 
 
-def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> tuple[ClientWork, Recipe]:
-    given = GivenModels.of(model, clients.names, options.seed)
-    module = given.modules[0]
+def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -> tuple[ClientWork, Recipe]:
+    models = GivenModels.of(model, clients.names, options.seed)
+    module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
     first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
     rows = clients.rows(first, "train")
@@ -328,9 +239,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     objective = objective_named(rows.y, options.loss, options.metrics)
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
-    recipe.sharing.initial_private(
-        initial[layout.shared :], layout, len(clients) - 1
-    )  # refuses a model with room for fewer
+    # Refuses a model with room for fewer clients.
+    recipe.sharing.initial_private(initial[layout.shared :], layout, len(clients) - 1)
     module = kept(module)
     shape, outputs = pytree.form(rows.x), outputs_of(module, rows)
     public = public_rows_of(clients)
@@ -343,13 +253,16 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: Options) -> t
     judged = options.evaluate_split if options.evaluate_every else None
     choice = own_choice(options.keep, judged)
     trainer = recipe.training
-    own_models = given.own_models(recipe, spec, rows)
+    own_models = models.own_models(recipe, spec, rows)
     if trainer.overrides(Trainer.own_models):
         if own_models is not None:
             raise SettingError(f"{trainer.kind} makes clients' models from one: give one model, and not one for each")
         own_models = trainer.own_models(spec)
-    for one in [spec, *(() if own_models is None else (replace(spec, model=own.model) for own in own_models.models))]:
-        if choice is not None and (reason := choice.unsupported_model(one)):
+    for client_spec in [
+        spec,
+        *(() if own_models is None else (replace(spec, model=other.model) for other in own_models.models)),
+    ]:
+        if choice is not None and (reason := choice.unsupported_model(client_spec)):
             raise SettingError(reason)
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
@@ -376,7 +289,7 @@ def _has_validation(clients: Clients) -> bool:
     return any(clients.size(client, "validation") != 0 for client in range(len(clients)))
 
 
-def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: Options) -> None:
+def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options: RunOptions) -> None:
     """Refuse to reuse the run in a folder if its settings differ from the wanted ones.
 
     Args:
@@ -388,18 +301,18 @@ def check_repeats(folder: Path, meta: Mapping[str, Any], recipe: Recipe, options
         raise SettingError(f"{folder} holds a run with another recipe: choose another folder, or delete that one")
     # settings that folders of earlier versions do not have
     defaults = {"stop": None, "keep": "last", "unseen": 0, "longest_step": LONGEST_STEP, "max_weight": 1.0}
-    for name, value in options.kept().items():
+    for name, value in options.recorded().items():
         if _text(value) != _text(meta.get(name, defaults.get(name))):
             raise SettingError(f"{folder} holds a run with another {name}: choose another folder, or delete that one")
 
 
 def is_recorded(recipe: Recipe, meta: Mapping[str, Any]) -> bool:
-    """Whether a recipe is that of a run, which may have been written down before a setting had been there."""
-    wanted, table = _text(recipe.model_dump()), meta["recipe"]["table"]
-    if _text(table) == wanted:
+    """Return whether a recipe is that of a run, which may be older than some of its settings."""
+    text, table = _text(recipe.model_dump()), meta["recipe"]["table"]
+    if _text(table) == text:
         return True
     with suppress(SettingError):
-        return _text(recipes.rebuild(table).model_dump()) == wanted
+        return _text(recipes.rebuild(table).model_dump()) == text
     return False
 
 

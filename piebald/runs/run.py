@@ -16,18 +16,18 @@ from piebald.runs.adaptation import Adaptation
 from piebald.core.arguments import Count, Fraction, PathLike, Positive, Seed, Share, Whole, checked
 from piebald.report.callbacks import Callback, Tracker
 from piebald.methods.choice.final_models import Keep
-from piebald.runs.client_description import describe
 from piebald.contracts.component import Component
 from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.core.errors import RunFolderError, SettingError, check_names, unknown
-from piebald.runs.execution import execute, with_mapped_start
+from piebald.runs.execution import describe, execute, with_mapped_start
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import FinishedRun, Inheritance, inherit
 from piebald.core.machine import differences
 from piebald.data.partition import clients_from
 from piebald.data.clients.standardise import as_in_run
 from piebald.settings.plugins import read, use_recorded
-from piebald.runs.prepare import Metrics, Model, Options, PreparedRun, is_recorded, prepare
+from piebald.runs.options import Metrics, RunOptions
+from piebald.runs.prepare import Model, PreparedRun, is_recorded, prepare
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS, Outside, of_folder
 from piebald.storage.store import RunStore
@@ -73,7 +73,7 @@ def run(
 ) -> Run:
     """Run a recipe.
 
-    Args: What is trained
+    Args: Training
         recipe: a recipe or the name of one.
         clients: a `Clients` value, or anything that `clients_from` accepts.
         model: a module, or a function of the seed that makes one.  It is copied, not changed.
@@ -82,15 +82,15 @@ def run(
             of its loss, or a function (outputs, targets) -> [batch]; None chooses by the targets.
         seed: the seed of all randomness.
 
-    Args: How long, and where
+    Args: Length and place
         rounds: server steps; 10 by default, or no limit where `stop` is given.
         stop: other limits, e.g. ``{"seconds": 3600, "target": 0.9}``, see `server.StoppingCriteria`; the first one that
             is reached ends the run.
         runtime: a runtime's name, table or value, e.g. ``Simulator(engine="vmapped")``.
         longest_step: an update is refused, and its client excluded, if its norm exceeds this many times the model's.
         start_from: the folder of a finished run whose models, and what else fits, this one begins with.
-        max_examples, max_weight: a client's rows count as at most so many, and one update has at most this share of a
-            step, in (0, 1].
+        max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step, in
+            (0, 1].
 
     Args: Evaluation
         metrics: names ("accuracy", "auc"), or a mapping from names to functions (outputs, targets) -> [batch] or
@@ -108,7 +108,7 @@ def run(
         unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
             each of them, see `adapt` and `Run.newcomers`.
 
-    Args: What is kept and shown
+    Args: Records and display
         out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
         checkpoint_every: server steps between checkpoints; None saves as often as costs at most 2 % of the run's time,
             and after every step where lost work cannot be repeated (a real federation).
@@ -125,14 +125,23 @@ def run(
     Raises:
         SettingError: a setting is wrong or settings do not fit together; raised before training.
         RunFolderError: `out` cannot be used.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> run = pb.run("fedavg", clients, model, rounds=2, runtime=pb.Simulator(engine="sequential"))
+        >>> run.final["status"], run.final["rounds"], run.final["metric"]
+        ('finished', 2, 'accuracy')
     """
     finished = None if start_from is None else FinishedRun.at(Path(start_from))
     seed = seed if finished is None else finished.fresh_seed(seed)
-    loss, metrics = USERS.mark(loss), USERS.mark(metrics)
-    where, trackers = read(runtime, USERS), read(trackers, USERS)
-    options = Options(
-        rounds, stop, seed, where, loss, metrics, evaluate_every, evaluate_clients, evaluate_split, keep, unseen,
-        checkpoint_every, label, settings, longest_step, max_examples, max_weight, trackers, per_class,
+    options = RunOptions(
+        rounds=rounds, stop=stop, seed=seed, runtime=read(runtime, USERS), loss=USERS.mark(loss),
+        metrics=USERS.mark(metrics), evaluate_every=evaluate_every, evaluate_clients=evaluate_clients,
+        evaluate_split=evaluate_split, keep=keep, unseen=unseen, checkpoint_every=checkpoint_every, label=label,
+        settings=settings, longest_step=longest_step, max_examples=max_examples, max_weight=max_weight,
+        trackers=read(trackers, USERS), per_class=per_class,
     )  # fmt: skip
     plan = prepare(recipe, clients, model, options)
     _log.info("%s: runtime %s", plan.meta["label"], json.dumps(plan.meta["runtime"]))
@@ -146,7 +155,7 @@ def run(
     except BaseException:
         store.close()
         raise
-    plan = with_mapped_start(plan, store.path)  # the other one has the only name of its numbers, and goes
+    plan = with_mapped_start(plan, store.path)  # the first plan is dropped, and its numbers are freed
     return execute(plan, store, progress, _listeners(plan, callbacks), started)
 
 
@@ -163,10 +172,10 @@ def resume(
     plugins: Sequence[str] = (),
     **objective: Any,
 ) -> Run:
-    """Continue a run that was interrupted; a finished one is returned as it is, unless it is to have more rounds.
+    """Continue a run that was interrupted; a finished one is returned as it is, unless `rounds` asks for more.
 
-    A run that is continued to more rounds is the run that would have had so many from the start, to the bit on the same
-    machine and engine.
+    On the same machine and engine, a run that is continued to more rounds equals one that had them from the start, to
+    the bit.
 
     Args:
         path: the run folder.
@@ -176,12 +185,22 @@ def resume(
             default.
         progress: show a bar on a terminal.
         callbacks: listeners, as given to `run`.
-        plugins: modules of yours that the run may name.  A folder is data, whoever wrote it: without this, nothing that
-            it names as "module:name" is found, and no module is imported that is not there already.
+        plugins: modules of yours that the run may name.  A folder is data and may have any author: without this, no
+            "module:name" in it is looked up, and no module is imported.
         objective: `loss` and `metrics`, as given to `run`.
 
     Raises:
         SettingError: fewer rounds than the run has, or more of a run whose rounds are not counted in a simulation.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+        >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+        >>> here = pb.Simulator(engine="sequential")
+        >>> run = pb.run("fedavg", clients, model, rounds=1, runtime=here, out="digits")
+        >>> run.close()
+        >>> pb.resume("digits", clients, model, rounds=2).final["rounds"]
+        2
     """
     check_names("argument of resume", objective, _OBJECTIVE)
     with RunStore.open_read_only(path) as ended:
@@ -194,7 +213,7 @@ def resume(
         _extend(store, rounds)
         finished = store.meta.get("status") == "finished"
         if not finished and (changed := "; ".join(differences(store.meta))):
-            _log.warning("the rest of this run may have other bits than it would have had: %s", changed)
+            _log.warning("the rest of this run may differ in rounding from an uninterrupted one: %s", changed)
         started = Inheritance.of_folder(Path(path), store.meta)
         plan = _prepared_again(store.meta, path, clients, model, recipe, objective, plugins)
         store.set_meta(status="running", privacy=plan.meta["privacy"])
@@ -295,11 +314,11 @@ def opened(
 
 
 def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The runtime of a run that is only read: of a simulation this process, since its Ray or GPU may not be here."""
+    """Return the runtime of a run that is only read: a simulation in this process, since Ray or a GPU may be missing."""
     if "engine" not in runtime:
         return runtime
-    kept = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
-    return {"kind": "simulator", "engine": "sequential", "stack": 1, "workers": 0, **kept}
+    kept_settings = {name: runtime[name] for name in ("onednn", "map_above") if name in runtime}
+    return {"kind": "simulator", "engine": "sequential", "stack": 1, "workers": 0, **kept_settings}
 
 
 def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callback]:
@@ -308,11 +327,11 @@ def _listeners(plan: PreparedRun, callbacks: Sequence[Callback]) -> list[Callbac
 
 def _extend(store: RunStore, rounds: int | None) -> None:
     """Record that a run is to have more rounds."""
-    own = store.meta.get("rounds")
-    if rounds is None or rounds == own:
+    planned = store.meta.get("rounds")
+    if rounds is None or rounds == planned:
         return
-    if own is None or rounds < own:
-        has = "no number of rounds" if own is None else f"{own} rounds"
+    if planned is None or rounds < planned:
+        has = "no number of rounds" if planned is None else f"{planned} rounds"
         raise SettingError(f"rounds must be at least those of the run in {store.path}, which has {has}, got {rounds}")
     if store.meta["runtime"].get("kind") == "federation":
         raise SettingError(
@@ -342,29 +361,29 @@ def _prepared_again(
         recipe = recipes.rebuild(meta["recipe"]["table"])
     elif not is_recorded(recipe, meta):
         raise SettingError(f"the recipe is not that of the run in {path}: give it the same again, or none")
-    plan = prepare(recipe, clients, model, Options.of_folder(meta, objective))
+    plan = prepare(recipe, clients, model, RunOptions.of_folder(meta, objective))
     _check_same(plan.meta, meta, path)
     return plan.going_on_from(meta["lineage"]) if meta.get("lineage") else plan
 
 
-def _check_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path | str) -> None:
-    """Refuse to continue a run with another model, clients, loss or metric than it was started with."""
-    for name, what in (
+def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path | str) -> None:
+    """Refuse to continue a run with a model, clients, a loss or a metric that it was not started with."""
+    for name, subject in (
         ("layout", "model"),
         ("clients", "number of clients"),
         ("objective", "loss"),
         ("metric", "first metric"),
     ):
-        if now[name] != then[name]:
-            values = "" if name == "layout" else f": {then[name]!r} then, {now[name]!r} now"
-            raise SettingError(f"the {what} does not fit the run in {path}, which was started with another{values}")
-    if now["own_models"] != then.get("own_models"):
+        if now[name] != recorded[name]:
+            values = "" if name == "layout" else f": {recorded[name]!r} then, {now[name]!r} now"
+            raise SettingError(f"the {subject} does not fit the run in {path}, which was started with another{values}")
+    if now["own_models"] != recorded.get("own_models"):
         raise SettingError(f"the models of single clients are not those of the run in {path}: give it the same again")
-    if now["frozen"] != then.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
+    if now["frozen"] != recorded.get("frozen", now["frozen"]):  # folders of earlier versions do not have it
         raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
-    if now["public_rows"] != then.get("public_rows", now["public_rows"]):
+    if now["public_rows"] != recorded.get("public_rows", now["public_rows"]):
         raise SettingError(f"the public rows are not those of the run in {path}: give it the same rows again")
-    if now["standardise"] != then.get("standardise"):
+    if now["standardise"] != recorded.get("standardise"):
         raise SettingError(f"the clients are not standardised as in the run in {path}: give it the same rows again")
 
 

@@ -15,7 +15,8 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes import fedavg
 from piebald.privacy import SecureAggregation
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
 from piebald.statistics.hidden_at_sites import hidden_at_sites, hidden_question
 from piebald.statistics.pooled_statistics import FederatedStatistics
@@ -81,7 +82,7 @@ def open_sites(
         recipe = fedavg().with_(transforms=tuple(masks))
         settings = QuestionExperiment.load(file, [*flags, "recipe={ name = 'fedavg' }"]).as_in_the_source()
         plan = settings.plan()
-    ready = prepare(recipe, plan.clients, plan.model, Options(seed=settings.first_seed, runtime=plan.runtime))
+    ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=settings.first_seed, runtime=plan.runtime))
     stated = tuple(question.stated() for question in questions(settings, ready.clients))
     runtime = ready.runtime.open(replace(ready.work, questions=stated, trains=False), ready.clients)
     try:

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
-from piebald.core.format_versions import KeptForm
+from piebald.core.format_versions import FormatVersions
 from piebald.core.reading.files import opened
 from piebald.storage import schema
 from piebald.storage.lock import NO_LINK
@@ -39,7 +39,7 @@ from piebald.storage.schema import DATABASE, explained
 from piebald.storage.store import RunStore
 from piebald.version import __version__
 
-FORMAT = KeptForm[dict[str, Any]](first=1)  # of the list of files
+FORMAT = FormatVersions[dict[str, Any]](first=1)  # of the list of files
 _MANIFEST = "backup.json"
 _LONGEST = 64 << 20  # bytes of the manifest
 _NAME = re.compile(rf"{re.escape(DATABASE)}|{re.escape(START)}|(vectors|client-state|chosen)-\d{{1,15}}\.safetensors")

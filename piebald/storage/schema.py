@@ -23,11 +23,11 @@ from typing import Any
 from safetensors import SafetensorError
 
 from piebald.core.errors import RunFolderError, unknown
-from piebald.core.format_versions import KeptForm
+from piebald.core.format_versions import FormatVersions
 from piebald.core.reading.databases import LONGEST, connected, foreign_part
 from piebald.core.reading.files import json_value
 
-SCHEMA = KeptForm[sqlite3.Connection](first=1)
+SCHEMA = FormatVersions[sqlite3.Connection](first=1)
 APPLICATION = 0x50424C44  # "PBLD", which distinguishes a run from any other SQLite file
 DATABASE = "run.db"
 

@@ -14,7 +14,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import generator
 from piebald.data import DataSet
 from piebald.data.partition.vertical_split import Vertical, feature_names
-from piebald.data.sets import named as data_sets
+from piebald.data.sets.named import named
 from piebald.vertical.protocol import Role
 from piebald.vertical.transfer_settings import TransferData, TransferSettings
 
@@ -88,7 +88,7 @@ def division(data: DataSet) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def load(settings: TransferData, seed: int) -> dict[Role, PartyHolding]:
     """Load a data set and divide it between both parties, for experiments and demonstrations."""
-    data = data_sets.named(settings.name)
+    data = named(settings.name)
     if data.inputs.dim() != 2 or data.classes is None or len(data.classes) != 2:
         raise SettingError(f"data.name must be a table with two classes, like credit or census, got {settings.name!r}")
     return divide(data, settings, seed)

@@ -12,7 +12,6 @@ import pytest
 
 import piebald
 from piebald.core.progress import Bar
-from piebald.runs import run as experiment
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +89,7 @@ def test_ctrl_c_before_anything_was_written(command, good, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "run", interrupted)
+    monkeypatch.setattr("piebald.runs.run.run", interrupted)
     assert command("run", good) == (130, "", "interrupted before anything was written\n")
     monkeypatch.setattr("piebald.experiments.file.ExperimentSettings.load", interrupted)
     assert command("run", good) == (130, "", "interrupted\n")
@@ -130,13 +129,13 @@ def test_a_report_about_a_run(command, good):
 
 def test_all_recipes_with_papers_and_settings(command):
     listing = only_object(command("recipes", "--json"))
-    assert [entry["name"] for entry in listing] == piebald.methods.recipes.names()
+    assert [entry["name"] for entry in listing] == piebald.recipes.names()
     assert all(entry["paper"] and entry["summary"] and "cohort" in entry["fields"] for entry in listing)
     said = command("recipes")
     assert all(entry["name"] in said.out for entry in listing)
 
 
-@pytest.mark.parametrize("name", piebald.methods.recipes.names())
+@pytest.mark.parametrize("name", piebald.recipes.names())
 def test_the_printed_settings_of_a_recipe_are_valid_in_a_file(command, good, name):
     printed = command("recipes", name).out
     good.write_text(good.read_text().partition("[recipe]")[0] + printed)
@@ -175,7 +174,7 @@ def test_an_unexpected_error_is_one_line(command, good, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(experiment, "run", broken)
+    monkeypatch.setattr("piebald.runs.run.run", broken)
     said = command("run", good)
     assert said == (
         1,

@@ -12,8 +12,8 @@ import torch
 import piebald
 from piebald import partition
 from piebald.methods.choice import FEWEST_ROWS
-from piebald.runs import run as experiment
 from piebald.runs.finished_run import Run
+from piebald.runs.run import opened
 
 from .conftest import TWO, carry_out, fitting, method, on_ray, vector
 
@@ -85,10 +85,10 @@ def test_a_newcomer_of_a_run_on_ray_gets_what_one_of_the_simulator_gets(
     """From the run folder, where nothing of Ray is asked for."""
     rows = unlike().rows(0, "train")
     made = on_ray(method(name), unlike(), out=tmp_path / "run")
-    opened = experiment.opened(tmp_path / "run", unlike(), fitting(method(name)))
+    again = opened(tmp_path / "run", unlike(), fitting(method(name)))
     found = [
         piebald.adapt(run, (rows.x, rows.y), validation=0.4, epochs=2)
-        for run in (carry_out(method(name), unlike()), made, opened)
+        for run in (carry_out(method(name), unlike()), made, again)
     ]
     assert len({one.best for one in found}) == 1
     assert {"private" if name == "hdafl" else "cluster", "local", "mixed"} <= {one.name for one in found[0].methods}

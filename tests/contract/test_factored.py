@@ -25,7 +25,8 @@ from piebald.engines.factored.client_state import StatePacker
 from piebald.engines.factored.factors import ClientRowFactor, Factor, Weights
 from piebald.engines.factored.sum_terms import MatrixTerm
 from piebald.engines.factored.vectors import FactoredVectors
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from piebald.storage.store import RunStore
 
 from .conftest import assert_same, carry_out, vector
@@ -250,7 +251,7 @@ def test_a_private_layer_has_no_variate(packing: list[Any]) -> None:
 
 def engines(clients: PooledClients) -> tuple[Any, Any]:
     """A batched and a sequential engine of one federation."""
-    work = prepare(recipes.scaffold(lr=0.1, batch=8), clients, MODELS["dense"][0](), Options()).work
+    work = prepare(recipes.scaffold(lr=0.1, batch=8), clients, MODELS["dense"][0](), RunOptions()).work
     made = [make_engine(name, work, clients, torch.device("cpu"), False) for name in ("batched", "sequential")]
     return made[0], made[1]
 

@@ -15,7 +15,7 @@ from piebald.core import machine
 from piebald.core.errors import SettingError
 from piebald.core.machine import existing_objects_frozen
 from piebald.report.callbacks import Callback
-from piebald.runs import client_description
+from piebald.runs import execution
 from tests.fakes import classified, seeded, simulate
 
 
@@ -64,7 +64,7 @@ def test_also_while_a_run_is_prepared_and_its_clients_are_described(monkeypatch:
     def measure(*args: object) -> None:
         frozen["described"] = gc.get_freeze_count()
 
-    monkeypatch.setattr(client_description, "measure_heterogeneity", measure)
+    monkeypatch.setattr(execution, "measure_heterogeneity", measure)
     piebald.run(recipes.fedavg(batch=2), classified(5, 2), model, rounds=1, runtime={"kind": "simulator", "workers": 0})
     assert set(frozen) == {"prepared", "described"}
     assert min(frozen.values()) > 10_000

@@ -183,7 +183,7 @@ def test_a_listing_downloads_nothing(server: Server) -> None:
 
 
 def test_fashion_mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("piebald.data.fashion_mnist")
+    module = importlib.import_module("piebald.data.sets.fashion_mnist")
     images = np.arange(3 * 784, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
     bodies = [images, np.array([3, 9, 0], np.uint8), images[:2], np.array([1, 2], np.uint8)]
     sent = [gzip.compress(idx(body)) for body in bodies]
@@ -212,7 +212,7 @@ def test_cifar10_and_cifar100(server: Server, monkeypatch: pytest.MonkeyPatch) -
         "coarse_label_names.txt": b"\n".join(b"g%d" % n for n in range(20)),
     }
     for name, files in (("cifar10", ten), ("cifar100", hundred)):
-        body, module = tarred(files), importlib.import_module(f"piebald.data.{name}")
+        body, module = tarred(files), importlib.import_module(f"piebald.data.sets.{name}")
         server.files[f"/{name}.tar.gz"] = body
         monkeypatch.setattr(module, "URL", f"{server.url}/{name}.tar.gz")
         monkeypatch.setattr(module, "CHECKSUM", md5(body))
@@ -297,7 +297,7 @@ def har_archive(walk: np.ndarray, **changed: bytes) -> bytes:
 
 def test_har_from_the_published_text(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = np.random.default_rng(2).normal(size=(9, 500)).round(5)
-    serve(server, monkeypatch, "piebald.data.har", har_archive(walk))
+    serve(server, monkeypatch, "piebald.data.sets.har", har_archive(walk))
     har = data.har()
     assert har.x.shape == (4, 9, 128)
     np.testing.assert_allclose(har.x[1], walk[:, 64:192], rtol=1e-6)
@@ -320,7 +320,7 @@ def test_damaged_har_is_one_sentence(
     server: Server, monkeypatch: pytest.MonkeyPatch, name: str, body: bytes, message: str
 ) -> None:
     walk = np.random.default_rng(2).normal(size=(9, 500)).round(5)
-    serve(server, monkeypatch, "piebald.data.har", har_archive(walk, **{name: body}))
+    serve(server, monkeypatch, "piebald.data.sets.har", har_archive(walk, **{name: body}))
     with pytest.raises(SettingError, match=message) as caught:
         data.har()
     assert "\n" not in str(caught.value)
@@ -329,7 +329,7 @@ def test_damaged_har_is_one_sentence(
 def test_credit_from_the_published_sheet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet = (Path(__file__).parent / "credit_three_rows.xls").read_bytes()  # BIFF8, as Excel 97 to 2003 wrote it
     name = "default of credit card clients.xls"
-    serve(server, monkeypatch, "piebald.data.credit", zipped({name: sheet}))
+    serve(server, monkeypatch, "piebald.data.sets.credit", zipped({name: sheet}))
     credit = data.credit()
     assert credit.x.shape == (3, 23)
     assert credit.y.tolist() == [1, 1, 0]
@@ -357,7 +357,7 @@ def test_census_from_the_published_text(server: Server, monkeypatch: pytest.Monk
     train = PERSON + "United-States, <=50K\n" + PERSON.replace("39", "55").replace("State-gov", "?") + "Cuba, >50K\n\n"
     test = "|1x3 Cross validator\n" + PERSON.replace("39", "25") + "?, >50K.\n\n"
     files = {"adult.data": train.encode(), "adult.test": test.encode(), "Index": b"x"}
-    serve(server, monkeypatch, "piebald.data.census", zipped(files))
+    serve(server, monkeypatch, "piebald.data.sets.census", zipped(files))
     census = data.census()
     assert census.y.tolist() == [0, 1, 1]
     assert (census.train.tolist(), census.test.tolist()) == ([0, 1], [2])
@@ -365,14 +365,14 @@ def test_census_from_the_published_text(server: Server, monkeypatch: pytest.Monk
     assert set(census.owners["native-country"].names) == {"?", "Cuba", "United-States"}
     assert census.x[:, census.features.index("age")].tolist() == pytest.approx([-1, 1, -22 / 8])
     files["adult.data"] = train.replace(" <=50K", " maybe").encode()
-    serve(server, monkeypatch, "piebald.data.census", zipped(files))
+    serve(server, monkeypatch, "piebald.data.sets.census", zipped(files))
     shutil.rmtree(os.environ["PIEBALD_CACHE"])
     with pytest.raises(SettingError, match=r"must have <=50K or >50K at each line's end"):
         data.census()
 
 
 def test_mnist_with_its_writers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("piebald.data.mnist_writers")
+    module = importlib.import_module("piebald.data.sets.mnist_writers")
     images = np.arange(3 * 784, dtype=np.uint64).astype(np.uint8).reshape(3, 28, 28)
 
     def table(*rows: tuple[int, int, int]) -> bytes:
@@ -428,7 +428,7 @@ def test_speech_commands_unpacked_once_and_decoded_when_asked(
             entry = tarfile.TarInfo(name)
             entry.size = len(body)
             archive.addfile(entry, io.BytesIO(body))
-    serve(server, monkeypatch, "piebald.data.speech_commands", buffer.getvalue())
+    serve(server, monkeypatch, "piebald.data.sets.speech_commands", buffer.getvalue())
     for _ in range(2):
         speech = data.speech_commands()
         assert speech.classes == ["no", "yes"]
@@ -450,7 +450,7 @@ def test_speech_commands_cut_off_and_with_a_path_that_leads_out(
 ) -> None:
     whole = tarred({"testing_list.txt": b"\n"})
     for body in (whole[: len(whole) // 2], tarred({"../../../out.txt": b"x"})):
-        serve(server, monkeypatch, "piebald.data.speech_commands", body)
+        serve(server, monkeypatch, "piebald.data.sets.speech_commands", body)
         with pytest.raises(SettingError, match="cannot be unpacked"):
             data.speech_commands()
         assert not list(tmp_path.rglob("out.txt"))
@@ -463,7 +463,7 @@ def test_speech_commands_cut_off_and_with_a_path_that_leads_out(
 def test_every_download_says_in_one_sentence_what_went_wrong(
     server: Server, monkeypatch: pytest.MonkeyPatch, name: str, wrong: str
 ) -> None:
-    module = importlib.import_module(f"piebald.data.{name}")
+    module = importlib.import_module(f"piebald.data.sets.{name}")
     for place in ("URL", "MNIST", "QMNIST"):
         if hasattr(module, place):
             address = server.url if place != "URL" else f"{server.url}/{getattr(module, place).rsplit('/', 1)[-1]}"

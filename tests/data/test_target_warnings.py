@@ -35,7 +35,7 @@ FINE: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_what_is_odd_is_said(y: Any, options: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture) -> None:
     piebald.clients_from((X, y, OWNER), **options)
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("piebald.data.clients.target_warnings", "WARNING")
+    assert (record.name, record.levelname) == ("piebald.data.clients.sources", "WARNING")
     assert told in record.getMessage()
 
 

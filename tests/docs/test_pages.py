@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 # Now, so that searches and comparisons of later tests have the real `run` and not the brief one.
+import piebald
 from piebald import recipes
 from piebald.cli import main
 from piebald.contracts.component import Component
@@ -22,7 +23,6 @@ from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials.provisioning import describe
 from piebald.methods.recipe import Recipe
-from piebald.runs import run as experiment
 from piebald.runtimes import Simulator
 from piebald.settings.toml_document import Document
 from piebald.vertical.transfer_settings import TransferSettings
@@ -32,7 +32,7 @@ import pages
 
 from tests.scripts import loaded
 
-LONG = experiment.run
+LONG = piebald.run
 SEARCHES = ("advise.md", "tune.md")  # whose commands run a dozen experiments and more
 RUN = [
     page
@@ -53,7 +53,7 @@ RUN = [
 )
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(experiment, "run", brief)
+    monkeypatch.setattr("piebald.runs.run.run", brief)
     monkeypatch.setattr(Component, "registry", {axis: dict(kinds) for axis, kinds in Component.registry.items()})
     module = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
@@ -70,7 +70,7 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 @functools.wraps(LONG)
-def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **options: Any) -> experiment.Run:
+def brief(*arguments: Any, rounds: int | None = None, runtime: Any = None, **options: Any) -> piebald.Run:
     """A run of few rounds in this process: enough to see that the example works."""
     where = runtime if isinstance(runtime, Simulator) else Simulator()
     plain = where.model_copy(update={"engine": "sequential", "workers": 0})
@@ -199,7 +199,7 @@ def test_example_files_are_settings(file: Path) -> None:
 def test_the_demo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     demo = loaded(pages.ROOT / "examples" / "demo.py")
     monkeypatch.setattr(demo, "SEEDS", (0,))
-    monkeypatch.setattr(experiment, "run", brief)
+    monkeypatch.setattr("piebald.runs.run.run", brief)
     for _ in range(2):  # the second time it shows what it has
         monkeypatch.setattr(sys, "argv", ["demo.py", "--out", str(tmp_path / "demo"), "--rounds", "1"])
         demo.main()

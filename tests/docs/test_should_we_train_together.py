@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from piebald.cli import main
-from piebald.data.sets.prepared_files import is_prepared, prepared
+from piebald.data.sets.download import is_prepared, prepared
 from piebald.report.tables import History
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -18,7 +18,8 @@ from piebald import recipes
 from piebald.core import machine
 from piebald.core.errors import SettingError
 from piebald.engines import engine_choice, remembered_choices
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from piebald.runtimes.simulation import simulator
 from tests.fakes import classified, seeded
 
@@ -61,7 +62,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def chosen(model: nn.Module | None = None, **simulator: Any) -> dict[str, Any]:
     trained = seeded(Wrapped) if model is None else model
-    options = Options(runtime=piebald.Simulator(workers=0, **simulator))
+    options = RunOptions(runtime=piebald.Simulator(workers=0, **simulator))
     table: dict[str, Any] = prepare(RECIPE, classified(*range(6, 20)), trained, options).meta["runtime"]
     return {name: table[name] for name in ("engine", "stack", "onednn")}
 
@@ -73,7 +74,7 @@ def test_large_stacks_are_measured_only_of_tiny_models_and_where_each_core_gets_
     cpu, gpu, many = torch.device("cpu"), torch.device("cuda"), 3 * 4 * 250
     monkeypatch.setattr(engine_choice, "count_cores", lambda: 3)
     tiny, larger = (
-        prepare(RECIPE, classified(*range(6, 20)), seeded(make), Options(runtime=piebald.Simulator(workers=0))).work
+        prepare(RECIPE, classified(*range(6, 20)), seeded(make), RunOptions(runtime=piebald.Simulator(workers=0))).work
         for make in (Wrapped, lambda: nn.Sequential(nn.Linear(4, 5000), nn.Linear(5000, 2)))
     )
     few = engine_choice.stack_sizes(tiny, cpu, 10)

@@ -17,7 +17,6 @@ from piebald.core.references import USERS
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.local_federation import free_port
-from piebald.runs import run as experiment
 from piebald.storage.store import RunStore
 from tests import processes
 
@@ -55,7 +54,7 @@ def carry_out(
     made = ExperimentSettings.of_table(made.table() | {"runtime": kind}, "the test's settings", USERS)
     plan = made.plan()
     recipe = next(iter(plan.recipes.values()))
-    return experiment.run(
+    return piebald.run(
         recipe,
         plan.clients,
         plan.model,

@@ -20,7 +20,7 @@ from piebald.federation.link.wire_messages import Welcome
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
-from piebald.runs import run as experiment
+from piebald.runs.run import opened
 
 from .conftest import Server, Sites, provisioned, until
 from .test_site_choice import Wire
@@ -70,7 +70,7 @@ def test_organisations_train_on_rows_of_their_own(tmp_path: Path) -> None:
     server = Server(described("hdafl"), sites.folder / "server", tmp_path / "run")
     try:
         until(server.over)
-        run = experiment.opened(server.out)
+        run = opened(server.out)
         assert {row["client"] for row in run.results if row["status"] == "ok"} == {0, 1, 2}
         models = [until(lambda name=name: kept(sites, name)) for name in NAMES]
         for name in ("features.1.0.weight", "classifier.weight"):
@@ -84,7 +84,7 @@ def test_organisations_train_on_rows_of_their_own(tmp_path: Path) -> None:
         policy = Server(described("fedavg"), sites.folder / "server", tmp_path / "refused")
         assert policy.process.wait(180) == 0  # the others train without it
         assert "classifier.bias must stay at this site but the recipe would send it" in policy.log.read_text()
-        assert {row["client"] for row in experiment.opened(policy.out).results if row["status"] == "ok"} == {1, 2}
+        assert {row["client"] for row in opened(policy.out).results if row["status"] == "ok"} == {1, 2}
     finally:
         sites.close()
         server.close()

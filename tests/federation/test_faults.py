@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import piebald
 from piebald.cli import main
-from piebald.runs import run as experiment
+from piebald.runs.run import opened
 from piebald.storage.store import RunStore
 
 from .conftest import SITES, Server, Sites, carry_out, provisioned, settings, until
@@ -73,9 +74,9 @@ def disturb(server: Server, sites: Sites, rng: random.Random) -> None:
             sites.start(name)
 
 
-def assert_same_run(simulated: experiment.Run, out: Path, sites: Sites) -> None:
+def assert_same_run(simulated: piebald.Run, out: Path, sites: Sites) -> None:
     """The same global model, the same private numbers at the sites, and one update from each client in each round."""
-    real = experiment.opened(out)
+    real = opened(out)
     torch.testing.assert_close(real.cluster_models[0], simulated.cluster_models[0], atol=1e-4, rtol=1e-4)
     trained = [
         (row["version"], row["client"]) for row in real.results if (row["kind"], row["status"]) == ("train", "ok")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import piebald
 from piebald.runs import execution
-from piebald.runs import run as experiment
+from piebald.runs.run import opened
 from piebald.storage.store import RunStore
 
 from .conftest import Server, Sites, carry_out, provisioned, settings, until
@@ -106,7 +106,7 @@ def test_killed_servers_and_sites_go_on_with_mapped_models_to_the_same_bits(
     assert piebald.resume(server.out).rounds[-1]["version"] == ROUNDS
     left = {path.name.split("-")[0] for path in server.out.iterdir()}
     assert left <= {"run.db", "run.lock", "vectors", "federation"}, "a mapped file has no name"
-    assert experiment.opened(server.out).meta["runtime"]["map_above"] == 1000
+    assert opened(server.out).meta["runtime"]["map_above"] == 1000
 
 
 def in_files(server: Server) -> int:

@@ -43,7 +43,8 @@ from piebald.federation.site.client_store import ClientStore, UpdateCount
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_check import check_site, site_machine
 from piebald.federation.site.site_process import site_work
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
 
@@ -466,7 +467,7 @@ def test_rows_that_disappear_are_one_sentence_at_both_ends(tmp_path: Path, caplo
     assert all(one.fine for one in site_machine(work))
     made = described("fedavg")
     plan = made.plan()
-    run = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(seed=1, runtime="federation"))
+    run = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1, runtime="federation"))
     names = ["north", "south", "east"]
     values = json.loads(terms(run.work, made.table(), names, names, plan.clients.classes))
     assert work(values).client == 0

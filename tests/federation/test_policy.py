@@ -17,7 +17,8 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.validate import Validate
 from piebald.methods.training import Sgd
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 
 from .conftest import settings
 
@@ -29,7 +30,7 @@ def prepared(recipe: dict[str, Any]) -> Any:
 @functools.cache
 def _prepared(recipe: str) -> Any:
     plan = settings(json.loads(recipe)).plan()
-    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(seed=1))
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1))
 
 
 def work(recipe: dict[str, Any]) -> ClientWork:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+import piebald
 from piebald.cli import main
 from piebald.cli.queueing import Watch
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.status import give_sign, status_values
-from piebald.runs import run as experiment
+from piebald.runs.run import opened
 from piebald.runtimes.simulation.simulation import Simulation
 from piebald.storage.lock import RunLock
 from piebald.storage.store import RunStore
@@ -94,10 +95,10 @@ def test_a_queue_goes_on_where_it_was_after_a_kill_a_stop_and_a_failure(
         for path in ExperimentQueue(credentials).folder.iterdir():
             path.unlink()
         ExperimentQueue(credentials).folder.rmdir()
-    undisturbed, disturbed = carry_out(long), experiment.opened(tmp_path / "a")
+    undisturbed, disturbed = carry_out(long), opened(tmp_path / "a")
     assert disturbed.final["rounds"] == 40
     assert disturbed.final["mean"] == undisturbed.final["mean"]
-    assert experiment.opened(tmp_path / "d").meta["lineage"]["federation"]
+    assert opened(tmp_path / "d").meta["lineage"]["federation"]
 
 
 def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
@@ -119,7 +120,7 @@ def test_a_run_whose_end_is_not_waited_for_is_closed_and_finished(
         carry_out(settings({"name": "fedavg"}, rounds=1), tmp_path / "run")
     assert closed == [True]
     monkeypatch.undo()
-    assert experiment.resume(tmp_path / "run").final["status"] == "finished"  # by this process: it is not locked
+    assert piebald.resume(tmp_path / "run").final["status"] == "finished"  # by this process: it is not locked
 
 
 @pytest.fixture

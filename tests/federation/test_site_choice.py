@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import piebald
 from piebald.contracts import Task
 from piebald.core.errors import SettingError
 from piebald.experiments.file import ExperimentSettings
@@ -27,8 +28,8 @@ from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.choice import BestForEach, KnnPer
 from piebald.methods.queries import Evaluate
-from piebald.runs import run as experiment
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 
 from .conftest import SITES, Sites, provisioned, settings
 
@@ -46,7 +47,7 @@ def described(recipe: Mapping[str, Any], keep: str = "best_for_each") -> Experim
 
 def planned(recipe: Mapping[str, Any], keep: str = "best_for_each") -> PreparedRun:
     plan = described(recipe, keep).plan()
-    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(seed=1, keep=keep))  # type: ignore[arg-type]
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1, keep=keep))  # type: ignore[arg-type]
 
 
 class Wire:
@@ -235,7 +236,7 @@ def _run(recipe: dict[str, Any], keep: str, **runtime: Any) -> Any:
     kind = {"kind": "federation", **runtime} if runtime else {"kind": "simulator", "engine": "sequential", "workers": 0}
     plan = settings(recipe, partition=ROWS, keep=keep, runtime=kind)
     made = plan.plan()
-    return experiment.run(
+    return piebald.run(
         next(iter(made.recipes.values())), made.clients, made.model, rounds=3, seed=1, runtime=made.runtime,
         keep=keep, settings=plan.table(),
     )  # type: ignore[arg-type]  # fmt: skip
@@ -254,7 +255,7 @@ def _record(sites: Sites, client: int) -> dict[str, Any]:
 def test_sites_on_this_machine_have_chosen_when_the_run_returns(tmp_path: Path) -> None:
     made = described({"name": "fedavg"})
     plan = made.plan()
-    run = experiment.run(
+    run = piebald.run(
         next(iter(plan.recipes.values())), plan.clients, plan.model, rounds=1, seed=1,
         runtime={"kind": "federation", "folder": str(tmp_path / "sites"), "experiment": made.table()},
         keep="best_for_each", settings=made.table(),

@@ -22,7 +22,8 @@ from piebald.federation.site.policy import Policy
 from piebald.federation.site.site_process import SiteSettings, SiteWork
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.client_work import ClientWork
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 
 from .conftest import SITES, provisioned
 
@@ -56,7 +57,7 @@ def planned(weights: Path) -> tuple[ClientWork, dict[str, Any]]:
     }  # fmt: skip
     made = ExperimentSettings.of_table(table, "the test's settings")
     plan = made.plan()
-    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(rounds=1, seed=1))
+    ready = prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(rounds=1, seed=1))
     table["model"]["weights"] = NAME
     return ready.work, json.loads(terms(ready.work, table, plan.clients.names, SITES, plan.clients.classes))
 

@@ -14,7 +14,6 @@ from piebald.cli import main
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.report.comparison import Comparison
 from piebald.report.page.report_page import render
-from piebald.runs import run as experiment
 from piebald.storage.store import RunStore
 
 ROWS = data.digits()
@@ -32,7 +31,7 @@ def trained(recipe: str, out: Path | None, count: int = 3, hidden: int = 8, **mo
     def model(seed: int) -> Any:
         return models.build_model("mlp", (1, 8, 8), 10, seed, hidden=[hidden])
 
-    return experiment.run(made, clients(count), model, **{"rounds": 2, "runtime": ENGINE, "out": out} | more)
+    return piebald.run(made, clients(count), model, **{"rounds": 2, "runtime": ENGINE, "out": out} | more)
 
 
 def scores(run: piebald.Run, version: int) -> dict[Any, float]:
@@ -82,7 +81,7 @@ def test_a_third_one_needs_neither_folder_and_is_resumed_to_the_same_bits(tmp_pa
     with RunStore.open_read_only(tmp_path / "cut") as store:
         assert store.last_checkpoint() is None
     settings = clients(), lambda seed: models.build_model("mlp", (1, 8, 8), 10, seed, hidden=[8])
-    resumed = experiment.resume(tmp_path / "cut", *settings)
+    resumed = piebald.resume(tmp_path / "cut", *settings)
     assert scores(resumed, 2) == scores(whole, 2)
     assert resumed.meta["lineage"]["sha256"] == whole.meta["lineage"]["sha256"]
     assert whole.meta["lineage"]["before"]["step"] == 2
@@ -130,6 +129,6 @@ def test_unfinished_damaged_and_missing_runs_are_refused(tmp_path: Path, capsys:
     with RunStore.open(tmp_path / "after") as store:
         store.set_meta(status="stopped")
     with pytest.raises(RunFolderError, match=r"start\.safetensors is damaged"):
-        experiment.resume(tmp_path / "after", clients(), models.build_model("mlp", (1, 8, 8), 10, 0, hidden=[8]))
+        piebald.resume(tmp_path / "after", clients(), models.build_model("mlp", (1, 8, 8), 10, 0, hidden=[8]))
     assert main(["run", "--from", str(tmp_path / "nowhere")]) == 2
     assert "there is no run folder" in capsys.readouterr().err

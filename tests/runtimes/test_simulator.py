@@ -232,7 +232,7 @@ def poisoned(client: int, *sizes: int) -> PooledClients:
         pairs.append((rows.x, torch.full_like(y, 2) if number == client else y))
     names = [f"site {number}" for number in range(len(sizes))]
     made = federation(*pairs, classes=["no", "yes", "trouble"])
-    made._names = names
+    made.names = names
     return made
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import piebald
 from piebald.cli.app import SharedOptions
 from piebald.cli.queueing import _settings
 from piebald.contracts import Task
@@ -28,8 +29,9 @@ from piebald.federation.hub.run_terms import terms
 from piebald.federation.link.wire_format import task_body, unpack_task
 from piebald.federation.operate.experiment_queue import Queued
 from piebald.federation.site.site_process import SiteSettings, SiteWork
-from piebald.runs import run as experiment
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
+from piebald.runs.run import opened
 from piebald.settings.toml_document import dumps
 
 SITES = ["site-1", "site-2"]
@@ -151,16 +153,16 @@ def main(folder: Path) -> None:
     plan = settings.plan()
     recipe = next(iter(plan.recipes.values()))
     objective: dict[str, Any] = {"loss": settings.loss, "metrics": settings.evaluate.metrics}
-    ready = prepare(recipe, plan.clients, plan.model, Options(seed=1, **objective))
+    ready = prepare(recipe, plan.clients, plan.model, RunOptions(seed=1, **objective))
     honest = json.loads(terms(ready.work, settings.table(), SITES, SITES, plan.clients.classes))
     site = SiteWork(cast(Credentials, SimpleNamespace(party="site-1", folder=folder)), SiteSettings(), folder)
     assert len(site(honest).clients) == 2  # so that refusals are about the changed text
     out = folder / "run"
-    experiment.run(
+    piebald.run(
         recipe, plan.clients, plan.model, rounds=1, out=out, measure="none", settings=settings.table(),
         evaluate_every=0, seed=1, **objective,
     ).close()  # fmt: skip
-    experiment.opened(out).close()
+    opened(out).close()
     with sqlite3.connect(out / "run.db") as database:
         meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
     told = {name: meta[name] for name in ("settings", "recipe", "loss", "metrics", "runtime", "trackers", "plugins")}
@@ -182,7 +184,7 @@ def main(folder: Path) -> None:
         with sqlite3.connect(out / "run.db") as database:
             for key, value in values.items():
                 database.execute("UPDATE meta SET value = ? WHERE key = ?", (json.dumps(value), key))
-        attempt(lambda: experiment.opened(out).close())
+        attempt(lambda: opened(out).close())
 
     for text in texts:
         named = not text.startswith("/")  # the rows and weights of a user's own run lie where its settings say

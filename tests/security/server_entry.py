@@ -20,7 +20,8 @@ from piebald.federation.hub.server_state import Timeouts
 from piebald.federation.link.flare_link import serve
 from piebald.federation.link.wire_format import digest, pack_update
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 from piebald.version import __version__
 from tests.federation.conftest import provisioned, settings
 
@@ -115,7 +116,7 @@ def prepared(recipe: str) -> tuple[PreparedRun, dict[str, Any]]:
     """A small run with this recipe, and the settings that it was made from."""
     made = settings(json.loads(recipe), model={"name": "mlp", "hidden": [4]})
     plan = made.plan()
-    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, Options(seed=1)), made.table()
+    return prepare(next(iter(plan.recipes.values())), plan.clients, plan.model, RunOptions(seed=1)), made.table()
 
 
 def true_update(entry: Entry, **fields: Any) -> Update:

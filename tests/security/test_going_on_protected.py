@@ -20,7 +20,6 @@ from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.recipe import Recipe
-from piebald.runs import run as experiment
 from piebald.testing.federation import plain_network, uneven_clients
 
 from ..federation.conftest import provisioned
@@ -33,7 +32,7 @@ NOISE = {"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"}
 
 
 def carried_out(recipe: Recipe, out: Path, **more: Any) -> piebald.Run:
-    return experiment.run(
+    return piebald.run(
         recipe, uneven_clients(), plain_network, rounds=1, seed=1, out=out,
         runtime={"kind": "simulator", "engine": "sequential", "workers": 0}, evaluate_every=0, **more,
     )  # fmt: skip
@@ -85,7 +84,7 @@ def test_a_budget_says_what_is_known_of_all_runs_together(tmp_path: Path) -> Non
     assert "Said of this run alone" not in one["meaning"]
     both, delta = one["epsilon_pld"] + two["epsilon_pld"], one["delta"] + two["delta"]
     assert f"epsilon is at most {both:.4g} at delta {delta:.2g}, the sums." in two["meaning"]
-    resumed = experiment.resume(tmp_path / "second", uneven_clients(), plain_network, rounds=2)
+    resumed = piebald.resume(tmp_path / "second", uneven_clients(), plain_network, rounds=2)
     assert f"epsilon is at most {one['epsilon_pld'] + resumed.meta['privacy'][0]['epsilon_pld']:.4g}" in str(
         resumed.meta
     )

@@ -19,7 +19,8 @@ from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.validate import Validate
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.lowest_loss import LowestLoss
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 from tests.fakes import classified, seeded
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
@@ -52,7 +53,7 @@ DEMANDING = {
 
 
 def prepared(recipe: Recipe, **options: Any) -> PreparedRun:
-    return prepare(recipe, CLIENTS, seeded(lambda: torch.nn.Linear(4, 2)), Options(seed=1, **options))
+    return prepare(recipe, CLIENTS, seeded(lambda: torch.nn.Linear(4, 2)), RunOptions(seed=1, **options))
 
 
 def runner(policy: Policy, recipe: Recipe | None = None, **work: Any) -> TaskRunner:

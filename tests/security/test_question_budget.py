@@ -33,7 +33,8 @@ from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
 from piebald.privacy.question_ledger import FILE, OverLimit, QuestionLedger, as_records
-from piebald.runs.prepare import Options, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from piebald.server.client_queries import ClientQueries
 from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
 from piebald.statistics.experiment import open_sites, question_recipe
@@ -57,7 +58,7 @@ RNG = np.random.default_rng(3)
 X = RNG.normal(size=(200, 3)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
 CLIENTS = clients_from({name: (X[k::3], Y[k::3]) for k, name in enumerate("abc")}, test=0.4, validation=0.1)
-PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), Options(seed=1))
+PLAN = prepare(recipes.fedavg(lr=0.1), CLIENTS, Logistic([3], 2), RunOptions(seed=1))
 MODEL = PLAN.work.initial[: PLAN.work.layout.shared]
 
 

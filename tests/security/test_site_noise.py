@@ -18,7 +18,8 @@ from piebald.federation.site.client_session import ClientSession
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.recipe import Recipe
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 
 from ..core.fakes import classified, seeded
 
@@ -28,7 +29,7 @@ ROWS = recipes.dp_sgd(lr=1.0, clip=0.5, noise=1.0, batch=12)
 
 
 def planned(recipe: Recipe) -> PreparedRun:
-    return prepare(recipe, classified(24, 24), seeded(lambda: nn.Linear(4, 2)), Options(rounds=1))
+    return prepare(recipe, classified(24, 24), seeded(lambda: nn.Linear(4, 2)), RunOptions(rounds=1))
 
 
 def site(recipe: Recipe, policy: Policy | None = None) -> TaskRunner:
@@ -96,7 +97,7 @@ def test_what_is_drawn_for_hidden_rows_is_known_to_the_site_alone(drawn: str) ->
 
     def again() -> Tensor:
         model = seeded(lambda: nn.Sequential(*layers, nn.Linear(4, 2)))
-        plan = prepare(recipe, classified(24, 24), model, Options(rounds=1))
+        plan = prepare(recipe, classified(24, 24), model, RunOptions(rounds=1))
         return upload(TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu"))
 
     assert not torch.equal(again(), again())

@@ -16,7 +16,8 @@ from piebald.data.partition import clients_from
 from piebald.models import Logistic
 from piebald.privacy.secure_aggregation.client_side import SimulatedSigner
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 
 pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
@@ -103,7 +104,7 @@ def plan(recipe: Any = None, rows: int = 40) -> PreparedRun:
     rng = np.random.default_rng(5)
     made = {name: (rng.normal(k, 2, (rows, 2)), rng.integers(0, 3, rows)) for k, name in enumerate("abc")}
     clients = clients_from(made, test=0.25)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], 3), Options(seed=1))
+    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], 3), RunOptions(seed=1))
 
 
 def coded_plan(recipe: Any = None, rows: int = 40) -> PreparedRun:
@@ -114,4 +115,4 @@ def coded_plan(recipe: Any = None, rows: int = 40) -> PreparedRun:
         codes, numbers = rng.integers(0, 3, rows), rng.normal(shift, 2, rows)
         made[name] = np.stack([codes, numbers, rng.integers(0, 2, rows)], 1), (codes + rng.integers(0, 2, rows)) % 3
     clients = clients_from(made, test=0.25)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([3], 3), Options(seed=1))
+    return prepare(recipe or recipes.fedavg(), clients, Logistic([3], 3), RunOptions(seed=1))

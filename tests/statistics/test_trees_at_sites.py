@@ -17,7 +17,8 @@ from piebald.contracts import Task, Update
 from piebald.core.errors import PiebaldError
 from piebald.data.partition import clients_from
 from piebald.models import Logistic
-from piebald.runs.prepare import Options, PreparedRun, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 from piebald.statistics.queries.trees import TreesQuery
 from piebald.statistics.trees.boosted_trees import BoostedTrees
 from piebald.statistics.trees.settings import TreeSettings
@@ -42,7 +43,7 @@ def plan(classes: int = 2, recipe: Any = None) -> PreparedRun:
         x = rng.normal(0, 1, (40, 2))
         rows[name] = (x, (x[:, 0] + rng.normal(0, 0.5, 40) > 0).astype(int) + (x[:, 1] > 1) * (classes > 2))
     clients = clients_from(rows, test=0.25, validation=0.1)
-    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], classes), Options(seed=1))
+    return prepare(recipe or recipes.fedavg(), clients, Logistic([2], classes), RunOptions(seed=1))
 
 
 PLAN = plan()

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+import piebald
 from piebald import data, models, partition
 from piebald.cli import main
 from piebald.core.errors import RunFolderError
 from piebald.report import callbacks
-from piebald.runs import run as experiment
 from piebald.storage.backup import backup, restore
 from piebald.storage.store import RunStore
 from tests import processes
@@ -46,14 +46,14 @@ def test_a_run_that_was_backed_up_while_it_ran_is_resumed_to_the_same_bits(tmp_p
 
     where = {"kind": "simulator", "engine": "sequential", "workers": 0}
     more: dict[str, Any] = {"rounds": 3, "runtime": where, "checkpoint_every": 1, "callbacks": [BacksUp()]}
-    run = experiment.run("hdafl", clients, model, out=tmp_path / "run", **more)
+    run = piebald.run("hdafl", clients, model, out=tmp_path / "run", **more)
     for own in (tmp_path / "1.tar.part", tmp_path / "again-1.part"):
         own.mkdir()  # somebody else's
     for version in (1, 2, 3):
         file = tmp_path / f"{version}.tar"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert restore(file, tmp_path / f"again-{version}")["step"] == version
-        again = experiment.resume(tmp_path / f"again-{version}", clients, model)
+        again = piebald.resume(tmp_path / f"again-{version}", clients, model)
         assert again._store.rows("score") == run._store.rows("score")
         ends = [one._store.checkpoint_of(3).tensors for one in (again, run)]
         assert ends[0].keys() == ends[1].keys()

@@ -14,7 +14,7 @@ import piebald
 from piebald import data, models, partition
 from piebald.contracts import Clients
 from piebald.core.errors import RunFolderError, SettingError
-from piebald.core.format_versions import KeptForm
+from piebald.core.format_versions import FormatVersions
 from piebald.federation.credentials import provisioning
 from piebald.federation.operate import experiment_queue
 from piebald.federation.operate.experiment_queue import ExperimentQueue
@@ -131,7 +131,7 @@ def test_credentials_and_queues_of_the_version_before_are_read(tmp_path: Path) -
 
 @pytest.mark.parametrize("found", [True, 1.0, "1", None, 0, 3])
 def test_what_is_no_number_of_this_form_is_not_read(found: object) -> None:
-    form = KeptForm[list[int]](first=1, steps=(lambda kept: kept.append(2),))
+    form = FormatVersions[list[int]](first=1, steps=(lambda kept: kept.append(2),))
     assert form.reads(1)
     assert form.reads(2)
     assert not form.reads(found)

@@ -20,7 +20,8 @@ from piebald.methods.recipe import Recipe
 from piebald.report.paired import Scores
 from piebald.report.tables import History
 from piebald.runs.finished_run import Run
-from piebald.runs.prepare import Model, Options, check_repeats, prepare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.runs.run import resume, run
 from piebald.runtimes import Simulator
 from piebald.storage.schema import DATABASE
@@ -37,7 +38,7 @@ _OWN = (
     "per_class",
 )
 _WHOLE = ("unseen", "stop")  # of a run whose length or clients are not those of the others
-OPTIONS = tuple(field.name for field in fields(Options) if field.name not in (*_OWN, *_WHOLE))
+OPTIONS = tuple(field.name for field in fields(RunOptions) if field.name not in (*_OWN, *_WHOLE))
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class TrialRuns:
         Raises:
             SettingError: the recipe cannot be trained by these clients.
         """
-        meta = prepare(recipe, self.choosing, self.model_of(label), Options(**self._options(self.rungs[-1], 0))).meta
+        meta = prepare(recipe, self.choosing, self.model_of(label), RunOptions(**self._options(self.rungs[-1], 0))).meta
         return replace(self, metric=meta["metric"], higher_is_better=meta["higher_is_better"])
 
     def model_of(self, label: str) -> Model:
@@ -110,7 +111,7 @@ class TrialRuns:
         if (folder / DATABASE).exists():
             with History(folder) as history:
                 check_repeats(
-                    folder, {**history.meta, "rounds": rounds}, recipe, Options(**self._options(rounds, seed))
+                    folder, {**history.meta, "rounds": rounds}, recipe, RunOptions(**self._options(rounds, seed))
                 )
                 reached = max(rounds, history.meta["rounds"])
             judged: dict[str, Any] = {name: self.options[name] for name in ("loss", "metrics") if name in self.options}

@@ -47,7 +47,7 @@ PARQUET = (".parquet", ".pq")
 
 
 def is_table(path: str | Path) -> bool:
-    """Whether a path is that of a table, judged by its suffix."""
+    """Return whether a path is that of a table, judged by its suffix."""
     return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
 
 
@@ -81,8 +81,8 @@ def read_table(path: Path, names: str | None = None) -> Any:
     except SettingError:
         raise
     except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error, csv.Error) as error:
-        why = " ".join(str(error).split())
-        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({why})") from None
+        message = " ".join(str(error).split())
+        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({message})") from None
 
 
 def _read_text(path: Path, separator: str, names: str | None) -> Any:
@@ -101,9 +101,9 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
             frame = read(**options)
-            if separator == ";":  # where the decimal separator may be a comma
-                other = read(decimal=",", **options)
-                frame = max(frame, other, key=lambda one: one.select_dtypes("number").shape[1])
+            if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
+                with_commas = read(decimal=",", **options)
+                frame = max(frame, with_commas, key=lambda table: table.select_dtypes("number").shape[1])
         except pandas.errors.ParserWarning:
             raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
         if names in header:
@@ -115,17 +115,18 @@ def _read_text(path: Path, separator: str, names: str | None) -> Any:
 
 def _header(path: Path, separator: str) -> tuple[str, list[str]]:
     """The separator of a file and the names in its first line."""
-    found: dict[str, list[str]] = {}
-    for one in (separator, *OTHERS):
+    names_by_separator: dict[str, list[str]] = {}
+    for candidate in (separator, *OTHERS):
         with unpacked(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            found[one] = next(csv.reader(text, delimiter=one), [])
-        if len(found[one]) > 1:
-            return one, found[one]
-    return separator, found[separator]
+            names_by_separator[candidate] = next(csv.reader(text, delimiter=candidate), [])
+        if len(names_by_separator[candidate]) > 1:
+            return candidate, names_by_separator[candidate]
+    return separator, names_by_separator[separator]
 
 
 def _counted(names: Any) -> Any:
-    """Names as numbers where all of them are whole numbers as Python writes them, so that 2 comes before 10."""
+    """Return names as numbers if all of them are whole numbers as Python writes them, so that 2 comes before 10."""
+    # "007" and "+7" stay text, and 18 digits always fit into int64.
     whole = re.compile(r"0|-?[1-9]\d{0,17}")
     if names.isna().any() or not all(whole.fullmatch(name) for name in names):
         return names
@@ -133,24 +134,26 @@ def _counted(names: Any) -> Any:
 
 
 def _columns(
-    known: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None, owned: bool = False
+    columns: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None, owned: bool = False
 ) -> tuple[str, str, list[str]]:
     """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
     client = target if owned else client
     for role, column in (("target", target), ("client", client)):
         if column is None:
-            raise SettingError(f"a table needs {role}='...', the column that {_roles[role]}: it has {', '.join(known)}")
+            raise SettingError(
+                f"a table needs {role}='...', the column that {_roles[role]}: it has {', '.join(columns)}"
+            )
     assert client is not None  # for the type checker; refused above
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    chosen = [column for column in known if column not in (client, target)] if features is None else list(features)
+    chosen = [column for column in columns if column not in (client, target)] if features is None else list(features)
     for column in (client, target, *chosen):
-        if column not in known:
-            raise unknown("column", column, known)
+        if column not in columns:
+            raise unknown("column", column, columns)
     if not chosen:
-        raise SettingError(f"there is no column to predict from: the table has only {', '.join(known)}")
-    if features is not None and (twice := next((one for one in chosen if chosen.count(one) > 1), None)):
+        raise SettingError(f"there is no column to predict from: the table has only {', '.join(columns)}")
+    if features is not None and (twice := next((name for name in chosen if chosen.count(name) > 1), None)):
         raise SettingError(f"features must be different columns, got {twice!r} twice")
     if client == target and not owned:
         raise SettingError(f"client and target must be different columns, got {client!r} for both")
@@ -165,8 +168,8 @@ _roles = {"client": "names the client of each row", "target": "is to be predicte
 
 def owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
-    found, codes = np.unique(values, return_inverse=True)
-    return codes.astype(np.int64), [str(name) for name in found.tolist()]
+    names, codes = np.unique(values, return_inverse=True)
+    return codes.astype(np.int64), [str(name) for name in names.tolist()]
 
 
 def from_frame(
@@ -188,9 +191,11 @@ def from_frame(
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
     """
-    if odd := [column for column in frame.columns if not isinstance(column, str)]:
-        raise SettingError(f"column names must be text, got {odd[0]!r}: rename them with frame.rename(columns=str)")
-    whose, target, chosen = _columns(list(frame.columns), client, target, features, not owned and client is None)
+    if not_text := [column for column in frame.columns if not isinstance(column, str)]:
+        raise SettingError(
+            f"column names must be text, got {not_text[0]!r}: rename them with frame.rename(columns=str)"
+        )
+    owner, target, chosen = _columns(list(frame.columns), client, target, features, not owned and client is None)
     if features is None and (nameless := next(filter(re.compile(r"Unnamed: \d+").fullmatch, chosen), None)):
         raise SettingError(
             f"the table has a column without a name ({nameless}), as pandas writes row numbers: save it with "
@@ -198,7 +203,7 @@ def from_frame(
         )
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    for column in (whose, target, *chosen):
+    for column in (owner, target, *chosen):
         series = frame[column]
         if getattr(series, "ndim", 1) != 1:
             raise SettingError(f"column {column!r} occurs twice: rename one of them")
@@ -217,12 +222,12 @@ def from_frame(
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
-    codes, names = owners(_plain(frame[whose])) if whose == client else _nobody(len(frame))
+    codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
     return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
 
 
 def _no_number(series: Any) -> Any:
-    """A value of a column that makes it one of no numbers: one word among numbers is enough for that."""
+    """Return the first value of a column that is not a number; one word among numbers makes it a column of text."""
     return next((value for value in series if not _is_number(value)), series.iloc[0])
 
 
@@ -234,8 +239,8 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _nobody(rows: int) -> tuple[Ints, list[str]]:
-    """Rows without clients, as those of a single one."""
+def _single_client(rows: int) -> tuple[Ints, list[str]]:
+    """Codes and names of rows that all belong to one client without a name."""
     return np.zeros(rows, dtype=np.int64), [""]
 
 
@@ -315,7 +320,7 @@ def from_hub(
         raise SettingError("the data set must have at least one row, got none")
     alone = not owned and client is None
     x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=alone)
-    codes, names = _nobody(len(y)) if alone else owners(owner)
+    codes, names = _single_client(len(y)) if alone else owners(owner)
     return ClientTable(x, y, codes, names, classes)
 
 
@@ -351,14 +356,14 @@ def _simple(values: Any, column: str) -> Array:
 
 
 def _input_column(values: Any, column: str, described: Any) -> Array:
-    found = np.asarray(values) if not isinstance(values, list) else array(values, f"column {column!r}", "inputs")
-    if found.dtype.kind not in "biuf":
+    numbers = np.asarray(values) if not isinstance(values, list) else array(values, f"column {column!r}", "inputs")
+    if numbers.dtype.kind not in "biuf":
         raise SettingError(
             f"column {column!r} must hold numbers or arrays of one shape, got {described}: "
             f"encode it with dataset.map, or leave it out of features"
         )
-    if type(described).__name__ == "Image" and found.ndim == 4:  # Pillow's order is height, width, channels
-        found = found.transpose(0, 3, 1, 2)
+    if type(described).__name__ == "Image" and numbers.ndim == 4:  # Pillow's order is height, width, channels
+        numbers = numbers.transpose(0, 3, 1, 2)
     if getattr(described, "dtype", None) == "uint8":  # the format widens small integers; images must stay uint8
-        found = found.astype(np.uint8)
-    return found
+        numbers = numbers.astype(np.uint8)
+    return numbers

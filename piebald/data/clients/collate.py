@@ -19,17 +19,26 @@ from piebald.core.losses import IGNORED
 from piebald.core.pytree import named_leaves
 
 Collate = Literal["stack", "pad"]
-Raw = tuple[str, Any, Any]  # whose rows they are, for messages; inputs; targets
+Raw = tuple[str, Any, Any]  # the client, for messages; inputs; targets
 
 _NAMED = {True: "input_ids", False: "input_values"}  # a single input of whole numbers, or of real ones
 _MASK = "attention_mask"
 
 
 class Lengths(NamedTuple):
-    """How long sequences become: those of each input and each target by its name, "" for a single one."""
+    """The lengths of filled-up sequences: of each input and each target by its name, "" for a single one."""
 
     inputs: Mapping[str, int]
     targets: Mapping[str, int]
+
+
+def check_lengths(collate: Collate, length: int | None) -> None:
+    """Refuse "pad" without a length, or a length without "pad", where clients are loaded one by one."""
+    if (collate == "pad") != (length is not None):
+        raise SettingError(
+            f"collate = 'pad' and length belong together where clients are loaded one by one, got {collate!r} and "
+            f"length {length!r}: give both, or none"
+        )
 
 
 def lengths(raws: Sequence[Raw], length: int | None) -> Lengths:
@@ -38,20 +47,20 @@ def lengths(raws: Sequence[Raw], length: int | None) -> Lengths:
     Raises:
         SettingError: a sequence is longer than `length`.
     """
-    found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    longest_by_name: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for who, *both in raws:
-        for made, tree, what in zip(found, both, ("inputs", "targets"), strict=True):
+        for longest_of, tree, role in zip(longest_by_name, both, ("inputs", "targets"), strict=True):
             for name, part in _parts(tree):
-                if not _is_sequences(part, what):
+                if not _is_sequences(part, role):
                     continue
                 longest = max(map(len, part))
                 if length is not None and longest > length:
                     raise SettingError(
-                        f"{who}: {what} must be sequences of at most length = {length}, got one of {longest}: raise "
+                        f"{who}: {role} must be sequences of at most length = {length}, got one of {longest}: raise "
                         "length, or cut the sequences"
                     )
-                made[name] = max(longest, made.get(name, 0)) if length is None else length
-    return Lengths(*found)
+                longest_of[name] = max(longest, longest_of.get(name, 0)) if length is None else length
+    return Lengths(*longest_by_name)
 
 
 def lengths_of(x: Any, y: Any) -> Lengths:
@@ -76,20 +85,20 @@ def _inputs(who: str, x: Any, to: Mapping[str, int]) -> Any:
         raise SettingError(f"{who}: inputs with sequences of unequal length need names: give a dict, not a tuple")
     parts = dict(_parts(x))
     if not isinstance(x, Mapping):
-        first = np.asarray(parts[""][0])
+        first = np.asarray(parts[""][0])  # a single input gets the name that Hugging Face models give it
         parts = {_NAMED[first.dtype.kind in "iub"]: parts[""]}
         to = {next(iter(parts)): to[""]}
-    made = {}
+    arrays = {}
     for name, part in parts.items():
         fill = IGNORED if name == "labels" else 0
-        made[name] = _filled(part, to.get(name), fill, f"{who}, inputs {name!r}")
+        arrays[name] = _filled(part, to.get(name), fill, f"{who}, inputs {name!r}")
     covered = [_sizes(part) for name, part in parts.items() if name.endswith(_MASK)]
     for name, part in parts.items():
         sizes = _sizes(part)
         if name in to and name != "labels" and sizes not in covered:
-            made[_mask_name(name, not covered)] = (np.arange(to[name]) < np.array(sizes)[:, None]).astype(np.int64)
+            arrays[_mask_name(name, not covered)] = (np.arange(to[name]) < np.array(sizes)[:, None]).astype(np.int64)
             covered.append(sizes)
-    return made
+    return arrays
 
 
 def _mask_name(name: str, first: bool) -> str:
@@ -112,11 +121,11 @@ def _like(y: Any, filled: Mapping[str, Any]) -> Any:
     return tuple(filled.values()) if len(filled) > 1 or "" not in filled else filled[""]
 
 
-def _is_sequences(part: Any, what: str) -> bool:
-    """Whether a part is a list of sequences; of targets only of whole numbers, for others are vectors to predict."""
+def _is_sequences(part: Any, role: str) -> bool:
+    """Return whether a part is a list of sequences; targets of real numbers are vectors to predict."""
     if not isinstance(part, list) or not part or not all(np.ndim(row) for row in part):
         return False
-    return what == "inputs" or np.asarray(part[0]).dtype.kind in "iub"
+    return role == "inputs" or np.asarray(part[0]).dtype.kind in "iub"
 
 
 def _sizes(part: Any) -> list[int]:
@@ -130,10 +139,10 @@ def _filled(part: Any, length: int | None, fill: int, who: str) -> Any:
     rows: list[NDArray[Any]] = [np.asarray(row) for row in part]
     if len({row.shape[1:] for row in rows}) > 1:
         raise SettingError(f"{who}: sequences must be alike in all but their length, got rows {_shapes(rows)}")
-    made = np.full((len(rows), length, *rows[0].shape[1:]), fill, dtype=np.result_type(*rows))
-    for row, whole in zip(rows, made, strict=True):
+    array = np.full((len(rows), length, *rows[0].shape[1:]), fill, dtype=np.result_type(*rows))
+    for row, whole in zip(rows, array, strict=True):
         whole[: len(row)] = row
-    return made
+    return array
 
 
 def _shapes(rows: Sequence[NDArray[Any]]) -> str:

@@ -23,7 +23,7 @@ MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measu
 
 def floats(x: Any) -> Any:
     """Stored inputs as float32: uint8 images are scaled to [0, 1], all else is returned as it is."""
-    return mapped(lambda one: one.float().div_(255) if one.dtype == torch.uint8 else one, x)
+    return mapped(lambda tensor: tensor.float().div_(255) if tensor.dtype == torch.uint8 else tensor, x)
 
 
 def class_numbers(y: Any) -> NDArray[np.int64] | None:
@@ -32,44 +32,44 @@ def class_numbers(y: Any) -> NDArray[np.int64] | None:
     return np.asarray(y.numpy(), dtype=np.int64) if whole else None
 
 
-def array(value: Any, who: str, what: str) -> Array:
+def array(value: Any, who: str, role: str) -> Array:
     """A tensor, array, list or column as a NumPy array of numbers or text, [n, ...].
 
     Args:
         value: the value to convert.
         who: its owner, for the error message.
-        what: "inputs" or "targets", for the error message.
+        role: "inputs" or "targets", for the error message.
 
     Raises:
         SettingError: rows of different shapes, objects, or no rows at all.
     """
     if isinstance(value, Tensor):
-        if value.dtype == torch.bfloat16:
+        if value.dtype == torch.bfloat16:  # NumPy does not have it
             value = value.float()
         value = value.detach().cpu().resolve_conj().resolve_neg().numpy()
     try:
-        found = np.asarray(value)
+        data = np.asarray(value)
     except ValueError:
-        found = np.empty(1, dtype=object)
-    if found.dtype == object and found.ndim == 1 and len(found) and all(isinstance(word, str) for word in found):
-        found = found.astype(str)
-    if found.dtype.kind == "S":
-        found = np.char.decode(found, "utf-8", "replace")
-    if found.dtype.kind not in "biufU":
+        data = np.empty(1, dtype=object)
+    if data.dtype == object and data.ndim == 1 and len(data) and all(isinstance(word, str) for word in data):
+        data = data.astype(str)
+    if data.dtype.kind == "S":  # text as h5py and older files store it
+        data = np.char.decode(data, "utf-8", "replace")
+    if data.dtype.kind not in "biufU":
         raise SettingError(
-            f"{who}: {what} must be one array of numbers with rows of one shape, got {_describe(value, found)}: "
+            f"{who}: {role} must be one array of numbers with rows of one shape, got {_describe(value, data)}: "
             "stack or pad the rows to one shape and convert them to numbers, or set collate = 'pad' for sequences"
         )
-    if found.ndim == 0:
-        raise SettingError(f"{who}: {what} must have one row for each example [n, ...], got the single value {value!r}")
-    return found
+    if data.ndim == 0:
+        raise SettingError(f"{who}: {role} must have one row for each example [n, ...], got the single value {value!r}")
+    return data
 
 
-def _describe(value: Any, found: Array) -> str:
-    if found.dtype == object:
+def _describe(value: Any, converted: Array) -> str:
+    if converted.dtype == object:
         first = next(iter(value), None) if isinstance(value, Sequence | np.ndarray) and len(value) else value
         return f"objects like {type(first).__name__}" if not isinstance(first, Sequence | np.ndarray) else "ragged rows"
-    return f"{found.dtype}"
+    return f"{converted.dtype}"
 
 
 def inputs(value: Any, who: str, tokens: bool = False) -> Array:
@@ -92,8 +92,8 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
         )
     if tokens:
         if x.dtype.kind not in "iu" or (x.size and int(x.min()) < 0):
-            found = f"{x.dtype} numbers" if x.dtype.kind not in "iu" else str(int(x.min()))
-            raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {found}: number tokens from 0")
+            got = f"{x.dtype} numbers" if x.dtype.kind not in "iu" else str(int(x.min()))
+            raise SettingError(f"{who}: tokens must be whole numbers of at least 0, got {got}: number tokens from 0")
         return np.require(x, dtype=np.int64, requirements=["C", "W"])
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x = x[:, None] if x.ndim == 3 else x
@@ -109,20 +109,20 @@ def inputs(value: Any, who: str, tokens: bool = False) -> Array:
     return x
 
 
-def _finite(values: Array, who: str, what: str) -> None:
+def _finite(values: Array, who: str, role: str) -> None:
     if not np.isfinite(values).all():
         row = np.argwhere(~np.isfinite(values))[0][0]
         raise SettingError(
-            f"{who}: {what} must be finite float32 numbers, got a missing, infinite or too large one in row {row}: "
+            f"{who}: {role} must be finite float32 numbers, got a missing, infinite or too large one in row {row}: "
             f"drop such rows or fill them in"
         )
 
 
 def is_several(value: Any) -> bool:
-    """Whether inputs or targets are several arrays or tensors, in a tuple or a dict."""
+    """Return whether inputs or targets are several arrays or tensors, in a tuple or a dict."""
     if isinstance(value, Mapping):
         return True
-    return isinstance(value, tuple) and bool(value) and all(isinstance(one, np.ndarray | Tensor) for one in value)
+    return isinstance(value, tuple) and bool(value) and all(isinstance(part, np.ndarray | Tensor) for part in value)
 
 
 def input_arrays(value: Any, who: str, tokens: bool = False) -> Any:
@@ -139,34 +139,34 @@ def target_arrays(value: Any, who: str, classes: Sequence[str] | None = None) ->
     return _several(value, who, "targets") if is_several(value) else targets(value, who, classes)
 
 
-def _several(value: Any, who: str, what: str) -> Any:
+def _several(value: Any, who: str, role: str) -> Any:
     tree = {str(name): part for name, part in value.items()} if isinstance(value, Mapping) else tuple(value)
     if not tree:
-        raise SettingError(f"{who}: {what} must be one array or more, got an empty dict")
+        raise SettingError(f"{who}: {role} must be one array or more, got an empty dict")
     names = iter([name for name, _ in named_leaves(tree)])
-    made = mapped(lambda part: _part(part, f"{who}, {what} {next(names)!r}", what), tree)
-    lengths = {name: len(part) for name, part in named_leaves(made)}
+    arrays = mapped(lambda part: _part(part, f"{who}, {role} {next(names)!r}", role), tree)
+    lengths = {name: len(part) for name, part in named_leaves(arrays)}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{count} of {name!r}" for name, count in lengths.items())
-        raise SettingError(f"{who}: {what} must have the same rows in every part, got {told}")
-    return made
+        counts = ", ".join(f"{count} of {name!r}" for name, count in lengths.items())
+        raise SettingError(f"{who}: {role} must have the same rows in every part, got {counts}")
+    return arrays
 
 
-def _part(value: Any, who: str, what: str) -> Array:
+def _part(value: Any, who: str, role: str) -> Array:
     """One of several arrays [n, ...]: whole numbers become int64, booleans stay, real numbers become float32, and
     uint8 images stay.
     """
-    found = array(value, who, what)
-    if found.dtype == np.uint8 and found.ndim in (3, 4):
-        return inputs(found, who)
-    if found.dtype.kind == "U":
-        raise SettingError(f"{who} must be numbers, got text like {str(found.flat[0])!r}: encode it as numbers first")
-    if found.dtype.kind == "f":
+    part = array(value, who, role)
+    if part.dtype == np.uint8 and part.ndim in (3, 4):
+        return inputs(part, who)
+    if part.dtype.kind == "U":
+        raise SettingError(f"{who} must be numbers, got text like {str(part.flat[0])!r}: encode it as numbers first")
+    if part.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            found = np.require(found, dtype=np.float32, requirements=["C", "W"])
-        _finite(found, who, what)
-        return found
-    return np.require(found, dtype=bool if found.dtype.kind == "b" else np.int64, requirements=["C", "W"])
+            part = np.require(part, dtype=np.float32, requirements=["C", "W"])
+        _finite(part, who, role)
+        return part
+    return np.require(part, dtype=bool if part.dtype.kind == "b" else np.int64, requirements=["C", "W"])
 
 
 def kind(y: Any) -> Literal["text", "whole", "real", "several"]:
@@ -194,10 +194,10 @@ def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array
         y = y[:, 0]
     if kind(y) == "text":
         return _numbered(y, who, classes)
-    odd = y[y != IGNORED] if y.ndim > 1 else y
-    if odd.size and int(odd.min()) < 0:
+    numbers = y[y != IGNORED] if y.ndim > 1 else y
+    if numbers.size and int(numbers.min()) < 0:
         raise SettingError(
-            f"{who}: class numbers must be at least 0, got {int(odd.min())}: "
+            f"{who}: class numbers must be at least 0, got {int(numbers.min())}: "
             "number them from 0, or pass floats, or regression = true, to predict numbers"
         )
     limit = MOST_CLASSES if classes is None else len(classes)
@@ -217,9 +217,11 @@ def _numbered(y: Array, who: str, classes: Sequence[str] | None) -> Array:
             f"{who}: targets are text like {str(y.flat[0])!r}: pass classes, the names of all classes in order"
         )
     order = np.argsort(np.asarray(classes, dtype=str), kind="stable")
-    known = np.asarray(classes, dtype=str)[order]
-    place = np.minimum(np.searchsorted(known, y), len(known) - 1)
-    if (known[place] != y).any():
-        odd = str(y[known[place] != y].flat[0])
-        raise SettingError(f"{who}: target {odd!r} is not one of the {len(known)} classes: add it to classes")
+    sorted_classes = np.asarray(classes, dtype=str)[order]
+    place = np.minimum(np.searchsorted(sorted_classes, y), len(sorted_classes) - 1)
+    if (sorted_classes[place] != y).any():
+        unknown_name = str(y[sorted_classes[place] != y].flat[0])
+        raise SettingError(
+            f"{who}: target {unknown_name!r} is not one of the {len(sorted_classes)} classes: add it to classes"
+        )
     return order[place].astype(np.int64)

@@ -20,9 +20,9 @@ from piebald.data.clients.convert import Array
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned
 from piebald.data.clients.sources import clients_from, labelled
 from piebald.data.clients.standardise import Standardisation
-from piebald.data.sets import named as data_sets
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.folders import IMAGES, audio_folder, image_folder, visible
+from piebald.data.sets.named import named
 from piebald.settings import plugins
 
 
@@ -49,7 +49,7 @@ class DataSource(BaseModel):
         standardise: inputs as standard scores: "federated" computes mean and deviation of each number of an input from
             the training rows of all clients, which send their moments and no row; or a table of `mean` and
             `deviation`.  The constants are kept with the run, and all rows of all clients, and of newcomers, take them.
-        public: a file of rows that all clients have and nobody keeps secret, for methods that compare models on them:
+        public: a file of rows that all clients have and that are not secret, for methods that compare models on them:
             .npz with arrays x and y, or a table like that of the source.  In a federation each site names its own copy.
     """
 
@@ -87,7 +87,7 @@ class DataSource(BaseModel):
         return self.rows_of(self.read())
 
     def read(self) -> Any:
-        """What the source holds: a table, arrays, a data set, or what its function returns.
+        """Return the content of the source: a table, arrays, a data set, or the value of its function.
 
         Raises:
             SettingError: there is no such source, or it cannot be read.
@@ -95,13 +95,13 @@ class DataSource(BaseModel):
         if self.source is None:
             if self.name is None:
                 raise SettingError("give the name of a data set, or a source of your own, beside public")
-            return data_sets.named(self.name)
+            return named(self.name)
         if isinstance(self.source, Reference):
             return plugins.call(self.source, "data source")
         return self.read_path(Path(self.source))
 
     def read_path(self, path: Path) -> Any:
-        """What the file or folder at a path holds, see `read`."""
+        """Return the content of the file or folder at a path, see `read`."""
         if path.is_dir():
             return self._folder(path)
         if not path.is_file():
@@ -142,6 +142,7 @@ class DataSource(BaseModel):
         if is_owned(value):
             return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
         self._refuse("client")
+        # ((x, y), (x, y)) are two clients, and (x, y) is one.
         pair = isinstance(value, tuple) and len(value) == 2 and not isinstance(value[0], tuple)
         if pair or isinstance(value, torch.utils.data.Dataset):
             return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))
@@ -149,11 +150,11 @@ class DataSource(BaseModel):
         return clients_from(value, **shared)
 
     def _data_set(self, table: ClientTable, owner: str | None = None) -> DataSet:
-        what = str(self.source)
-        y, named = labelled(table, self.classes, self.regression, what)
+        origin = str(self.source)
+        y, named = labelled(table, self.classes, self.regression, origin)
         owner = self.client or owner
         return DataSet(
-            name=Path(what).name,
+            name=Path(origin).name,
             x=pytree.mapped(torch.from_numpy, table.x),
             y=pytree.mapped(torch.from_numpy, y),
             classes=named,
@@ -184,9 +185,9 @@ class DataSource(BaseModel):
         """Refuse settings of tables, where the rows are none."""
         for name in names:
             if getattr(self, name) not in (None, False):
-                what = self.source or f"data set {self.name!r}"
+                origin = self.source or f"data set {self.name!r}"
                 has = "is about targets of a table or of arrays" if name == "regression" else "names columns of a table"
-                raise SettingError(f"{name} {has}, which {what} does not have: remove {name}")
+                raise SettingError(f"{name} {has}, which {origin} does not have: remove {name}")
 
 
 def _arrays(path: Path) -> tuple[Array, ...]:
@@ -206,10 +207,10 @@ def _saved(path: Path) -> Any:
             f"{path} is a Hugging Face data set, which needs datasets: pip install 'piebald[hf]'"
         ) from None
     try:
-        found = load_from_disk(str(path))
+        dataset = load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} cannot be read as a Hugging Face data set: {error}") from None
-    if isinstance(found, dict):
-        name = next(iter(found), "train")
-        raise SettingError(f"{path} holds the splits {', '.join(found)}: name the folder of one, like {path / name}")
-    return found
+    if isinstance(dataset, dict):
+        name = next(iter(dataset), "train")
+        raise SettingError(f"{path} holds the splits {', '.join(dataset)}: name the folder of one, like {path / name}")
+    return dataset

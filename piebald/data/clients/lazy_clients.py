@@ -13,7 +13,7 @@ from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked_class
 from piebald.core.errors import SettingError, unknown
-from piebald.data.clients.collate import Collate, lengths, padded
+from piebald.data.clients.collate import Collate, check_lengths, lengths, padded
 from piebald.data.clients.convert import class_numbers, floats, input_arrays, target_arrays
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.three_way_split import SPLITS, check_shares, check_split, three_ways
@@ -44,6 +44,15 @@ class LazyClients:
 
     Raises:
         SettingError: a setting is out of range; later, with the client's name, if `load` returns unusable data.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> def load(client: int):
+        ...     return np.full((5, 2), client), [0, 1, 0, 1, 0]
+        >>> clients = pb.LazyClients(1_000_000, load, classes=["no", "yes"])
+        >>> clients.rows(7, "train").x.shape
+        torch.Size([4, 2])
     """
 
     def __init__(
@@ -74,56 +83,28 @@ class LazyClients:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(names)}")
         check_shares(validation, test)
         self._count, self._load = count, load
-        self._names: Sequence[str] = Numbered(count) if names is None else names
-        self._classes, self._common = classes, common
-        self._server_rows, self._public_rows = server_rows, public_rows
+        self.names: Sequence[str] = Numbered(count) if names is None else names
+        self.classes, self.common = classes, common
+        self.server_rows, self.public_rows = server_rows, public_rows
         self._validation, self._test, self._seed = validation, test, seed
         self._tokens, self._collate, self._length = tokens, collate, length
-        if (collate == "pad") != (length is not None):
-            raise SettingError(
-                f"collate = 'pad' and length belong together where clients are loaded one by one, got {collate!r} and "
-                f"length {length!r}: give both, or none"
-            )
+        check_lengths(collate, length)
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
         self._room = cache
 
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def names(self) -> Sequence[str]:
-        """A name for each client."""
-        return self._names
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        """Names of the classes, or None where targets are not classes."""
-        return self._classes
-
-    @property
-    def common(self) -> Rows | None:
-        """A test set that belongs to no client, or None."""
-        return self._common
-
-    @property
-    def server_rows(self) -> Rows | None:
-        """Rows that the server keeps for itself, or None."""
-        return self._server_rows
-
-    @property
-    def public_rows(self) -> Rows | None:
-        """Rows that all clients have, or None."""
-        return self._public_rows
-
     def with_public_rows(self, rows: Rows) -> Self:
         """The same clients with these public rows."""
-        made = copy.copy(self)
-        made._public_rows = rows
-        return made
+        clients = copy.copy(self)
+        clients.public_rows = rows
+        return clients
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split, loaded unless they are in the cache; empty if the client has none."""
         self._check_part(client, split)
+        # Taken out and put in again at the end, so that the first key is the least recently used.
         parts = self._cache.pop(client, None) or self._fetch(client)
         self._cache[client] = parts
         while len(self._cache) > self._room:
@@ -144,7 +125,7 @@ class LazyClients:
 
     def _fetch(self, client: int) -> dict[Split, Rows]:
         got = self._load(client)
-        who = f"client {self._names[client]!r}"
+        who = f"client {self.names[client]!r}"
         if isinstance(got, Mapping):
             for split in got:
                 if split not in SPLITS:
@@ -176,8 +157,8 @@ class LazyClients:
             raw = (who, got[0], got[1])
             got = padded(raw, lengths([raw], self._length))
         x = floats(pytree.mapped(torch.from_numpy, input_arrays(got[0], who, self._tokens)))
-        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self._classes))
-        rows, given = pytree.count(x), pytree.count(y)
-        if rows != given:
-            raise SettingError(f"{who} has {rows} inputs but {given} targets: give each row one of both")
+        y = pytree.mapped(torch.from_numpy, target_arrays(got[1], who, self.classes))
+        rows, targets = pytree.count(x), pytree.count(y)
+        if rows != targets:
+            raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")
         return Rows(x, y)

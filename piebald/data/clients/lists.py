@@ -27,12 +27,12 @@ class Numbered(Sequence[str]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[str]: ...
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        found = self._range[place]
-        return str(found) if isinstance(found, int) else [str(number) for number in found]
+        numbers = self._range[place]
+        return str(numbers) if isinstance(numbers, int) else [str(number) for number in numbers]
 
 
 def check_client(client: int, count: int) -> None:
-    """Refuse what is no client's number, or that of none of so many clients."""
+    """Refuse a value that is not the number of one of `count` clients."""
     if type(client) is not int and (isinstance(client, bool) or not isinstance(client, int | np.integer)):
         raise SettingError(f"client must be a whole number, got {shown(client)}")
     if not 0 <= client < count:
@@ -56,7 +56,7 @@ class Lists:
             count: number of clients.
             values: the rows' numbers [n], by default 0, 1, ...
         """
-        order = np.argsort(client, kind="stable")
+        order = np.argsort(client, kind="stable")  # stable, so that rows keep their order within a client
         order = order[np.count_nonzero(client < 0) :]
         starts = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(np.bincount(client[order], minlength=count), out=starts[1:])
@@ -80,6 +80,7 @@ class Lists:
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def where(self, mask: Bools) -> Lists:
-        """These lists, restricted to values where the mask [n] is true."""
+        """Return these lists, restricted to values where the mask [n] is true."""
+        # A list starts after all values that the mask keeps before it.
         starts = np.r_[0, np.cumsum(mask)][self.starts]
         return Lists(self.values[mask], starts.astype(np.int64))

@@ -80,11 +80,11 @@ def from_pairs(source: Any, tokens: bool, collate: Collate = "stack", length: in
             f"client {names[divided.index(False)]!r} is not divided into {', '.join(SPLITS)} but client "
             f"{names[divided.index(True)]!r} is: divide all of them, or none"
         )
-    given = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member)]
+    raw_pieces = [piece for name, member in zip(names, members, strict=True) for piece in _pieces(name, member)]
     if collate == "pad":
-        to = lengths([(piece.who, piece.x, piece.y) for piece in given], length)
-        given = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in given]
-    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in given]
+        to = lengths([(piece.who, piece.x, piece.y) for piece in raw_pieces], length)
+        raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
+    pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in raw_pieces]
     pieces = [piece for piece in pieces if pytree.count(piece.x)]
     _check_alike(pieces)
     sizes = [pytree.count(piece.x) for piece in pieces]
@@ -154,10 +154,11 @@ def _target_kinds(y: Any) -> Any:
 
 
 def is_owned(source: Any) -> bool:
-    """Whether a source is (x, y, owner) and not a tuple of clients."""
+    """Return whether a source is (x, y, owner) and not a tuple of clients."""
     if not isinstance(source, tuple) or len(source) != 3 or isinstance(source[2], tuple | Mapping):
         return False
-    named = isinstance(source[2], list) and all(isinstance(one, str | int) for one in source[2])  # no client is this
+    # A list of names or numbers is no client.
+    named = isinstance(source[2], list) and all(isinstance(owner, str | int) for owner in source[2])
     return named or all(_is_array(part) or is_several(part) for part in source[:2])
 
 
@@ -192,8 +193,8 @@ def given(member: Any, who: str) -> tuple[Any, Any]:
     ):
         member = _read(member, who)
     if not isinstance(member, tuple | list) or len(member) != 2:
-        what = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
-        raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {what}")
+        got = f"{len(member)} values" if isinstance(member, tuple | list) else f"a {type(member).__name__}"
+        raise SettingError(f"{who} must be a pair (x, y) or a torch data set of such pairs, got {got}")
     return member[0], member[1]
 
 
@@ -204,9 +205,9 @@ def converted(x: Any, y: Any, who: str, tokens: bool) -> tuple[Any, Any]:
         y = array(y, who, "targets")
     if kind(y) != "text":
         y = target_arrays(y, who)  # so that the error about a bad number names its client
-    rows, given = pytree.count(x), pytree.count(y)
-    if rows != given:
-        raise SettingError(f"{who} has {rows} inputs but {given} targets: give each row one of both")
+    rows, targets = pytree.count(x), pytree.count(y)
+    if rows != targets:
+        raise SettingError(f"{who} has {rows} inputs but {targets} targets: give each row one of both")
     if not rows:
         raise SettingError(f"{who} has no rows: leave it out")
     return x, y
@@ -225,17 +226,17 @@ def _read(dataset: Any, who: str) -> tuple[Any, Any]:
     return _together(x, who, "inputs"), _together(y, who, "targets")
 
 
-def _together(values: Sequence[Any], who: str, what: str) -> Any:
+def _together(values: Sequence[Any], who: str, role: str) -> Any:
     """The inputs or the targets of many items: arrays, or lists where rows differ in length."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {str(name): _together([one[name] for one in values], f"{who}, {name!r}", what) for name in first}
-    if isinstance(first, tuple) and all(isinstance(one, torch.Tensor | np.ndarray) for one in first):
-        return tuple(_together(part, who, what) for part in zip(*values, strict=True))
+        return {str(name): _together([item[name] for item in values], f"{who}, {name!r}", role) for name in first}
+    if isinstance(first, tuple) and all(isinstance(part, torch.Tensor | np.ndarray) for part in first):
+        return tuple(_together(part, who, role) for part in zip(*values, strict=True))
     if not isinstance(first, torch.Tensor | np.ndarray | np.generic | list | tuple | float | int | str):
         raise SettingError(
-            f"{who}: {what} must be tensors or arrays, got {type(first).__name__}: "
+            f"{who}: {role} must be tensors or arrays, got {type(first).__name__}: "
             f"give the data set a transform that returns tensors"
         )
-    rows = [np.asarray(one) for one in values]
+    rows = [np.asarray(row) for row in values]
     return np.stack(rows) if len({row.shape for row in rows}) == 1 else rows

@@ -59,31 +59,21 @@ class PooledClients:
         none = Lists(np.zeros(0, dtype=np.int64), np.zeros(count + 1, dtype=np.int64))
         self._stored, self._y = x, y
         self._parts = {split: parts.get(split, none) for split in SPLITS}
-        self._names = Numbered(count) if names is None else names
-        self._classes = classes
+        self.names: Sequence[str] = Numbered(count) if names is None else names
+        self.classes = classes
         self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
         self._tables: dict[str, Ints] = {}
-        if len(self._names) != count:
-            raise SettingError(f"names must give one name to each of the {count} clients, got {len(self._names)}")
+        if len(self.names) != count:
+            raise SettingError(f"names must give one name to each of the {count} clients, got {len(self.names)}")
 
     def __len__(self) -> int:
         return len(self._parts["train"])
 
     def __repr__(self) -> str:
-        """How many clients there are and what they hold, in one line."""
+        """The number of clients and their rows, in one line."""
         rows = ", ".join(f"{self.lists(split).sizes.sum()} {split}" for split in SPLITS)
-        kind = "numbers to predict" if self._classes is None else f"{len(self._classes)} classes"
+        kind = "numbers to predict" if self.classes is None else f"{len(self.classes)} classes"
         return f"<{len(self)} clients: {rows} rows of {pytree.plain(pytree.form(self._stored))}, {kind}>"
-
-    @property
-    def names(self) -> Sequence[str]:
-        """A name for each client."""
-        return self._names
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        """Names of the classes, or None where targets are not classes."""
-        return self._classes
 
     @cached_property
     def common(self) -> Rows | None:
@@ -102,10 +92,10 @@ class PooledClients:
 
     def with_public_rows(self, rows: Rows) -> Self:
         """The same clients with these public rows."""
-        made = copy.copy(self)
-        made.__dict__.pop("public_rows", None)  # it was looked up already
-        made._public_rows = rows
-        return made
+        clients = copy.copy(self)
+        clients.__dict__.pop("public_rows", None)  # it was looked up already
+        clients._public_rows = rows
+        return clients
 
     @cached_property
     def x(self) -> Tree:
@@ -118,7 +108,7 @@ class PooledClients:
         return self._y
 
     def in_memory(self) -> bool:
-        """Whether inputs are in memory; False where they stay in their files, so that `x` would decode all of them."""
+        """Return whether inputs are in memory; `x` would decode all of those that stay in their files."""
         return not isinstance(self._stored, Decoded)
 
     def pool(self) -> Rows:
@@ -140,36 +130,37 @@ class PooledClients:
         return self._gather(self.indices(client, split))
 
     def size(self, client: int, split: Split) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return len(self.indices(client, split))
 
     def counts(self, client: int, split: Split) -> list[int] | None:
         """Rows of each class, or None where targets are not classes."""
-        if self._classes is None or (label := class_numbers(self._y)) is None:
+        if self.classes is None or (label := class_numbers(self._y)) is None:
             return None
         check_split(split)
         if split in self._tables:
             check_client(client, len(self))
             return self._tables[split][client].tolist()  # type: ignore[no-any-return]
         held = label[self.indices(client, split)]
-        return np.bincount(held, minlength=len(self._classes)).tolist()  # type: ignore[no-any-return]
+        return np.bincount(held, minlength=len(self.classes)).tolist()  # type: ignore[no-any-return]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
-        if self._classes is None or (label := class_numbers(self._y)) is None:
+        if self.classes is None or (label := class_numbers(self._y)) is None:
             return None
         check_split(split)
         if split not in self._tables:
-            lists, width = self.lists(split), len(self._classes)
+            lists, width = self.lists(split), len(self.classes)
+            # One count over (client, class) cells instead of one for each of a million clients.
             cell = lists.clients * width + label[lists.values]
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
         return self._tables[split]
 
-    def _extra(self, given: Rows | Ints | None) -> Rows | None:
+    def _extra(self, rows: Rows | Ints | None) -> Rows | None:
         """Rows that are given as such, or by their numbers."""
-        if isinstance(given, np.ndarray):
-            return self._gather(given) if len(given) else None
-        return given
+        if isinstance(rows, np.ndarray):
+            return self._gather(rows) if len(rows) else None
+        return rows
 
     def _gather(self, index: Ints) -> Rows:
         places = torch.from_numpy(index)

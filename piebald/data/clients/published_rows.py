@@ -56,35 +56,35 @@ def with_published(clients: Clients, source: DataSource, folder: Path | None = N
 def _rows(source: DataSource, path: Path, clients: Clients) -> Rows:
     """The rows of the file, with the clients' numbers of classes."""
     table = is_table(path)
-    more: dict[str, Any] = {"name": None, "source": str(path), "public": None, "standardise": None}
-    more |= {"client": None, "target": source.target if table else None}  # they are nobody's
-    more |= {"features": source.features if table else None, "regression": clients.classes is None}
+    changes: dict[str, Any] = {"name": None, "source": str(path), "public": None, "standardise": None}
+    changes |= {"client": None, "target": source.target if table else None}  # these rows have no client
+    changes |= {"features": source.features if table else None, "regression": clients.classes is None}
     names = None if clients.classes is None else list(clients.classes)
-    found = source.model_copy(update=more | {"classes": names})
-    value = found.read()
+    published = source.model_copy(update=changes | {"classes": names})
+    value = published.read()
     if isinstance(value, tuple):
         value = (value[0], target_arrays(value[1], source.public or "", names))
     elif source.client in value.columns:
         value = value.drop(columns=source.client)
-    rows = found.rows_of(value)
+    rows = published.rows_of(value)
     assert isinstance(rows, DataSet)
-    return Rows(floats(pytree.mapped(lambda one: one[:], rows.x)), rows.y)
+    return Rows(floats(pytree.mapped(lambda part: part[:], rows.x)), rows.y)
 
 
 def _looking_alike(rows: Rows, clients: Clients, who: str) -> Rows:
     """The rows, after a comparison with those of a client."""
-    own = next((found for client in range(len(clients)) if len(found := clients.rows(client, "train"))), None)
-    if own is None:
+    client_rows = next((held for client in range(len(clients)) if len(held := clients.rows(client, "train"))), None)
+    if client_rows is None:
         raise SettingError("no client has a training row")
-    here, there = ((pytree.plain(pytree.form(one.x)), _types(one.y)) for one in (rows, own))
-    if here != there:
+    published, expected = ((pytree.plain(pytree.form(side.x)), _types(side.y)) for side in (rows, client_rows))
+    if published != expected:
         raise SettingError(
-            f"{who} must look like the clients' rows, inputs {there[0]} with {there[1]} targets, got {here[0]} with "
-            f"{here[1]} targets"
+            f"{who} must look like the clients' rows, inputs {expected[0]} with {expected[1]} targets, got "
+            f"{published[0]} with {published[1]} targets"
         )
     return rows
 
 
 def _types(y: Any) -> str:
     leaves = [leaf for _, leaf in pytree.named_leaves(y)]
-    return " and ".join(f"{str(one.dtype).removeprefix('torch.')} {list(one.shape[1:])}" for one in leaves)
+    return " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape[1:])}" for leaf in leaves)

@@ -32,9 +32,9 @@ class SiteClients:
 
     def with_public_rows(self, rows: Rows) -> Self:
         """The same sites with these public rows, which each of them must have, too."""
-        made = copy.copy(self)
-        made.public_rows = rows
-        return made
+        sites = copy.copy(self)
+        sites.public_rows = rows
+        return sites
 
     def rows(self, client: int, split: Split) -> Rows:
         """One blank row."""
@@ -93,13 +93,13 @@ class Sites(RemotePartition):
 
     @field_validator("clients", mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
-        if given == "any":
+    def _named(cls, clients: Any) -> Any:
+        if clients == "any":
             raise ValueError(
                 "clients = 'any' are the sites that the server's credentials list: start it with piebald server "
                 "CREDENTIALS FILE"
             )
-        return given
+        return clients
 
     def clients_elsewhere(self) -> SiteClients:
         """The sites as clients, with a blank row of the agreed form."""

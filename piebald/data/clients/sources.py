@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,6 @@ from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.data.clients.pooled_clients import PooledClients
-from piebald.data.clients.target_warnings import warn_of_odd_targets
 from piebald.data.partition.split import Ints
 from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
 from piebald.data.sets.dataset import DataSet
@@ -73,13 +73,23 @@ def clients_from(
         regression: targets are numbers to predict, also where all of them are whole.
         tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
         server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
-        public_rows: rows (x, y) that all clients have and nobody keeps secret, for methods that compare models on them.
+        public_rows: rows (x, y) that all clients have and that are not secret, for methods that compare models on them.
         collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
             of unequal length.
         length: the length to which "pad" fills up, by default that of the longest sequence of all clients.
 
     Raises:
         SettingError: the data cannot be used; the message names the client or the column.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> x = np.arange(8.0).reshape(4, 2)
+        >>> clients = pb.clients_from({"ward a": (x, [0, 1, 0, 1]), "ward b": (x + 1, [1, 1, 0, 0])}, test=0.25)
+        >>> clients
+        <2 clients: 6 train, 0 validation, 2 test rows of [2], 2 classes>
+        >>> clients.names
+        ['ward a', 'ward b']
     """
     check_shares(validation, test)
     if length is not None and collate != "pad":
@@ -117,42 +127,42 @@ def clients_of(clients: Any) -> Clients:
             f"the data set {clients.name} is not divided among clients yet: partition it first, "
             "like partition.Iid(clients=10).split(dataset)"
         )
-    made: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
-    if len(made) == 0:
+    accepted: Clients = cast(Clients, clients) if isinstance(clients, HoldsRows) else clients_from(clients)
+    if len(accepted) == 0:
         raise SettingError("there are no clients: give at least one")
-    return made
+    return accepted
 
 
 def labelled(
-    table: ClientTable, classes: Sequence[str] | None, regression: bool, what: str = "the data"
+    table: ClientTable, classes: Sequence[str] | None, regression: bool, origin: str = "the data"
 ) -> tuple[Any, list[str] | None]:
     """Targets as numbers, and the names of the classes where targets are classes that have a name or a number.
 
     Args:
         table: the rows.
         classes, regression: see `clients_from`.
-        what: where the rows come from, for messages.
+        origin: the source of the rows, for messages.
 
     Raises:
         SettingError: targets cannot be used, or are names of classes and not numbers to predict.
     """
-    y, named = _labelled(table, classes, regression, what)
-    if classes is None:  # else somebody has said what the targets are, as for the rows of one site
-        warn_of_odd_targets(y, what, named, regression)
+    y, named = _labelled(table, classes, regression, origin)
+    if classes is None:  # names of classes, as for the rows of one site, leave no doubt
+        warn_of_odd_targets(y, origin, named, regression)
     return y, named
 
 
 def _labelled(
-    table: ClientTable, classes: Sequence[str] | None, regression: bool, what: str
+    table: ClientTable, classes: Sequence[str] | None, regression: bool, origin: str
 ) -> tuple[Any, list[str] | None]:
     if regression:
         if classes is not None:
             raise SettingError("regression predicts numbers, which have no classes: leave out one of both")
         if kind(table.y) not in ("whole", "real"):
-            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {what}")
-        return target_arrays(table.y.astype(np.float32), what), None
+            raise SettingError(f"regression needs targets of numbers, got {kind(table.y)} targets in {origin}")
+        return target_arrays(table.y.astype(np.float32), origin), None
     named = classes or table.classes or (np.unique(table.y).tolist() if kind(table.y) == "text" else None)
-    y = target_arrays(table.y, what, named)
+    y = target_arrays(table.y, origin, named)
     if named is None and kind(y) == "whole":
         named = [str(number) for number in range(int(y.max()) + 1)]
     return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
@@ -190,7 +200,7 @@ def _table(
 
 
 def _made_by(value: Any, package: str) -> bool:
-    """Whether a value's class comes from a package, without importing the package."""
+    """Return whether a value's class comes from a package, without importing the package."""
     return any(base.__module__.split(".")[0] == package for base in type(value).__mro__)
 
 
@@ -220,3 +230,48 @@ def _extra(
 def _types(y: Any) -> str:
     """Types of targets, with their names where they are several."""
     return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))
+
+
+_FEW = 20  # whole numbers that are different: more than that are amounts rather than classes
+
+_log = logging.getLogger(__name__)
+
+
+def warn_of_odd_targets(y: Any, origin: str, classes: Sequence[str] | None, amounts: bool) -> None:
+    """Log a warning where targets may not be what was meant.
+
+    Args:
+        y: targets as models train on them, see `convert.targets`.
+        origin: the source of the rows.
+        classes: the names of all classes, None where targets are numbers to predict.
+        amounts: whether the user has said that they are numbers to predict.
+    """
+    if (oddity := _oddity(y, classes, amounts)) is not None:
+        _log.warning("%s: %s", origin, oddity)
+
+
+def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
+    """Return a sentence about targets that look like a mistake, or None."""
+    if not isinstance(y, np.ndarray) or y.ndim != 1:
+        return None
+    values = np.unique(y)
+    if len(values) == 1:
+        name = values[0] if classes is None else classes[values[0]]
+        return f"all {len(y)} targets are the same, {str(name)!r}: there is nothing to learn from them"
+    if kind(y) == "real" and not amounts and len(values) <= _FEW and (values == np.round(values)).all():
+        return (
+            f"targets are real numbers and all of them are whole ({_some(values)}), so they are predicted as amounts: "
+            "give whole numbers or text to predict classes, or set regression = true if amounts are meant"
+        )
+    if classes is not None and 2 * len(values) < len(classes):
+        named = _some([classes[number] for number in values.tolist()])
+        return (
+            f"only {len(values)} of {len(classes)} classes have rows ({named}), and the model has an output for each "
+            "of the others as well: number classes from 0, or give their names as text"
+        )
+    return None
+
+
+def _some(values: Any) -> str:
+    listed = [str(value) for value in values]
+    return ", ".join(listed[:4]) + (", ..." if len(listed) > 4 else "")

@@ -42,7 +42,7 @@ class Standardisation(BaseModel):
     def _check(self) -> Self:
         if len(self.mean) != len(self.deviation):
             raise ValueError(f"mean and deviation must be as long, got {len(self.mean)} and {len(self.deviation)}")
-        if not all(one > 0 for one in self.deviation):
+        if not all(number > 0 for number in self.deviation):
             raise ValueError(f"deviation must be above 0, got {min(self.deviation)}")
         return self
 
@@ -57,7 +57,9 @@ class Standardisation(BaseModel):
         if width != len(self.mean):
             raise SettingError(f"standardise has constants for {len(self.mean)} numbers, but inputs have {width}")
         shape = (1, *rows.shape[1:])
-        mean, deviation = (torch.tensor(one, dtype=torch.float64).reshape(shape) for one in (self.mean, self.deviation))
+        mean, deviation = (
+            torch.tensor(numbers, dtype=torch.float64).reshape(shape) for numbers in (self.mean, self.deviation)
+        )
         return ((rows.double() - mean) / deviation).float()
 
 
@@ -68,7 +70,7 @@ class StandardisedClients:
     Args:
         clients: the clients with the rows as they are.
         standardisation: the constants.
-        computed: whether they are computed from these clients' rows, so that they tell of them.
+        computed: whether they were computed from these clients' rows, and so disclose something about them.
     """
 
     def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:
@@ -86,7 +88,7 @@ class StandardisedClients:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the rows are at the sites."""
+        """True if the rows are at the sites."""
         return isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
 
     @property
@@ -105,7 +107,7 @@ class StandardisedClients:
         return self._scores(public_rows_of(self._clients))
 
     def in_memory(self) -> bool:
-        """Whether the pool is in memory."""
+        """Return whether the pool is in memory."""
         return isinstance(self._clients, InMemory) and self._clients.in_memory()
 
     def pool(self) -> Rows:
@@ -129,7 +131,7 @@ class StandardisedClients:
         return Rows(self.standardisation.applied(rows.x), rows.y)
 
     def size(self, client: int, split: Split) -> int | None:
-        """How many rows, or None where that is not known."""
+        """Return the number of rows, or None where that is not known."""
         return self._clients.size(client, split)
 
     def counts(self, client: int, split: Split) -> Sequence[int] | None:
@@ -146,12 +148,12 @@ def of_moments(moments: Moments) -> Standardisation:
     Raises:
         SettingError: a column has no numbers, or infinite ones.
     """
-    for what, counts in (("missing", moments.missing), ("infinite", moments.infinite)):
+    for defect, counts in (("missing", moments.missing), ("infinite", moments.infinite)):
         if counts.any():
             place = int(np.argmax(counts > 0))
             raise SettingError(
-                f"standardise needs finite numbers, but number {place} of the input is {what} in {int(counts[place])} "
-                "training rows: fill them in, or leave these rows out"
+                f"standardise needs finite numbers, but number {place} of the input is {defect} in "
+                f"{int(counts[place])} training rows: fill them in, or leave these rows out"
             )
     if not moments.rows:
         raise SettingError("standardise needs training rows, and no client has any")
@@ -190,10 +192,10 @@ def standardised(clients: Clients, constants: Standardisation | None = None) -> 
     """
     if isinstance(clients, StandardisedClients):
         raise SettingError("these clients are standardised already: standardise them once")
-    made = StandardisedClients(clients, constants or standardisation_of(clients), computed=constants is None)
+    scores = StandardisedClients(clients, constants or standardisation_of(clients), computed=constants is None)
     if len(clients):
-        made.standardisation.applied(clients.rows(0, "train").x)  # refuses inputs of another form now
-    return made
+        scores.standardisation.applied(clients.rows(0, "train").x)  # refuses inputs of another form now
+    return scores
 
 
 def constants_of(clients: Clients) -> Standardisation | None:
@@ -202,7 +204,7 @@ def constants_of(clients: Clients) -> Standardisation | None:
 
 
 def unhidden_reason(clients: Clients, noise: str | None) -> str | None:
-    """Why constants that tell of these clients' rows cannot be beside noise that hides them, or None."""
+    """Return the reason why constants of these clients' rows cannot stand beside noise that hides them, or None."""
     if noise is None or not isinstance(clients, StandardisedClients) or not clients.computed:
         return None
     return (
@@ -214,8 +216,8 @@ def unhidden_reason(clients: Clients, noise: str | None) -> str | None:
 
 def constants_of_run(meta: Mapping[str, Any]) -> Standardisation | None:
     """The constants that the run which `meta` describes was trained with, None where it has none."""
-    given = meta.get("standardise") or ((meta.get("settings") or {}).get("data") or {}).get("standardise")
-    return Standardisation.model_validate(given) if isinstance(given, Mapping) else None
+    recorded = meta.get("standardise") or ((meta.get("settings") or {}).get("data") or {}).get("standardise")
+    return Standardisation.model_validate(recorded) if isinstance(recorded, Mapping) else None
 
 
 def as_in_run(clients: Clients, meta: Mapping[str, Any]) -> Clients:
@@ -224,10 +226,10 @@ def as_in_run(clients: Clients, meta: Mapping[str, Any]) -> Clients:
     Raises:
         SettingError: they are standardised already, by other constants, or the run is not.
     """
-    own, theirs = constants_of(clients), constants_of_run(meta)
-    if own is not None and own != theirs:
+    constants, of_run = constants_of(clients), constants_of_run(meta)
+    if constants is not None and constants != of_run:
         raise SettingError("the rows are standardised by other constants than the run: give them as they are")
-    return clients if theirs is None or own is not None else StandardisedClients(clients, theirs)
+    return clients if of_run is None or constants is not None else StandardisedClients(clients, of_run)
 
 
 def _numbers(x: Any) -> Tensor:

@@ -12,7 +12,7 @@ from piebald.contracts import Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked_class
 from piebald.core.errors import SettingError
-from piebald.data.clients.collate import Collate, lengths, padded
+from piebald.data.clients.collate import Collate, check_lengths, lengths, padded
 from piebald.data.clients.convert import floats, target_arrays
 from piebald.data.clients.lists import Lists, check_client
 from piebald.data.clients.pairs import converted, given
@@ -63,12 +63,8 @@ class TorchClients:
         length: Count | None = None,
     ) -> None:
         check_shares(validation, test)
-        if (collate == "pad") != (length is not None):
-            raise SettingError(
-                "collate = 'pad' and length belong together where clients are loaded one by one, got "
-                f"{collate!r} and length {length!r}: give both, or none"
-            )
-        named = datasets if isinstance(datasets, Mapping) else {str(n): one for n, one in enumerate(datasets)}
+        check_lengths(collate, length)
+        named = datasets if isinstance(datasets, Mapping) else {str(n): dataset for n, dataset in enumerate(datasets)}
         if not named:
             raise SettingError("there are no clients: give at least one data set")
         for name, dataset in named.items():
@@ -81,9 +77,9 @@ class TorchClients:
         self.common: Rows | None = None
         self._datasets: list[MapStyle] = list(named.values())
         self._tokens, self._collate, self._length = tokens, collate, length
-        client = np.repeat(np.arange(len(named)), [_size(one) for one in named.values()])
+        client = np.repeat(np.arange(len(named)), [_size(dataset) for dataset in named.values()])
         self._parts = three_ways(Lists.of(client, len(named)), None, validation, test, seed)
-        self._starts = np.concatenate([[0], np.cumsum([_size(one) for one in named.values()])])
+        self._starts = np.concatenate([[0], np.cumsum([_size(dataset) for dataset in named.values()])])
         self._cache: dict[tuple[int, Split], Rows] = {}  # least recently used first
         self._room = cache
 
@@ -93,14 +89,14 @@ class TorchClients:
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one part, read unless they are in the cache; empty where the client has none."""
         self._check_part(client, split)
-        found = self._cache.pop((client, split), None) or self._read(client, split)
-        self._cache[client, split] = found
+        rows = self._cache.pop((client, split), None) or self._read(client, split)
+        self._cache[client, split] = rows
         while len(self._cache) > self._room:
             self._cache.pop(next(iter(self._cache)))
-        return found
+        return rows
 
     def size(self, client: int, split: Split) -> int:
-        """How many rows; no item is read for that."""
+        """Return the number of rows; no item is read for that."""
         self._check_part(client, split)
         return len(self._parts[split][client])
 
@@ -129,7 +125,7 @@ class TorchClients:
 
 
 def _size(dataset: Any) -> int:
-    """How many items a data set has, 0 where it does not say."""
+    """Return the number of items of a data set, 0 where it has no length."""
     try:
         return len(dataset)
     except TypeError:

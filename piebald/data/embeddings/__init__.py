@@ -1,5 +1,5 @@
 """Frozen extractors, and rows as their embeddings.
 
-Partitions by embedding, models on top of an extractor and the inputs of an experiment use them.  What is
-trained lies in `models`.
+Partitions by embedding, models on top of an extractor and the inputs of an experiment use them.  Networks that are
+trained lie in `models`.
 """

@@ -84,7 +84,7 @@ class Embedded:
         return Rows(self.x[places], self.y[places])
 
     def size(self, client: int, split: Split) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return len(self._places[client, split])
 
     def counts(self, client: int, split: Split) -> Sequence[int] | None:
@@ -122,11 +122,11 @@ def embedded_by(clients: Clients, extractor: str, key: str | None = None, batch:
 
 
 def _of_plugin(reference: Reference) -> nn.Module:
-    found = plugins.find(reference, "extractor")
-    made = found if isinstance(found, nn.Module) else plugins.call(reference, "extractor")
-    if not isinstance(made, nn.Module):
-        raise SettingError(f"extractor {reference!r} must be or make a torch.nn.Module, got {type(made).__name__}")
-    return made
+    named = plugins.find(reference, "extractor")
+    network = named if isinstance(named, nn.Module) else plugins.call(reference, "extractor")
+    if not isinstance(network, nn.Module):
+        raise SettingError(f"extractor {reference!r} must be or make a torch.nn.Module, got {type(network).__name__}")
+    return network
 
 
 def _embedded(network: nn.Module, x: pytree.Tree, name: str | None, batch: int) -> Tensor:

@@ -17,13 +17,55 @@ from torch.nn import functional
 
 from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError
-from piebald.core.model_settings import checked_network
+from piebald.core.model_settings import checked_network, whole
 from piebald.core.progress import Bar
 from piebald.core.reading.files import check_size, read_bytes, regular
-from piebald.data.embeddings.log_mel import LogMel
 from piebald.data.sets.decoded import Decoded
-from piebald.data.sets.download import cache, official
-from piebald.data.sets.prepared_files import is_prepared, prepared, read_npz
+from piebald.data.sets.download import cache, is_prepared, official, prepared, read_npz
+
+
+@checked_network
+class LogMel(nn.Module):
+    """Mean and standard deviation over time of each band of the log-mel spectrogram: 2 * bands numbers per recording.
+
+    Bands are triangles on the mel scale, 2595 log10(1 + f / 700), from 0 Hz to half the rate (Davis, Mermelstein 1980).
+
+    Args:
+        rate: samples per second.
+        bands: number of bands on the mel scale.
+        window: samples of the Hann window; successive windows overlap by half.
+    """
+
+    def __init__(self, rate: int = 16_000, bands: int = 40, window: int = 512) -> None:
+        super().__init__()
+        self.rate, self.window = whole("rate", rate), whole("window", window, least=16)
+        whole("bands", bands)
+        if bands > window // 4:
+            raise SettingError(f"bands must be at most a quarter of window = {window}, got {bands}")
+        self.register_buffer("bank", triangles(rate, bands, window), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Recordings [n, 1, samples] float32, at least one window long, to embeddings [n, 2 * bands]."""
+        if x.dim() != 3 or x.shape[1] != 1 or x.shape[2] < self.window:
+            raise SettingError(
+                f"log_mel reads recordings [1, samples] of {self.window} samples or more, got rows {list(x.shape[1:])}"
+            )
+        hann = torch.hann_window(self.window, device=x.device)
+        hop = self.window // 2
+        waves = torch.stft(x[:, 0], self.window, hop, window=hann, center=False, return_complex=True)
+        assert isinstance(self.bank, Tensor)
+        levels = (self.bank @ waves.abs().square() + 1e-6).log()
+        return torch.cat([levels.mean(2), levels.std(2, correction=0)], 1)
+
+
+def triangles(rate: int, bands: int, window: int) -> Tensor:
+    """Weights of frequencies in each band [bands, window // 2 + 1]."""
+    top = 2595 * torch.log10(torch.tensor(1 + rate / 2 / 700))
+    edges = 700 * (10 ** (torch.linspace(0, float(top), bands + 2) / 2595) - 1)
+    hertz = torch.linspace(0, rate / 2, window // 2 + 1)
+    low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    return torch.minimum((hertz - low) / (middle - low), (high - hertz) / (high - middle)).clamp(min=0)
+
 
 PREPARED = "squeezenet1_1_notop.npz"
 CHECKSUM = "bada1ac20b1f9b2f1208a00bab0e32585c5c838379afcffa7d06ccb7c3edf49a"  # of the weights, SHA-256
@@ -137,7 +179,7 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     try:
         regular(path)
         with h5py.File(path, "r") as file:
-            file.visititems(lambda path, found: _take(stored, path, found))
+            file.visititems(lambda path, node: _take(stored, path, node))
         weights = {name: _as_torch(stored, name) for name in names}
     except (OSError, KeyError, ValueError, RuntimeError) as error:
         raise SettingError(f"{path} does not hold the known weights: delete or replace it ({error})") from None
@@ -149,23 +191,23 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     return weights
 
 
-def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, found: Any) -> None:
+def _take(stored: dict[tuple[str, int], NDArray[np.float32]], path: str, node: Any) -> None:
     """Store an array of the file by its layer and number of axes: 4 for a kernel, 1 for a bias."""
     layer = next((layer for layer in LAYERS.values() if layer in path), None)
-    if layer is not None and hasattr(found, "shape"):
-        if found.is_virtual or found.external:
+    if layer is not None and hasattr(node, "shape"):
+        if node.is_virtual or node.external:
             raise ValueError(f"{path} lies in another file, which is not opened")
-        check_size(path, found.nbytes, found.id.get_storage_size())
-        stored[layer, len(found.shape)] = np.asarray(found, dtype=np.float32)
+        check_size(path, node.nbytes, node.id.get_storage_size())
+        stored[layer, len(node.shape)] = np.asarray(node, dtype=np.float32)
 
 
 def _as_torch(stored: dict[tuple[str, int], NDArray[np.float32]], name: str) -> NDArray[np.float32]:
     """One array in the network's format: kernels [out, in, h, w], with red as the first channel of the first layer."""
     layer, kind = name.rsplit(".", 1)
-    found = stored[LAYERS[layer], 4 if kind == "weight" else 1]
+    weight = stored[LAYERS[layer], 4 if kind == "weight" else 1]
     if kind == "bias":
-        return found
-    kernel = found.transpose(3, 2, 0, 1)
+        return weight
+    kernel = weight.transpose(3, 2, 0, 1)
     return np.ascontiguousarray(kernel[:, ::-1] if layer == "features.0" else kernel)
 
 
@@ -204,21 +246,25 @@ def embed(network: nn.Module, x: Tensor | Decoded, *, batch: Count = 64, key: st
             parts = _in_batches(network, x, batch)
     finally:
         network.train(training)
-    made = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
-    if made.ndim != 2 or len(made) != len(x) or not np.isfinite(made).all():
-        raise SettingError(f"an extractor must return a row of finite numbers for each input, got {list(made.shape)}")
+    embeddings = torch.cat(parts).numpy() if parts else np.zeros((0, 0), dtype=np.float32)
+    if embeddings.ndim != 2 or len(embeddings) != len(x) or not np.isfinite(embeddings).all():
+        raise SettingError(
+            f"an extractor must return a row of finite numbers for each input, got {list(embeddings.shape)}"
+        )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         with part.open("wb") as file:
-            np.save(file, made, allow_pickle=False)
+            np.save(file, embeddings, allow_pickle=False)
         part.replace(path)
-    return np.asarray(made, dtype=np.float32)
+    return np.asarray(embeddings, dtype=np.float32)
 
 
 def _fingerprint(network: nn.Module, x: Tensor | Decoded) -> str:
-    asked = inspect.signature(type(network)).parameters
-    settings = {name: value for name in asked if isinstance(value := getattr(network, name, None), int | float | str)}
+    parameters = inspect.signature(type(network)).parameters
+    settings = {
+        name: value for name in parameters if isinstance(value := getattr(network, name, None), int | float | str)
+    }
     digest = hashlib.sha256(repr((str(network), settings, x.shape, x.dtype)).encode())
     values = [*network.state_dict().values(), *network.buffers()]
     for value in itertools.chain(values, (x[at : at + 1024] for at in range(0, len(x), 1024))):

@@ -36,6 +36,14 @@ class Statistics:
 
     Raises:
         SettingError: counts do not add up to rows, or shapes do not fit together.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> ward = pb.partition.Statistics.of(np.array([0, 0, 1, 1]), classes=2)
+        >>> both = ward.merge(pb.partition.Statistics.of(np.array([0, 0, 0, 0]), classes=2))
+        >>> both.shares
+        array([0.75, 0.25])
     """
 
     rows: int
@@ -84,6 +92,7 @@ class Statistics:
         if not np.isfinite(z).all():
             raise SettingError("embeddings must be finite numbers: look for rows with gaps or overflows")
         mean = z.mean(0) if len(z) else np.zeros(z.shape[1])
+        # Centred before products are summed: the difference of two large sums would lose the small variances.
         centred = z - mean
         return cls(len(z), counts, mean, centred.T @ centred)
 
@@ -102,6 +111,7 @@ class Statistics:
         if self.mean is not None and other.mean is not None and len(self.mean) == len(other.mean):
             assert self.scatter is not None  # for the type checker; it comes with the mean
             assert other.scatter is not None
+            # Deviations from the means are merged, not raw sums, which would cancel.
             apart = other.mean - self.mean
             share = other.rows / max(rows, 1)
             mean = self.mean + share * apart
@@ -123,12 +133,12 @@ class Statistics:
         return np.asarray(self.scatter / max(self.rows - 1, 1), dtype=np.float64)
 
 
-def _check_array(name: str, given: NDArray[np.generic] | None, kinds: str, dimensions: int) -> None:
-    if given is not None and (given.dtype.kind not in kinds or given.ndim != dimensions):
+def _check_array(name: str, array: NDArray[np.generic] | None, kinds: str, dimensions: int) -> None:
+    if array is not None and (array.dtype.kind not in kinds or array.ndim != dimensions):
         numbers = "whole numbers" if kinds == "iu" else "numbers"
         raise SettingError(
             f"{name} must be an array of {numbers} with {dimensions} dimension{'s' * (dimensions > 1)}, "
-            f"got {given.dtype} with {given.ndim}"
+            f"got {array.dtype} with {array.ndim}"
         )
 
 
@@ -153,9 +163,9 @@ def union(statistics: Sequence[Statistics]) -> Statistics:
     Raises:
         SettingError: there are none, or they do not fit together.
     """
-    counts = [one.counts for one in statistics if one.mean is None and one.counts is not None]
-    if counts and len(counts) == len(statistics) and len({len(one) for one in counts}) == 1:
-        return Statistics(sum(one.rows for one in statistics), np.sum(counts, axis=0))
+    counts = [client.counts for client in statistics if client.mean is None and client.counts is not None]
+    if counts and len(counts) == len(statistics) and len({len(count) for count in counts}) == 1:
+        return Statistics(sum(client.rows for client in statistics), np.sum(counts, axis=0))
     return merged(statistics)
 
 

@@ -77,8 +77,10 @@ class Heterogeneity:
     def table(self) -> list[dict[str, float]]:
         """A row of numbers for each client, without unknown measures."""
         columns = {name: getattr(self, name) for name in self.__slots__ if name != "pooled_divergence"}
-        known = {name: values.tolist() for name, values in columns.items() if values is not None}
-        return [dict(zip(known, numbers, strict=True)) for numbers in zip(*known.values(), strict=True)]
+        numbers_by_name = {name: values.tolist() for name, values in columns.items() if values is not None}
+        return [
+            dict(zip(numbers_by_name, numbers, strict=True)) for numbers in zip(*numbers_by_name.values(), strict=True)
+        ]
 
     def records(self) -> list[dict[str, Any]]:
         """Rows for a run folder: client (None for the federation), name and value of each measure."""
@@ -92,8 +94,8 @@ class Heterogeneity:
     @property
     def units(self) -> dict[str, str]:
         """The unit of each measure that is known."""
-        known = {*self.federation, *self.table()[0]}
-        return {name: unit for name, unit in UNITS.items() if name in known}
+        measured = {*self.federation, *self.table()[0]}
+        return {name: unit for name, unit in UNITS.items() if name in measured}
 
 
 @checked
@@ -106,19 +108,27 @@ def measure(statistics: Sequence[Statistics], seconds: Sequence[float] | None = 
 
     Raises:
         SettingError: there are no clients, or their statistics do not fit together.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> labels = [np.array([0, 0]), np.array([1, 1])]
+        >>> measured = pb.partition.measure([pb.partition.Statistics.of(label, classes=2) for label in labels])
+        >>> measured.federation
+        {'total_variation': 0.5, 'earth_mover': 1.0, 'size_gini': 0.0}
     """
     overall = union(statistics)
     if seconds is not None and len(seconds) != len(statistics):
         raise SettingError(f"seconds must have one number for each of {len(statistics)} clients, got {len(seconds)}")
     labels = None
     if overall.counts is not None:
-        labels = np.array([total_variation(own.shares, overall.shares) for own in statistics])
+        labels = np.array([total_variation(client.shares, overall.shares) for client in statistics])
     embeddings = None
     if overall.mean is not None:
         with _thread_pools().limit(limits=1):  # several threads take five times as long for matrices of this size
-            embeddings = np.array([frechet_to_rest(own, overall) for own in statistics])
+            embeddings = np.array([frechet_to_rest(client, overall) for client in statistics])
     return Heterogeneity(
-        rows=np.array([own.rows for own in statistics], dtype=np.float64),
+        rows=np.array([client.rows for client in statistics], dtype=np.float64),
         frechet=embeddings,
         total_variation=labels,
         earth_mover=None if labels is None else 2 * labels,
@@ -143,13 +153,19 @@ def gini(values: Floats | Sequence[float]) -> float:
     """Gini coefficient of numbers of at least 0: mean difference of two of them over twice their mean.
 
     0 if all are equal, (n - 1) / n if one of n has all, and 0 by convention if all are 0.
+
+    Examples:
+        >>> gini([1, 1, 1]), gini([0, 0, 0, 8])
+        (0.0, 0.75)
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     if not len(ordered) or ordered[0] < 0:
         raise SettingError("a Gini coefficient needs at least one number, and none below 0")
     n, whole = len(ordered), float(ordered.sum())
+    # The sum over sorted values takes n log n steps, that over pairs n squared.
     if whole == 0:
         return 0.0
+    # Rounding may leave a tiny negative number where all are equal.
     return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ ordered) / (n * whole))
 
 
@@ -173,7 +189,7 @@ def weight_divergence(
     Returns:
         |w_k - w| / |w| of each client [c] with the average w, and |w - w_pooled| / |w_pooled| (the paper's measure).
     """
-    held = np.asarray(models, dtype=np.float64)
+    held = np.asarray(models, dtype=np.float64)  # differences of nearly equal models cancel in float32
     average = np.asarray(rows, dtype=np.float64) @ held / rows.sum()
     tiny = np.finfo(np.float64).tiny
     apart = np.linalg.norm(held - average, axis=1) / max(float(np.linalg.norm(average)), tiny)
@@ -183,38 +199,38 @@ def weight_divergence(
     return apart, float(np.linalg.norm(average - centre) / max(float(np.linalg.norm(centre)), tiny))
 
 
-def frechet_to_rest(own: Statistics, overall: Statistics) -> float:
+def frechet_to_rest(client: Statistics, overall: Statistics) -> float:
     """Squared Fréchet distance of a client's embeddings to those of all others; 0 where one side has no rows.
 
     Args:
-        own: of the client.
+        client: statistics of the client.
         overall: of all clients, this one among them.
     """
-    rest = without(overall, own)
-    if not own.rows or not rest.rows:
+    rest = without(overall, client)
+    if not client.rows or not rest.rows:
         return 0.0
-    assert own.mean is not None
+    assert client.mean is not None
     assert rest.mean is not None
-    return frechet(own.mean, own.covariance, rest.mean, rest.covariance)
+    return frechet(client.mean, client.covariance, rest.mean, rest.covariance)
 
 
-def without(overall: Statistics, own: Statistics) -> Statistics:
-    """The statistics of the rows of `overall` that are not in `own`; the inverse of `merge`.
+def without(overall: Statistics, client: Statistics) -> Statistics:
+    """The statistics of the rows of `overall` that are not in `client`; the inverse of `merge`.
 
     Raises:
-        SettingError: `own` is not among them.
+        SettingError: `client` is not among them.
     """
-    rows = overall.rows - own.rows
-    counts = None if overall.counts is None or own.counts is None else overall.counts - own.counts
+    rows = overall.rows - client.rows
+    counts = None if overall.counts is None or client.counts is None else overall.counts - client.counts
     if rows < 0 or (counts is not None and counts.min(initial=0) < 0):
         raise SettingError("a client's rows must be among the overall rows: merge its statistics first")
-    if overall.mean is None or own.mean is None or overall.scatter is None or own.scatter is None:
+    if overall.mean is None or client.mean is None or overall.scatter is None or client.scatter is None:
         return Statistics(rows, counts)
     if not rows:
-        return Statistics(0, counts, np.zeros_like(own.mean), np.zeros_like(own.scatter))
+        return Statistics(0, counts, np.zeros_like(client.mean), np.zeros_like(client.scatter))
     # Measured from the overall mean, not from 0, to avoid cancellation.
-    apart = (own.mean - overall.mean) * (own.rows / rows)
-    spread = overall.scatter - own.scatter - np.outer(apart, apart) * (rows * overall.rows / max(own.rows, 1))
+    apart = (client.mean - overall.mean) * (client.rows / rows)
+    spread = overall.scatter - client.scatter - np.outer(apart, apart) * (rows * overall.rows / max(client.rows, 1))
     return Statistics(rows, counts, overall.mean - apart, spread)
 
 
@@ -248,5 +264,6 @@ def _root(covariance: Floats) -> Floats:
         if lower.diagonal().min() ** 2 > _CLEAR * covariance.diagonal().max():
             return lower
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
-    return np.asarray(vectors[:, kept] * np.sqrt(values[kept]), dtype=np.float64)
+    # The bound of numpy.linalg.matrix_rank: smaller eigenvalues are rounding noise.
+    positive = values > max(values[-1], 0.0) * len(values) * np.finfo(np.float64).eps
+    return np.asarray(vectors[:, positive] * np.sqrt(values[positive]), dtype=np.float64)

@@ -94,10 +94,10 @@ def heat_map(ax: Axes, clients: Clients, split: Split = "train") -> bool:
 def sizes(ax: Axes, clients: Clients, split: Split = "train") -> bool:
     """Rows of each client."""
     counts = [clients.size(client, split) for client in range(len(clients))]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts):
+    rows = [count for count in counts if count is not None]
+    if len(rows) < len(counts):
         return False
-    ax.bar(range(len(known)), known, color="#2f6db5", width=0.9)
+    ax.bar(range(len(rows)), rows, color="#2f6db5", width=0.9)
     _clients_axis(ax, clients)
     ax.set_ylabel("rows")
     ax.set_title("Sizes", loc="left")

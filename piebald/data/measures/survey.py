@@ -34,6 +34,12 @@ def survey(clients: Clients, fleet: Fleet | None = None) -> Heterogeneity | None
 
     Returns:
         The measures, or None if counts are not known before rows are loaded, or if there are too many clients.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Disjoint(clients=2, classes_each=5, limit=200).split(pb.data.digits())
+        >>> round(pb.partition.survey(clients).federation["total_variation"], 1)
+        0.5
     """
     if len(clients) > MOST_CLIENTS or not _counted(clients):
         return None
@@ -48,14 +54,14 @@ def embedding(clients: Clients) -> Callable[[Tensor], Tensor] | None:
     sizes = [clients.size(client, "train") or 0 for client in range(len(clients))]
     if not 0 < sum(sizes) <= MOST_ROWS:
         return None
-    one = clients.rows(next(client for client, size in enumerate(sizes) if size), "train")[:1].x
+    row = clients.rows(next(client for client, size in enumerate(sizes) if size), "train")[:1].x
     return (
-        flat if isinstance(one, Tensor) and one.dtype.is_floating_point and flat(one).shape[1] <= MOST_NUMBERS else None
+        flat if isinstance(row, Tensor) and row.dtype.is_floating_point and flat(row).shape[1] <= MOST_NUMBERS else None
     )
 
 
 def _counted(clients: Clients) -> bool:
-    """Whether sizes and classes are known without loading, judged by the first clients."""
+    """Return whether sizes and classes are known without loading, judged by the first clients."""
     first = range(min(10, len(clients)))
     if any(clients.size(client, "train") is None for client in first):
         return False

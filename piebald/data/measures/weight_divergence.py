@@ -95,9 +95,9 @@ def diverge(
         reference = _epoch(model, layout, objective, all_rows, lr, batch * len(trainable), (seed, "pooled")).numpy()
     models = torch.stack(trained).numpy()
     relative, pooled = weight_divergence(models, np.array([len(held[client]) for client in trainable]), reference)
-    every = np.full(len(clients), np.nan)
-    every[trainable] = relative
-    return Divergence(every, pooled)
+    divergence = np.full(len(clients), np.nan)
+    divergence[trainable] = relative
+    return Divergence(divergence, pooled)
 
 
 @checked
@@ -115,8 +115,8 @@ def measure_heterogeneity(
     measured = None if how == "none" else survey(clients, fleet)
     if measured is None or how == "data":
         return measured
-    found = diverge(clients, work.model, seed=work.seed, loss=work.objective.loss)
-    return replace(measured, divergence=found.clients, pooled_divergence=found.pooled)
+    divergence = diverge(clients, work.model, seed=work.seed, loss=work.objective.loss)
+    return replace(measured, divergence=divergence.clients, pooled_divergence=divergence.pooled)
 
 
 def _epoch(

@@ -1,4 +1,8 @@
-"""Partitions: a data set dealt to clients, your own data as clients, and the devices of clients."""
+"""Partitions: a data set dealt to clients, changes of their rows, and their devices; one method a file.
+
+`piebald.partition` also offers what users call beside them: clients from their own data and measures of heterogeneity,
+which lie in `data.clients` and `data.measures`.  Nothing here reads a file of a data set or trains.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -51,7 +51,7 @@ class ByEmbedding(Partition):
     test_first: bool = False
 
     def holds_out_first(self, data: DataSet) -> bool:
-        """Whether test rows are held out before the others are dealt."""
+        """Return whether test rows are held out before the others are dealt."""
         return self.test_first or super().holds_out_first(data)
 
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
@@ -73,26 +73,28 @@ class ByEmbedding(Partition):
                 f"components must be at most {min(places.shape[1], len(train))}, the numbers in an embedding or the "
                 f"rows, got {self.components}"
             )
-        pca = PCA(self.components, svd_solver="full").fit(places)
-        known = np.asarray(pca.transform(places), dtype=np.float64)
-        asked = known if rows is train else np.asarray(pca.transform(self._embed(data, rows)), dtype=np.float64)
-        label, wanted = labels(data, train), labels(data, rows)
+        pca = PCA(self.components, svd_solver="full").fit(places)  # "auto" may choose a randomised solver
+        train_places = np.asarray(pca.transform(places), dtype=np.float64)
+        row_places = (
+            train_places if rows is train else np.asarray(pca.transform(self._embed(data, rows)), dtype=np.float64)
+        )
+        label, row_label = labels(data, train), labels(data, rows)
         client = np.full(len(rows), NOBODY)
         for number in np.unique(label):
-            centroids = self._centroids(known[label == number], int(number))
+            centroids = self._centroids(train_places[label == number], int(number))
             holder = self.generator(f"take {number}").permutation(self.clients)[: len(centroids)]
-            mine = wanted == number
-            client[mine] = holder[((asked[mine][:, None] - centroids[None]) ** 2).sum(2).argmin(1)]
+            of_class = row_label == number
+            client[of_class] = holder[((row_places[of_class][:, None] - centroids[None]) ** 2).sum(2).argmin(1)]
         return client
 
     def _centroids(self, places: Floats, number: int) -> Floats:
         """A centroid for each client [clients, components], fewer where there are fewer different rows."""
         from sklearn.cluster import KMeans
 
-        count = min(self.clients, len(np.unique(places, axis=0)))
+        count = min(self.clients, len(np.unique(places, axis=0)))  # k-means warns of equal centroids otherwise
         seed = key(self.seed, "k-means", number) % (1 << 32)
-        found = KMeans(count, n_init=3, random_state=seed).fit(places).cluster_centers_
-        return np.asarray(found, dtype=np.float64)
+        centroids = KMeans(count, n_init=3, random_state=seed).fit(places).cluster_centers_
+        return np.asarray(centroids, dtype=np.float64)
 
     def _shuffled(self, client: Ints, part: str) -> Ints:
         rng = self.generator(f"shuffle {part}")
@@ -108,5 +110,5 @@ class ByEmbedding(Partition):
         if self.extractor not in EXTRACTORS:
             raise unknown("extractor", self.extractor, [*EXTRACTORS, "pixels"])
         x = data.inputs[torch.from_numpy(rows)]
-        made = embed(EXTRACTORS[self.extractor](), x, key=f"{data.name}-{self.extractor}")
-        return np.asarray(made, dtype=np.float64)
+        embeddings = embed(EXTRACTORS[self.extractor](), x, key=f"{data.name}-{self.extractor}")
+        return np.asarray(embeddings, dtype=np.float64)

@@ -32,6 +32,14 @@ class ByOwner(Partition):
     Attributes:
         owner: name of the owners in the data set: "writer", "subject", "capture", ...
         clients: number of clients, or None for one client per owner.
+
+    Examples:
+        >>> import torch
+        >>> import piebald as pb
+        >>> writers = pb.data.Owners.of(torch.tensor([3, 3, 8, 8, 8]).numpy())
+        >>> notes = pb.data.DataSet("notes", torch.zeros(5, 2), torch.rand(5), owners={"writer": writers})
+        >>> pb.partition.ByOwner(owner="writer").split(notes).names
+        ['3', '8']
     """
 
     scatters: ClassVar[bool] = False
@@ -42,12 +50,12 @@ class ByOwner(Partition):
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n], and names."""
         owners = self._owners(data)
-        found, code, held = np.unique(owners.codes[rows], return_inverse=True, return_counts=True)
+        present, code, held = np.unique(owners.codes[rows], return_inverse=True, return_counts=True)
         if self.clients is None:
-            return code, [owners.names[number] for number in found]
-        if self.clients > len(found):
+            return code, [owners.names[number] for number in present]
+        if self.clients > len(present):
             raise self.refuse(
-                f"{self.clients} clients need as many of the {len(found)} {self.owner}s of {data.name}: lower clients"
+                f"{self.clients} clients need as many of the {len(present)} {self.owner}s of {data.name}: lower clients"
                 + ("" if self.limit is None else " or raise limit")
             )
         return self._merge_owners(held, self.clients)[code], Numbered(self.clients)
@@ -74,6 +82,7 @@ class ByOwner(Partition):
         shuffled = self.generator("deal").permutation(len(held))
         heap = [(0, client) for client in range(clients)]
         client_of = np.empty(len(held), dtype=np.int64)
+        # The longest-processing-time rule: at most a third above the smallest possible maximum (Graham 1969).
         for owner in shuffled[np.argsort(-held[shuffled], kind="stable")]:
             rows, client = heap[0]
             client_of[owner] = client

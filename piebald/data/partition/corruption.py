@@ -5,15 +5,13 @@ Images [channels, height, width] are in [0, 1] and stay there; of other inputs t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
 
 from piebald.core.randomness import torch_generator
 from piebald.data.partition.data_change import DataChange
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Noise(DataChange):
@@ -27,8 +25,6 @@ class Noise(DataChange):
 
     def inputs(self, x: Tensor, client: int) -> Tensor:
         """New inputs [n, ...]."""
-        import torch
-
         rng = torch_generator(self.seed, "change", self.kind, client)
         return x + self.sigma * torch.randn(x.shape, generator=rng)
 
@@ -61,8 +57,6 @@ class Sensor(DataChange):
 
     def inputs(self, x: Tensor, client: int) -> Tensor:
         """New inputs [n, ...]."""
-        import torch
-
         channels = x.shape[1]
         a, b = torch.from_numpy(self.generator("sensor", client).standard_normal((2, channels))).float()
         shape = (1, channels) + (1,) * (x.dim() - 2)
@@ -81,14 +75,12 @@ class Blur(DataChange):
 
     def inputs(self, x: Tensor, client: int) -> Tensor:
         """New inputs [n, ...]."""
-        import torch
-        from torch.nn import functional
-
         if x.dim() < 3:
             raise self.refuse(f"inputs must be images or signals, got rows {list(x.shape[1:])}")
-        reach = max(int(3 * self.sigma + 0.5), 1)
+        reach = max(int(3 * self.sigma + 0.5), 1)  # 99.7 % of the Gaussian's weight
         weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / self.sigma) ** 2)
         weight = (weight / weight.sum()).reshape(1, 1, -1)
+        # A Gaussian is separable: two passes of one dimension instead of one of two.
         for axis in (-1, -2) if x.dim() > 3 else (-1,):
             lines = x.movedim(axis, -1)
             padded = functional.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")

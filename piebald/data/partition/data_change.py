@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+import torch
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from torch import Tensor
 
 from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError
+from piebald.core.pytree import single
 from piebald.core.randomness import generator
+from piebald.data.clients.convert import floats
+from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.split import Ints
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.sets.decoded import Decoded
 
 if TYPE_CHECKING:
     from numpy.random import Generator
-    from torch import Tensor
 
 
 class DataChange(Component):
@@ -44,10 +51,10 @@ class DataChange(Component):
         if self.clients is None:
             number = max(math.floor(self.share * count + 0.5), 1 if self.share else 0)
             return np.sort(self.generator("choose").permutation(count)[:number])
-        found = np.unique(np.array(self.clients, dtype=np.int64))
-        if len(found) and not 0 <= found[0] <= found[-1] < count:
-            raise self.refuse(f"clients must be in 0..{count - 1}, got {found[0] if found[0] < 0 else found[-1]}")
-        return found
+        numbers = np.unique(np.array(self.clients, dtype=np.int64))
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < count:
+            raise self.refuse(f"clients must be in 0..{count - 1}, got {numbers[0] if numbers[0] < 0 else numbers[-1]}")
+        return numbers
 
     def labels(self, y: Ints, classes: int, client: int) -> Ints:
         """New labels [n] for a client's labels [n]."""
@@ -61,15 +68,16 @@ class DataChange(Component):
         """New inputs and labels for a client's rows, if both change together."""
         raise NotImplementedError
 
-    def refuse(self, why: str) -> SettingError:
+    def refuse(self, reason: str) -> SettingError:
         """An error about this change."""
-        return SettingError(f"change {self.kind!r}: {why}")
+        return SettingError(f"change {self.kind!r}: {reason}")
 
     def generator(self, *purpose: int | str) -> Generator:
         """A NumPy generator for what is drawn; it depends on the change's seed and kind and on the words given.
 
         Args:
-            purpose: what the numbers are for; with the client's number, they are the same whoever else is changed.
+            purpose: words for the use of the numbers; with the client's number among them, the numbers do not depend
+                on which other clients are changed.
         """
         return generator(self.seed, "change", self.kind, *purpose)
 
@@ -96,6 +104,12 @@ class FlipPairs(_Flip):
 
     Attributes:
         pairs: (a, b): a becomes b and b becomes a; no class twice.
+
+    Examples:
+        >>> import numpy as np
+        >>> import piebald as pb
+        >>> pb.partition.FlipPairs(pairs=[(0, 1)]).labels(np.array([0, 1, 2, 0]), classes=3, client=0)
+        array([1, 0, 2, 1])
     """
 
     pairs: tuple[tuple[int, int], ...] = Field(min_length=1)
@@ -163,3 +177,58 @@ AnyChange = Annotated[
     BeforeValidator(lambda table: build("change", table)),
     PlainSerializer(lambda change: change.table()),
 ]
+
+
+def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | Decoded) -> PooledClients:
+    """A copy of these clients with changed rows; `common` stays clean.
+
+    Labels, and inputs that change with them, change in training and validation rows only, so test rows stay correct.
+    Other changes of inputs, such as a worse camera, apply to all rows of the client.
+
+    Args:
+        clients: the clients.
+        changes: changes, applied in this order.
+        x: the inputs as stored.
+
+    Raises:
+        SettingError: a change that does not fit these rows or clients.
+    """
+    y = single(clients.y, "a change of rows").clone()
+    # Decoded inputs are read into memory only if a change needs them.
+    moved = x[:].clone() if any(not change.of_labels for change in changes) else None
+    for change in changes:
+        for client in change.chosen(len(clients)).tolist():
+            poisons = change.of_labels or change.of_both  # test rows of a poisoned client stay clean
+            splits = SPLITS[:2] if poisons else SPLITS
+            rows = torch.from_numpy(np.concatenate([clients.indices(client, split) for split in splits]))
+            if poisons and (clients.classes is None or y.dim() != 1):
+                raise change.refuse("rows do not have one class each, so labels cannot be flipped")
+            classes = len(clients.classes or ())
+            if change.of_labels:
+                y[rows] = torch.from_numpy(change.labels(y[rows].numpy(), classes, client))
+            elif moved is not None and change.of_both:
+                inputs, labels = change.rows(floats(moved[rows]), y[rows].numpy(), classes, client)
+                moved[rows], y[rows] = _stored(inputs, moved), torch.from_numpy(labels)
+            elif moved is not None:
+                moved[rows] = _stored(change.inputs(floats(moved[rows]), client), moved)
+    parts = {split: clients.lists(split) for split in SPLITS}
+    x = x if moved is None else moved
+    return PooledClients(
+        x,
+        y,
+        parts,
+        names=clients.names,
+        classes=clients.classes,
+        common=clients.common,
+        server_rows=clients.server_rows,
+        public_rows=clients.public_rows,
+    )
+
+
+def _stored(values: Tensor, like: Tensor) -> Tensor:
+    """Convert float inputs to the stored type; images stay in their range."""
+    if like.dtype == torch.uint8:
+        return (values * 255).round().clamp(0, 255).to(torch.uint8)
+    if like.dim() == 4:
+        values = values.clamp(0, 1)
+    return values.to(like.dtype)

@@ -85,6 +85,12 @@ class FastSlow(Devices):
         share_slow: share of the clients that are slow, in [0, 1].
         first: kind of client 0 (if there are both), or "drawn" for a random start.
         seed: seed of the random start.
+
+    Examples:
+        >>> import piebald as pb
+        >>> fleet = pb.partition.FastSlow(fast=0.1, slow_factor=5, first="fast")
+        >>> [fleet.device(client).seconds_per_step for client in range(4)]
+        [0.1, 0.5, 0.1, 0.5]
     """
 
     fast: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -94,11 +100,12 @@ class FastSlow(Devices):
     seed: int = 0
 
     def is_slow(self, client: int) -> bool:
-        """Whether a client is slow."""
+        """Return whether a client is slow."""
         if self.first == "drawn":
             start = float(generator(self.seed, "fast_slow").random())
         else:  # slightly more, so that share_slow + 1 - share_slow is not rounded below 1
             start = (0.0 if self.first == "fast" else 1 - self.share_slow) + 1e-9
+        # Bresenham's rule: a client is slow where the running sum of shares passes a whole number.
         return math.floor((client + 1) * self.share_slow + start) > math.floor(client * self.share_slow + start)
 
     def device(self, client: int) -> Device:

@@ -48,6 +48,12 @@ class Dirichlet(Partition):
         balance: by class only: a client with more rows than clients have on average gets none of the classes that
             follow (in order of their numbers), as in NIID-Bench and PFLlib; false for the shares as drawn, which
             is the default of flwr-datasets (`self_balancing`).
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Dirichlet(clients=4, alpha=0.1).split(pb.data.digits())
+        >>> sorted(clients.size(client, "train") for client in range(4))
+        [359, 359, 359, 360]
     """
 
     clients: int = Field(ge=1)
@@ -156,28 +162,28 @@ def _fill(slots: Ints, mixture: NDArray[np.float64], stock: Ints, rng: Generator
         rng: random generator of all draws.
     """
     drawn = np.empty(len(slots), dtype=np.int64)
-    left = stock.copy()
+    remaining = stock.copy()
     unfilled = np.arange(len(slots))
     while len(unfilled):
-        open_classes = np.flatnonzero(left)
+        open_classes = np.flatnonzero(remaining)
         wish = mixture[:, open_classes]
         total = wish.sum(1, keepdims=True)
         # A second choice may be many orders of magnitude smaller than the first, so only exact zeros count as zero.
-        fallback = left[open_classes] / left.sum()
+        fallback = remaining[open_classes] / remaining.sum()
         wish = np.where(total > TINY, wish / np.maximum(total, TINY), fallback)
         # One sorted line for all clients: client c's cumulated shares lie in (c, c + 1], so one search serves
         # all draws.
         line = (np.minimum(np.cumsum(wish, axis=1), 1.0) + np.arange(len(wish))[:, None]).ravel()
         line[len(open_classes) - 1 :: len(open_classes)] = np.arange(1, len(wish) + 1)
         owner = slots[unfilled]
-        found = np.searchsorted(line, owner + rng.random(len(owner)), side="right")
-        pick = np.minimum(found - owner * len(open_classes), len(open_classes) - 1)
+        cell = np.searchsorted(line, owner + rng.random(len(owner)), side="right")
+        pick = np.minimum(cell - owner * len(open_classes), len(open_classes) - 1)
         order = _in_class_order(pick, rng)
-        wanted = np.bincount(pick, minlength=len(open_classes))
-        start = np.cumsum(wanted) - wanted
+        picked = np.bincount(pick, minlength=len(open_classes))
+        start = np.cumsum(picked) - picked
         place = np.arange(len(order)) - start[pick[order]]
-        served = order[place < left[open_classes][pick[order]]]
+        served = order[place < remaining[open_classes][pick[order]]]
         drawn[unfilled[served]] = open_classes[pick[served]]
-        left[open_classes] -= np.bincount(pick[served], minlength=len(open_classes))
+        remaining[open_classes] -= np.bincount(pick[served], minlength=len(open_classes))
         unfilled = np.delete(unfilled, served)
     return drawn

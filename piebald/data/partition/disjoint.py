@@ -29,6 +29,13 @@ class Disjoint(Partition):
         clients: number of clients, a multiple of `shared_by`.
         classes_each: number of classes of each client.
         shared_by: number of clients that hold the same classes.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Disjoint(clients=5, classes_each=2).split(pb.data.digits())
+        >>> holders = [sum(clients.counts(client, "train")[digit] > 0 for client in range(5)) for digit in range(10)]
+        >>> max(holders)
+        1
     """
 
     clients: int = Field(ge=1)
@@ -38,11 +45,11 @@ class Disjoint(Partition):
     def deal(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """The client of each row [n] (`NOBODY` for classes left over), and names."""
         label, classes = self.class_labels(data, rows)
-        groups, odd = divmod(self.clients, self.shared_by)
-        if odd:
+        groups, extra = divmod(self.clients, self.shared_by)
+        if extra:
             raise self.refuse(
                 f"clients must be a multiple of shared_by = {self.shared_by}, got {self.clients}: "
-                f"use {self.clients + self.shared_by - odd} clients"
+                f"use {self.clients + self.shared_by - extra} clients"
             )
         if groups * self.classes_each > classes:
             raise self.refuse(

@@ -23,6 +23,11 @@ class Iid(Partition):
     Attributes:
         clients: number of clients.
         sizes: number of rows of each client; equal by default.
+
+    Examples:
+        >>> import piebald as pb
+        >>> pb.partition.Iid(clients=4).split(pb.data.digits())
+        <4 clients: 1437 train, 0 validation, 360 test rows of [1, 8, 8], 10 classes>
     """
 
     clients: int = Field(ge=1)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from piebald.data.clients.lists import Numbered
-from piebald.data.partition.class_patterns import fill, pattern
 from piebald.data.partition.partition import NOBODY, Partition, spread
 from piebald.data.partition.sizes import AnySizes, Uniform
 from piebald.data.partition.split import Bools, Ints
@@ -40,6 +40,12 @@ class NonIid(Partition):
             (8 classes for 1 client, 4 for 1, 3 for 8).
         held: instead of `classes_each`, the class numbers of each client.
         sizes: number of rows of each client.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.NonIid(clients=5, classes_each=2).split(pb.data.digits())
+        >>> [sum(rows > 0 for rows in clients.counts(client, "train")) for client in range(5)]
+        [2, 2, 2, 2, 2]
     """
 
     clients: int = Field(ge=1)
@@ -68,7 +74,7 @@ class NonIid(Partition):
         return self
 
     def _each(self) -> Sequence[int]:
-        """How many classes each client holds."""
+        """Return the number of classes of each client."""
         if self.held is not None:
             return [len(classes) for classes in self.held]
         if isinstance(self.classes_each, int):
@@ -114,29 +120,29 @@ class NonIid(Partition):
         self.check_room(self.clients, label)
         listed = None if self.held is None else self._as_held(classes)
         rows = len(label) if listed is None else int(stock[listed.any(0)].sum())  # the others get no client
-        wanted = (self.sizes or Uniform()).counts(self.clients, rows, rng)
-        held = pattern(each, wanted, stock, rng) if listed is None else listed
-        counts = fill(held, wanted, stock)
+        sizes = (self.sizes or Uniform()).counts(self.clients, rows, rng)
+        held = pattern(each, sizes, stock, rng) if listed is None else listed
+        counts = fill(held, sizes, stock)  # None only if no counts exist, since the flow is exact
         if counts is None:
             raise self.refuse(
-                f"rows of {classes} classes cannot be dealt to sizes {wanted.max()} to {wanted.min()} with these "
+                f"rows of {classes} classes cannot be dealt to sizes {sizes.max()} to {sizes.min()} with these "
                 "classes_each: give the largest clients more classes, or sizes that differ less"
             )
         client = np.full(len(label), NOBODY)
         for number in range(classes):
-            taken = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
-            client[taken] = np.repeat(np.arange(self.clients), counts[:, number])
+            dealt = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
+            client[dealt] = np.repeat(np.arange(self.clients), counts[:, number])
         return client
 
     def _as_held(self, classes: int) -> Bools:
-        """Which classes each client holds [clients, classes], as `held` lists them."""
+        """Return the classes of each client [clients, classes], as `held` lists them."""
         lists = self.held or ()
-        most = max(max(own) for own in lists)
+        most = max(max(classes_held) for classes_held in lists)
         if most >= classes:
             raise self.refuse(f"held must name classes in 0..{classes - 1}, got {most}")
         held = np.zeros((self.clients, classes), dtype=bool)
-        for client, own in enumerate(lists):
-            held[client, list(own)] = True
+        for client, classes_held in enumerate(lists):
+            held[client, list(classes_held)] = True
         return held
 
 
@@ -152,3 +158,80 @@ def _draw(clients: int, each: int, classes: int, rng: Generator) -> Ints:
     position = (client % block * each + np.arange(each)) % classes
     drawn: Ints = orders[client // block, position]
     return drawn
+
+
+def pattern(each: Ints, sizes: Ints, stock: Ints, rng: Generator) -> Bools:
+    """Draw the classes of each client [clients, classes]: the largest clients choose first, and take the classes with
+    the most rows left.
+
+    Args:
+        each: number of classes of each client [clients], at most the number of classes.
+        sizes: number of rows of each client [clients].
+        stock: number of rows of each class [classes].
+        rng: random generator that breaks ties.
+    """
+    held = np.zeros((len(each), len(stock)), dtype=bool)
+    remaining = stock.astype(np.float64)
+    for client in np.argsort(-sizes, kind="stable"):
+        # By rows left, classes that are used up last; equal ones in random order.
+        order = np.lexsort((rng.random(len(stock)), -remaining, held.any(0) & (remaining <= 0)))[: each[client]]
+        held[client, order] = True
+        remaining[order] -= sizes[client] / each[client]
+    return held
+
+
+def fill(held: Bools, sizes: Ints, stock: Ints) -> Ints | None:
+    """Rows of each class for each client [clients, classes]: at least one where it holds the class, none elsewhere.
+
+    As even as sizes and stock allow (iterative proportional fitting), rounded by a maximum flow.
+
+    Args:
+        held: which classes each client holds [clients, classes].
+        sizes: number of rows of each client [clients].
+        stock: number of rows of each class [classes].
+
+    Returns:
+        The counts, or None where no such counts exist.
+    """
+    ones = held.astype(np.int64)  # each pair gets one row first; the rest is fitted
+    row, column = sizes - ones.sum(1), np.where(held.any(0), stock - ones.sum(0), 0)
+    if row.min() < 0 or column.min() < 0 or row.sum() > column.sum():
+        return None
+    fitted = _proportions(held, row, column * (row.sum() / max(int(column.sum()), 1)))
+    # The flow adds what rounding down has left.  If that does not fit, it deals all rows, less evenly.
+    for start in (np.floor(fitted + 1e-9).astype(np.int64), np.zeros_like(ones)):
+        open_rows, open_columns = row - start.sum(1), column - start.sum(0)
+        if open_rows.min() < 0 or open_columns.min() < 0:
+            continue
+        flow = _flow(held, open_rows, open_columns)
+        if int(flow.sum()) == int(open_rows.sum()):
+            counts: Ints = ones + start + flow
+            return counts
+    return None
+
+
+def _proportions(held: Bools, row: Ints, column: NDArray[np.float64], passes: int = 300) -> NDArray[np.float64]:
+    """Numbers where `held`, with these sums of rows and columns, if there are any (Deming, Stephan 1940)."""
+    tiny = 1e-100  # such small numbers only shrink: the pattern cannot have these sizes, which the flow will find
+    x = held.astype(np.float64)
+    for _ in range(passes):
+        x *= (column / np.maximum(x.sum(0), tiny))[None]
+        x *= (row / np.maximum(x.sum(1), tiny))[:, None]
+        if np.abs(x.sum(0) - column).max() < 1e-6:
+            break
+    return x
+
+
+def _flow(held: Bools, row: Ints, column: Ints) -> Ints:
+    """The most whole rows [clients, classes] that can be dealt inside these limits."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    clients, classes = held.shape
+    edges = np.zeros((clients + classes + 2, clients + classes + 2), dtype=np.int32)
+    source, sink = clients + classes, clients + classes + 1
+    edges[source, :clients], edges[clients : clients + classes, sink] = row, column
+    edges[:clients, clients : clients + classes] = np.where(held, np.minimum(row[:, None], column), 0)
+    flow = maximum_flow(csr_array(edges), source, sink).flow.toarray()
+    dealt: Ints = np.maximum(flow[:clients, clients : clients + classes], 0).astype(np.int64)
+    return dealt

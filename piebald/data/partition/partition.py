@@ -28,8 +28,7 @@ from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients
-from piebald.data.partition.changed_clients import changed
-from piebald.data.partition.data_change import AnyChange
+from piebald.data.partition.data_change import AnyChange, changed
 from piebald.data.partition.split import Ints, hold_out, thin
 from piebald.data.partition.three_way_split import three_ways
 
@@ -91,11 +90,11 @@ class Partition(Component):
             group = None if data.groups is None else data.groups[train]
             out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), group)
             train, test = train[~out], train[out]
-            validation /= 1 - self.test
+            validation /= 1 - self.test  # a share of all rows, of which some have just been held out
         server_rows, train = self._kept(data, train, "server_rows", self.server_rows, "centre")
         public_rows, train = self._kept(data, train, "public_rows", self.public_rows, "public")
         client, names = self._dealt(data, train)
-        lists = Lists.of(client, len(names), train)
+        lists = Lists.of(client, len(names), train)  # rows of nobody are dropped
         if not lists.sizes.all():
             empty = int(np.argmin(lists.sizes > 0))
             raise self.refuse(
@@ -117,11 +116,11 @@ class Partition(Component):
         return changed(clients, self.changes, data.inputs) if self.changes else clients
 
     def _dealt(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
-        """What `deal` returns, after a check."""
-        found = self.deal(data, rows)
-        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Sequence):
-            raise self.refuse(f"deal must return the client of each row and the clients' names, got {shown(found)}")
-        client, names = np.asarray(found[0]), found[1]
+        """Return the value of `deal`, after a check."""
+        dealt = self.deal(data, rows)
+        if not isinstance(dealt, tuple) or len(dealt) != 2 or not isinstance(dealt[1], Sequence):
+            raise self.refuse(f"deal must return the client of each row and the clients' names, got {shown(dealt)}")
+        client, names = np.asarray(dealt[0]), dealt[1]
         if client.shape != rows.shape or client.dtype.kind not in "iu":
             got = f"{client.dtype} {list(client.shape)}"
             raise self.refuse(f"deal must return a whole number for each of {len(rows)} rows, got {got}")
@@ -151,16 +150,16 @@ class Partition(Component):
         return follow_classes(labels(data, train), client, labels(data, test), self.generator("follow"))
 
     def holds_out_first(self, data: DataSet) -> bool:
-        """Whether test rows are held out before the others are dealt, where the data set publishes no test part."""
+        """Return whether test rows are held out before the others are dealt, if the data set publishes no test part."""
         return data.groups is not None and self.scatters
 
     def strata(self, data: DataSet) -> Ints:
         """The stratum of each row of the data set, for `limit`, which keeps strata in proportion."""
         return labels(data, np.arange(len(data)))
 
-    def refuse(self, why: str) -> SettingError:
+    def refuse(self, reason: str) -> SettingError:
         """An error about this partition."""
-        return SettingError(f"partition {self.kind!r}: {why}")
+        return SettingError(f"partition {self.kind!r}: {reason}")
 
     def class_labels(self, data: DataSet, rows: Ints) -> tuple[Ints, int]:
         """The class of each row [n] and the number of classes, for partitions that need classes.
@@ -176,10 +175,11 @@ class Partition(Component):
         """Refuse more clients than there are rows for, with `least` rows per client as `setting` says."""
         if clients * least > len(rows):
             each = "one row" if least == 1 else f"{least} rows ({setting})"
-            what = "clients" if least == 1 else f"clients or {setting}"
-            more = "" if self.limit is None else ", or raise limit"
+            setting_names = "clients" if least == 1 else f"clients or {setting}"
+            advice = "" if self.limit is None else ", or raise limit"
             raise self.refuse(
-                f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower {what}{more}"
+                f"{clients} clients of at least {each} need more than the {len(rows)} rows: lower "
+                f"{setting_names}{advice}"
             )
 
     def generator(self, *purpose: int | str) -> Generator:
@@ -195,17 +195,19 @@ class Partition(Component):
 
     def _published(self, data: DataSet) -> tuple[Ints, Ints | None]:
         """Training and test rows to use, increasing; no test rows if clients hold out their own."""
-        every = np.arange(len(data))
-        train = every if data.train is None else data.train
+        rows = np.arange(len(data))
+        train = rows if data.train is None else data.train
         if data.test is None:
             return np.sort(self._limited(data, train)), None
         if self.pool:
             return np.sort(self._limited(data, np.concatenate([train, data.test]))), None
         if self.limit is None or self.limit >= len(train) + len(data.test):
             return np.sort(train), np.sort(data.test)
-        kept = self._limited(data, np.concatenate([train, data.test]), np.repeat([0, 1], [len(train), len(data.test)]))
-        is_test = np.isin(kept, data.test)
-        return np.sort(kept[~is_test]), np.sort(kept[is_test])
+        limited = self._limited(
+            data, np.concatenate([train, data.test]), np.repeat([0, 1], [len(train), len(data.test)])
+        )
+        is_test = np.isin(limited, data.test)
+        return np.sort(limited[~is_test]), np.sort(limited[is_test])
 
     def _kept(self, data: DataSet, train: Ints, setting: str, count: int, rng_key: str) -> tuple[Ints | None, Ints]:
         """The rows that a setting keeps from being dealt, and those that are left."""
@@ -213,8 +215,8 @@ class Partition(Component):
             return None, train
         if count >= len(train):
             raise self.refuse(f"{setting} must be below the {len(train)} training rows, got {count}")
-        kept = train[thin(labels(data, train), count, key(self.seed, rng_key))]
-        return kept, np.setdiff1d(train, kept)
+        chosen = train[thin(labels(data, train), count, key(self.seed, rng_key))]
+        return chosen, np.setdiff1d(train, chosen)
 
     def _limited(self, data: DataSet, rows: Ints, side: Ints | None = None) -> Ints:
         if self.limit is None or self.limit >= len(rows):
@@ -227,8 +229,8 @@ class Partition(Component):
 
 def labels(data: DataSet, rows: Ints) -> Ints:
     """The class of each row [n]; all 0 if rows do not have one class each."""
-    found = None if data.classes is None else class_numbers(data.y)
-    return np.zeros(len(rows), dtype=np.int64) if found is None else found[rows]
+    label = None if data.classes is None else class_numbers(data.y)
+    return np.zeros(len(rows), dtype=np.int64) if label is None else label[rows]
 
 
 def spread(label: Ints, holders: Sequence[Ints], rng: Generator) -> Ints:

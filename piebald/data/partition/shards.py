@@ -25,6 +25,12 @@ class Shards(Partition):
     Attributes:
         clients: number of clients.
         shards_each: number of shards of each client.
+
+    Examples:
+        >>> import piebald as pb
+        >>> clients = pb.partition.Shards(clients=10).split(pb.data.digits())
+        >>> max(sum(rows > 0 for rows in clients.counts(client, "train")) for client in range(10)) <= 4
+        True
     """
 
     clients: int = Field(ge=1)
@@ -35,10 +41,10 @@ class Shards(Partition):
         label, _ = self.class_labels(data, rows)
         pieces = self.clients * self.shards_each
         if pieces > len(rows):
-            more = "" if self.limit is None else ", or raise limit"
+            advice = "" if self.limit is None else ", or raise limit"
             raise self.refuse(
                 f"{self.clients} clients of {self.shards_each} shards need more than the {len(rows)} rows: "
-                f"lower clients or shards_each{more}"
+                f"lower clients or shards_each{advice}"
             )
         rng = self.generator("deal")
         shuffled = rng.permutation(len(rows))

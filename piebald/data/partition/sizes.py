@@ -29,8 +29,8 @@ class Sizes(Component):
         """
         raise NotImplementedError
 
-    def _refuse(self, why: str) -> SettingError:
-        return SettingError(f"sizes {self.kind!r}: {why}")
+    def _refuse(self, reason: str) -> SettingError:
+        return SettingError(f"sizes {self.kind!r}: {reason}")
 
 
 class Uniform(Sizes):
@@ -57,9 +57,9 @@ class Skewed(Sizes):
                 f"{clients} clients of different sizes need {stairs.sum()} rows, got {rows}: lower clients"
             )
         weight = self.ratio ** -(np.arange(clients) / max(clients - 1, 1))
-        more = np.floor(rest * weight / weight.sum()).astype(np.int64)
-        more[: rest - int(more.sum())] += 1
-        return np.asarray(stairs + more, dtype=np.int64)
+        added = np.floor(rest * weight / weight.sum()).astype(np.int64)
+        added[: rest - int(added.sum())] += 1
+        return np.asarray(stairs + added, dtype=np.int64)
 
 
 class PowerLaw(Sizes):

@@ -53,7 +53,7 @@ def hold_out(client: Ints, share: float, key: int, label: Ints | None = None, gr
     label = np.zeros_like(client) if label is None else label
     if group is None:
         return _choose(client, share, label, places(client), key)
-    pair = client * (int(group.max()) + 1) + group
+    pair = client * (int(group.max()) + 1) + group  # a group that two clients share is held out by each on its own
     _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
     return _choose(client[first], share, label[first], group[first], key)[inverse]
 
@@ -63,11 +63,11 @@ def _choose(client: Ints, share: float, label: Ints, unit: Ints, key: int) -> Bo
     # units of a class too; then every (1 / share)-th is taken.
     order = np.lexsort((mixed(key, client, unit), mixed(key ^ 1, client, label), client))
     place = places(client)  # `order` keeps the clients sorted, so these are the places after sorting, too
-    taken = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
+    held_out = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
     size = np.bincount(client - client[0])[client - client[0]]
-    taken &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one row is left for training
+    held_out &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one row is left for training
     chosen = np.empty(len(client), dtype=bool)
-    chosen[order] = taken
+    chosen[order] = held_out
     return chosen
 
 

@@ -52,6 +52,7 @@ def three_ways(
     """
     parts: dict[Split, Lists] = {}
     rest = lists
+    # Both shares are of all rows, and validation is chosen from those that the test part leaves.
     for split, share in (("test", test), ("validation", validation / (1 - test))):
         out = hold_out(
             rest.clients + first,

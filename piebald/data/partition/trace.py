@@ -33,14 +33,14 @@ class Trace(Devices):
     def device(self, client: int) -> Device:
         """The device of one client."""
         lines = _read(self.file)
-        given = lines[client % len(lines)]
-        down, up = (given.get(name, getattr(self, name)) for name in ("down", "up"))
+        line = lines[client % len(lines)]
+        down, up = (line.get(name, getattr(self, name)) for name in ("down", "up"))
         return Device(
-            seconds_per_step=given["seconds_per_step"],
+            seconds_per_step=line["seconds_per_step"],
             down=math.inf if down is None else down,
             up=math.inf if up is None else up,
-            latency=given.get("latency", self.latency),
-            dropout=given.get("dropout", self.dropout),
+            latency=line.get("latency", self.latency),
+            dropout=line.get("dropout", self.dropout),
             on=_intervals(self.file)[client % len(lines)],
         )
 
@@ -79,22 +79,22 @@ def _read(file: str) -> tuple[Mapping[str, float], ...]:
     return tuple(_numbers(row, f"{file}, line {number}") for number, row in enumerate(_rows(file), 2))
 
 
-def _numbers(row: Mapping[str, str], where: str) -> dict[str, float]:
-    found = {}
+def _numbers(row: Mapping[str, str], place: str) -> dict[str, float]:
+    numbers = {}
     for name, text in row.items():
         if name in ("client", "on") or (not text and name != "seconds_per_step"):
             continue
         try:
             value = float(text)
         except ValueError:
-            raise SettingError(f"{where}: {name} must be a number, got {text!r}") from None
+            raise SettingError(f"{place}: {name} must be a number, got {text!r}") from None
         if not math.isfinite(value) or value < 0 or (name == "dropout" and value > 1):
             limit = "from 0 to 1" if name == "dropout" else "at least 0"
-            raise SettingError(f"{where}: {name} must be {limit}, got {text}")
+            raise SettingError(f"{place}: {name} must be {limit}, got {text}")
         if not value and name in ("down", "up"):
-            raise SettingError(f"{where}: {name} must be above 0, got {text}")
-        found[name] = value
-    return found
+            raise SettingError(f"{place}: {name} must be above 0, got {text}")
+        numbers[name] = value
+    return numbers
 
 
 @lru_cache(maxsize=8)
@@ -102,10 +102,10 @@ def _intervals(file: str) -> tuple[tuple[tuple[float, float], ...] | None, ...]:
     return tuple(_on(row.get("on", ""), f"{file}, line {number}") for number, row in enumerate(_rows(file), 2))
 
 
-def _on(text: str, where: str) -> tuple[tuple[float, float], ...] | None:
+def _on(text: str, place: str) -> tuple[tuple[float, float], ...] | None:
     if not text:
         return None
-    message = f"{where}: on must be intervals like 0-3600;7200-9000, got {text!r}"
+    message = f"{place}: on must be intervals like 0-3600;7200-9000, got {text!r}"
     if not _INTERVALS.fullmatch(text):
         raise SettingError(message)
     try:

@@ -93,7 +93,7 @@ class Vertical(Division):
         rows = (np.arange(len(data)) if data.train is None else data.train) if rows is None else rows
         if data.inputs.dim() != 2 or data.inputs.shape[1] < 2:
             raise self._refuse(f"inputs must be a table of two features or more, got {list(data.inputs.shape[1:])}")
-        mine = self._chosen(data)
+        owned = self._chosen(data)
         rng = generator(self.seed, "vertical", "rows")
         both = len(rows) if self.overlap is None else self.overlap
         if both > len(rows):
@@ -101,11 +101,13 @@ class Vertical(Division):
         shuffled = rng.permutation(np.sort(rows))
         cut = both + math.floor((len(rows) - both) * self.active_share + 0.5)
         active, passive = np.sort(shuffled[:cut]), np.sort(np.r_[shuffled[:both], shuffled[cut:]])
-        theirs = np.setdiff1d(np.arange(data.inputs.shape[1]), mine)
-        return Parties(_party(data, active, mine, True), _party(data, passive, theirs, False), np.sort(shuffled[:both]))
+        theirs = np.setdiff1d(np.arange(data.inputs.shape[1]), owned)
+        return Parties(
+            _party(data, active, owned, True), _party(data, passive, theirs, False), np.sort(shuffled[:both])
+        )
 
-    def _refuse(self, why: str) -> SettingError:
-        return SettingError(f"vertical: {why}")
+    def _refuse(self, reason: str) -> SettingError:
+        return SettingError(f"vertical: {reason}")
 
     def _chosen(self, data: DataSet) -> Ints:
         """Positions of the active party's features, increasing."""

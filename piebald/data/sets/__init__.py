@@ -1,4 +1,4 @@
-"""Real data sets, one a file: where it is published, how its files are read, and who its rows belong to.
+"""Real data sets, one a file: the place of its publication, its formats, and the owners of its rows.
 
-A data set knows nothing of clients; `partition` deals its rows.
+`download` finds their files, and `formats` reads them.  A data set knows nothing of clients: `partition` deals rows.
 """

@@ -10,10 +10,9 @@ import torch
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.download import official
+from piebald.data.sets.download import is_prepared, official
 from piebald.data.sets.encoded_tables import decades, encode, owners, read_csv
 from piebald.data.sets.formats import read_zip
-from piebald.data.sets.prepared_files import is_prepared
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from piebald.core.arguments import checked
 from piebald.core.errors import unknown
 from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.download import official
+from piebald.data.sets.decoded import decode
+from piebald.data.sets.download import is_prepared, official, read_npz
 from piebald.data.sets.formats import read_cifar, read_members
-from piebald.data.sets.images import decode
-from piebald.data.sets.prepared_files import is_prepared, read_npz
 
 TESTS = ("exact", "jpeg")
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

@@ -9,10 +9,9 @@ import torch
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.download import official
+from piebald.data.sets.download import is_prepared, official
 from piebald.data.sets.encoded_tables import checked, decades, encode, owners, read_csv
 from piebald.data.sets.formats import read_xls, read_zip
-from piebald.data.sets.prepared_files import is_prepared
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,13 +68,13 @@ def _published(columns: tuple[str, ...]) -> DataFrame:
     """Read the published sheet, whose second line has the names of columns."""
     path = official("credit", URL, CHECKSUM)
     (raw,) = read_zip(path, [INSIDE], str(path))
-    where = f"{INSIDE} in {path}"
-    frame = read_xls(raw, 1, where).rename(columns={"default payment next month": "default"})
-    frame = checked(frame, columns, where)
+    place = f"{INSIDE} in {path}"
+    frame = read_xls(raw, 1, place).rename(columns={"default payment next month": "default"})
+    frame = checked(frame, columns, place)
     try:
         whole = frame[list(columns)].astype(np.int64)
     except (ValueError, TypeError) as error:
         raise SettingError(
-            f"{where} must hold numbers in every cell, it may be damaged: replace it ({error})"
+            f"{place} must hold numbers in every cell, it may be damaged: replace it ({error})"
         ) from None
     return whole

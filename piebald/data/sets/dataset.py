@@ -45,8 +45,9 @@ class Owners:
     @classmethod
     def of(cls, labels: NDArray[np.generic], names: Mapping[int, str] | None = None) -> Owners:
         """Make owners from a label for each row [n], sorted; `names` has the names of labels, by default themselves."""
-        found, codes = np.unique(labels, return_inverse=True)
-        return cls(codes.astype(np.int64), [str(label) if names is None else names[label] for label in found.tolist()])
+        values, codes = np.unique(labels, return_inverse=True)
+        called = [str(value) if names is None else names[value] for value in values.tolist()]
+        return cls(codes.astype(np.int64), called)
 
 
 @checked_class
@@ -74,6 +75,12 @@ class DataSet:
     Raises:
         SettingError: lengths differ, a class number is out of range, or a row is in both the training and the test
             part.
+
+    Examples:
+        >>> import torch
+        >>> import piebald as pb
+        >>> pb.data.DataSet("toy", torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=["no", "yes"])
+        <DataSet 'toy': 6 rows of [2], 2 classes>
     """
 
     name: str
@@ -95,7 +102,7 @@ class DataSet:
                 "owners must be a mapping from kinds to the owner of each row, like {'writer': ['ann', 'bob', 'ann']}, "
                 f"got {shown(self.owners)}"
             )
-        object.__setattr__(self, "owners", {name: _owners(name, given) for name, given in self.owners.items()})
+        object.__setattr__(self, "owners", {name: _owners(name, kind) for name, kind in self.owners.items()})
         if any(part.dim() == 0 for tree in (self.x, self.y) for part in pytree.leaves(tree)):
             raise SettingError(f"data set {self.name!r}: x and y must have one entry for each row, got a single number")
         n = pytree.count(self.x)
@@ -104,10 +111,10 @@ class DataSet:
         lengths |= {owner: len(owners.codes) for owner, owners in self.owners.items()}
         if self.groups is not None:
             lengths["groups"] = len(self.groups)
-        for what, length in lengths.items():
+        for part, length in lengths.items():
             if length != n:
                 raise SettingError(
-                    f"data set {self.name!r}: {what} must have one entry for each of the {n} rows, got {length}"
+                    f"data set {self.name!r}: {part} must have one entry for each of the {n} rows, got {length}"
                 )
         if self.classes is not None and n:
             self._check_classes(self.classes)
@@ -132,7 +139,7 @@ class DataSet:
             )
 
     def __repr__(self) -> str:
-        """What the data set holds, in one line."""
+        """The content of the data set, in one line."""
         kind = "numbers to predict" if self.classes is None else f"{len(self.classes)} classes"
         parts = "" if self.test is None or self.train is None else f", {len(self.train)} train, {len(self.test)} test"
         owners = f", owners by {', '.join(self.owners)}" if self.owners else ""
@@ -175,25 +182,25 @@ class DataSet:
         return tuple(self.inputs.shape[1:])
 
 
-def _owners(name: str, given: Any) -> Owners:
+def _owners(name: str, value: Any) -> Owners:
     """Owners as given, or made from a label for each row."""
-    if isinstance(given, Owners):
-        return given
+    if isinstance(value, Owners):
+        return value
     if not isinstance(name, str):
         raise SettingError(f"owners must be called by a text, like 'writer', got {name!r}")
-    labels = given.numpy() if isinstance(given, Tensor) else _column(given)
+    labels = value.numpy() if isinstance(value, Tensor) else _column(value)
     if labels.ndim != 1 or labels.dtype.kind not in "biuU":
         raise SettingError(
-            f"owners {name!r} must be Owners, or the name or number of each row's owner [n], got {shown(given)}"
+            f"owners {name!r} must be Owners, or the name or number of each row's owner [n], got {shown(value)}"
         )
     return Owners.of(labels)
 
 
-def _column(given: Any) -> NDArray[Any]:
+def _column(value: Any) -> NDArray[Any]:
     """Labels as an array; those that are neither all text nor all whole numbers stay objects, as nan among names."""
-    if isinstance(given, np.ndarray) and given.dtype != object:
-        return given
-    labels = np.array(given, dtype=object)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value
+    labels = np.array(value, dtype=object)
     flat = labels.ravel().tolist()
     alike = any(all(isinstance(label, kind) for label in flat) for kind in (str, int | np.integer))
     return np.array(flat).reshape(labels.shape) if alike and flat else labels

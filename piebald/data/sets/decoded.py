@@ -1,7 +1,8 @@
-"""Inputs that stay in their files and are decoded on access."""
+"""Inputs that stay in their files and are decoded on access, among them images stored as JPEG in one array of bytes."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.core.arguments import Whole, checked_class
+from piebald.core.errors import SettingError
+from piebald.core.reading.images import picture
 
 KINDS = {torch.uint8: np.uint8, torch.float32: np.float32}
 
@@ -57,3 +60,41 @@ class Decoded:
     def dim(self) -> int:
         """Number of axes, including that of the rows."""
         return len(self.shape)
+
+
+def lazily(stored: NDArray[np.uint8], offset: NDArray[np.int64], place: str) -> Decoded:
+    """The same images as `decode`, decoded on access."""
+
+    def read(row: int) -> NDArray[np.uint8]:
+        file = stored[offset[row] : offset[row + 1]]
+        image: NDArray[np.uint8] = decode(file, np.array([0, len(file)]), place)[0]
+        return image
+
+    return Decoded(len(offset) - 1, read(0).shape, torch.uint8, read)
+
+
+def decode(stored: NDArray[np.uint8], offset: NDArray[np.int64], place: str) -> NDArray[np.uint8]:
+    """Decode RGB images [n, 3, height, width] of one size.
+
+    Args:
+        stored: bytes of the files, concatenated.
+        offset: start of each file, and the end of the last one [n + 1].
+        place: name of the file, for the error message.
+
+    Raises:
+        SettingError: an image cannot be decoded, or sizes differ.
+    """
+    images: NDArray[np.uint8] | None = None
+    for number in range(len(offset) - 1):
+        file = io.BytesIO(stored[offset[number] : offset[number + 1]].tobytes())
+        try:
+            with picture(file, "JPEG", "it") as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except SettingError as error:
+            raise SettingError(f"{place}: image {number} cannot be decoded: {error}") from None
+        if images is None:
+            images = np.empty((len(offset) - 1, 3, *pixels.shape[:2]), dtype=np.uint8)
+        if pixels.shape[:2] != images.shape[2:]:
+            raise SettingError(f"{place}: images must be of one size, got {images.shape[2:]} and {pixels.shape[:2]}")
+        images[number] = pixels.transpose(2, 0, 1)
+    return np.empty((0, 3, 0, 0), dtype=np.uint8) if images is None else images

@@ -1,4 +1,4 @@
-"""Official files: found in PIEBALD_DATA or in the cache, or downloaded from where they are published."""
+"""Files of data sets: prepared ones in PIEBALD_DATA, and official ones, which are downloaded where they are missing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,56 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from piebald.core.errors import SettingError
 from piebald.core.machine import cache_folder
 from piebald.core.progress import Bar
-from piebald.data.sets.prepared_files import VARIABLE
+from piebald.core.reading.packed import read_arrays
+
+VARIABLE = "PIEBALD_DATA"
+
+
+def prepared(folder: str, file: str) -> Path:
+    """The path of a prepared file.
+
+    Raises:
+        SettingError: the variable is not set, or the file is missing; the message says where to put it.
+    """
+    root = os.environ.get(VARIABLE)
+    if not root:
+        raise SettingError(
+            f"the data set in {folder}/{file} needs {VARIABLE}, which is not set: "
+            f"put the file in a folder {folder}/ and set {VARIABLE} to the folder above it"
+        )
+    path = Path(root) / folder / file
+    if not path.is_file():
+        raise SettingError(
+            f"there is no file {path}: put {file} there, or set {VARIABLE} to the folder that has {folder}/{file}"
+        )
+    return path
+
+
+def is_prepared(folder: str, file: str) -> bool:
+    """Return whether a prepared file exists."""
+    root = os.environ.get(VARIABLE)
+    return bool(root) and (Path(str(root)) / folder / file).is_file()
+
+
+def read_npz(folder: str, file: str, arrays: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read named arrays of a prepared npz file.
+
+    Raises:
+        SettingError: the file is missing, is damaged, or lacks an array.
+    """
+    return read_arrays(prepared(folder, file), arrays)
+
 
 TIMEOUT = 30.0  # seconds without a byte; the whole download may take longer
 ATTEMPTS = 3

@@ -13,7 +13,7 @@ from piebald.core.errors import SettingError
 from piebald.core.reading.packed import DAMAGE, unpacked
 from piebald.core.reading.tables import check_text_table
 from piebald.data.sets.dataset import Owners
-from piebald.data.sets.prepared_files import prepared
+from piebald.data.sets.download import prepared
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,7 +38,7 @@ def read_csv(folder: str, file: str, columns: Sequence[str]) -> DataFrame:
     return checked(frame, columns, str(path))
 
 
-def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
+def checked(frame: DataFrame, columns: Sequence[str], place: str) -> DataFrame:
     """Check that a table has these columns, and return it.
 
     Raises:
@@ -46,7 +46,7 @@ def checked(frame: DataFrame, columns: Sequence[str], where: str) -> DataFrame:
     """
     for column in columns:
         if column not in frame.columns:
-            raise SettingError(f"{where} must have a column {column!r}, got {', '.join(map(str, frame.columns))}")
+            raise SettingError(f"{place} must have a column {column!r}, got {', '.join(map(str, frame.columns))}")
     return frame
 
 
@@ -80,14 +80,14 @@ def encode(
 
 def owners(frame: DataFrame, columns: Mapping[str, Mapping[Any, str] | None]) -> dict[str, Owners]:
     """Owners by columns of the table; a mapping gives names to values."""
-    found = {}
+    kinds = {}
     for column, names in columns.items():
         values = frame[column].to_numpy()
         if names is None and values.dtype.kind not in "iu":
             values = values.astype(str)
         present = None if names is None else {v: names.get(v, str(v)) for v in np.unique(values).tolist()}
-        found[column] = Owners.of(values, present)
-    return found
+        kinds[column] = Owners.of(values, present)
+    return kinds
 
 
 def decades(ages: NDArray[np.int64]) -> Owners:

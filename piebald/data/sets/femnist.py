@@ -11,8 +11,8 @@ import torch
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet, Owners
+from piebald.data.sets.download import VARIABLE
 from piebald.data.sets.formats import read_leaf
-from piebald.data.sets.prepared_files import VARIABLE
 
 
 def femnist() -> DataSet:
@@ -36,12 +36,12 @@ def femnist() -> DataSet:
         raise SettingError(
             f"images in femnist/ must be lists of 784 numbers, got {list(x.shape[1:])}: prepare them again"
         )
-    writers = [user for _, labels, users in parts for user, own in zip(users, labels, strict=True) for _ in own]
-    trained = sum(len(own) for own in parts[0][1])
+    writers = [user for _, labels, users in parts for user, numbers in zip(users, labels, strict=True) for _ in numbers]
+    trained = sum(len(numbers) for numbers in parts[0][1])
     return DataSet(
         name="femnist",
         x=torch.from_numpy(x.reshape(-1, 1, 28, 28)),
-        y=torch.from_numpy(np.concatenate([own for part in parts for own in part[1]])),
+        y=torch.from_numpy(np.concatenate([numbers for part in parts for numbers in part[1]])),
         classes=list(string.digits + string.ascii_uppercase + string.ascii_lowercase),
         owners={"writer": Owners.of(np.array(writers))},
         train=np.arange(trained),

@@ -80,7 +80,7 @@ def grey(images: DataSet) -> DataSet:
 
 
 def visible(folder: Path, pattern: str) -> Iterator[Path]:
-    """What fits a pattern in a folder; names with a dot in front are those of other programs (.ipynb_checkpoints)."""
+    """Yield the paths in a folder that fit a pattern, without names of other programs, like .ipynb_checkpoints."""
     for path in folder.glob(pattern):
         if not any(part.startswith(".") for part in path.relative_to(folder).parts):
             yield path
@@ -129,12 +129,12 @@ def recording(path: Path, length: int, rate: int) -> NDArray[np.float32]:
     """
     try:
         with opened(path) as file, wave.open(file, "rb") as wav:
-            found, width, channels = wav.getframerate(), wav.getsampwidth(), wav.getnchannels()
+            recorded, width, channels = wav.getframerate(), wav.getsampwidth(), wav.getnchannels()
             raw = wav.readframes(length)
     except (OSError, EOFError, ValueError, struct.error, wave.Error) as error:
         raise SettingError(f"{path} cannot be read as WAV: replace it or leave it out ({error})") from None
-    if found != rate:
-        raise SettingError(f"{path} has {found} samples per second, not {rate}: convert it, or pass rate={found}")
+    if recorded != rate:
+        raise SettingError(f"{path} has {recorded} samples per second, not {rate}: convert it, or pass rate={recorded}")
     if width not in (1, 2, 4):
         raise SettingError(f"{path} has samples of {8 * width} bits, which must be 8, 16 or 32: convert it")
     values = np.frombuffer(

@@ -36,10 +36,10 @@ def read_idx(path: Path) -> NDArray[np.generic]:
         raise SettingError(f"{path} is not of the IDX format, or it may be damaged: replace it")
     shape = tuple(int(side) for side in np.frombuffer(raw, ">u4", raw[3], 4))
     kind, start = np.dtype(IDX_TYPES[raw[2]]), 4 + 4 * raw[3]
-    wanted = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    if len(raw) - start != wanted:
+    expected = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    if len(raw) - start != expected:
         raise SettingError(
-            f"{path} must hold {wanted} bytes of numbers {list(shape)}, got {len(raw) - start}: replace it"
+            f"{path} must hold {expected} bytes of numbers {list(shape)}, got {len(raw) - start}: replace it"
         )
     return np.frombuffer(raw, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
 
@@ -51,24 +51,24 @@ def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
         SettingError: the archive is damaged or lacks one of them.
     """
     try:
-        found = tar_members(path, names)
+        bodies = tar_members(path, names)
     except DAMAGE as error:
         raise SettingError(f"{path} cannot be read as a tar archive, it may be damaged: replace it ({error})") from None
     for name in names:
-        if name not in found:
+        if name not in bodies:
             raise SettingError(
-                f"{path} must hold {name}, got {', '.join(sorted(found)) or 'nothing of it'}: replace it"
+                f"{path} must hold {name}, got {', '.join(sorted(bodies)) or 'nothing of it'}: replace it"
             )
-    return [found[name] for name in names]
+    return [bodies[name] for name in names]
 
 
-def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[bytes]:
+def read_zip(source: Path | bytes, names: Sequence[str], place: str) -> list[bytes]:
     """Read files from a zip archive, by the last part of their names.
 
     Args:
         source: path of the archive, or its bytes if it comes from another archive.
         names: names of the files.
-        where: name of the archive, for the error message.
+        place: name of the archive, for the error message.
 
     Raises:
         SettingError: the archive is damaged or lacks one of them.
@@ -78,20 +78,20 @@ def read_zip(source: Path | bytes, names: Sequence[str], where: str) -> list[byt
             io.BytesIO(source) if isinstance(source, bytes) else opened(source) as file,
             zipfile.ZipFile(file) as archive,
         ):
-            found = {entry.filename.rsplit("/", 1)[-1]: entry for entry in archive.infolist()}
+            entries = {entry.filename.rsplit("/", 1)[-1]: entry for entry in archive.infolist()}
             for name in names:
-                if name not in found:
-                    raise SettingError(f"{where} must hold {name}: replace it")
-            chosen = [found[name] for name in names]
-            check_members(where, chosen, file.seek(0, io.SEEK_END))
+                if name not in entries:
+                    raise SettingError(f"{place} must hold {name}: replace it")
+            chosen = [entries[name] for name in names]
+            check_members(place, chosen, file.seek(0, io.SEEK_END))
             return [archive.read(entry) for entry in chosen]
     except (*DAMAGE, ValueError, NotImplementedError) as error:
         raise SettingError(
-            f"{where} cannot be read as a zip archive, it may be damaged: replace it ({error})"
+            f"{place} cannot be read as a zip archive, it may be damaged: replace it ({error})"
         ) from None
 
 
-def read_numbers(raw: bytes, columns: int, where: str) -> NDArray[np.float64]:
+def read_numbers(raw: bytes, columns: int, place: str) -> NDArray[np.float64]:
     """Read numbers [lines, columns] from text separated by blanks, the format of UCI's txt files.
 
     Raises:
@@ -102,21 +102,21 @@ def read_numbers(raw: bytes, columns: int, where: str) -> NDArray[np.float64]:
     try:
         frame = pandas.read_csv(io.BytesIO(raw), sep=r"\s+", header=None, dtype=np.float64)
     except ValueError as error:
-        raise SettingError(f"{where} is not a table of numbers, it may be damaged: replace it ({error})") from None
+        raise SettingError(f"{place} is not a table of numbers, it may be damaged: replace it ({error})") from None
     if frame.shape[1] != columns or frame.isna().to_numpy().any():
         raise SettingError(
-            f"{where} must have {columns} numbers in each line, got {frame.shape[1]} or gaps: replace it"
+            f"{place} must have {columns} numbers in each line, got {frame.shape[1]} or gaps: replace it"
         )
     return frame.to_numpy()
 
 
-def read_xls(raw: bytes, header: int, where: str) -> DataFrame:
+def read_xls(raw: bytes, header: int, place: str) -> DataFrame:
     """Read the first sheet of an Excel file in the old format (.xls), whose numbers are all floats.
 
     Args:
         raw: content of the file.
         header: number of the line with the names of columns, from 0.
-        where: name of the file, for the error message.
+        place: name of the file, for the error message.
 
     Raises:
         SettingError: xlrd is missing, or the file is damaged.
@@ -127,17 +127,17 @@ def read_xls(raw: bytes, header: int, where: str) -> DataFrame:
         import xlrd
         from xlrd.compdoc import CompDocError
     except ImportError:
-        raise SettingError(f"{where} is an old Excel file, which needs xlrd: pip install 'piebald[xls]'") from None
+        raise SettingError(f"{place} is an old Excel file, which needs xlrd: pip install 'piebald[xls]'") from None
     try:
         sheet = xlrd.open_workbook(file_contents=raw, logfile=io.StringIO()).sheet_by_index(0)
         lines = [sheet.row_values(line) for line in range(header, sheet.nrows)]
         names = [str(name) for name in lines[0]]
     except (OSError, ValueError, IndexError, AssertionError, struct.error, xlrd.XLRDError, CompDocError) as error:
-        raise SettingError(f"{where} cannot be read as Excel, it may be damaged: replace it ({error})") from None
+        raise SettingError(f"{place} cannot be read as Excel, it may be damaged: replace it ({error})") from None
     return pandas.DataFrame(lines[1:], columns=names)
 
 
-def read_cifar(raw: bytes, label_bytes: int, where: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_cifar(raw: bytes, label_bytes: int, place: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read images [n, 3, 32, 32] and labels [n, label_bytes] of CIFAR's binary version.
 
     Raises:
@@ -145,7 +145,7 @@ def read_cifar(raw: bytes, label_bytes: int, where: str) -> tuple[NDArray[np.uin
     """
     record = label_bytes + 3 * 32 * 32
     if not raw or len(raw) % record:
-        raise SettingError(f"{where} must be records of {record} bytes, got {len(raw)} bytes: replace it")
+        raise SettingError(f"{place} must be records of {record} bytes, got {len(raw)} bytes: replace it")
     rows = np.frombuffer(raw, np.uint8).reshape(-1, record)
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, :label_bytes]
 

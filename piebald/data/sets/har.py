@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.download import official
+from piebald.data.sets.download import is_prepared, official, read_npz
 from piebald.data.sets.formats import read_numbers, read_zip
-from piebald.data.sets.prepared_files import is_prepared, read_npz
 
 URL = "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
 # UCI publishes no checksum; this is what several unrelated public projects have recorded of its archive.
@@ -55,10 +54,10 @@ def _published() -> dict[str, NDArray[Any]]:
     """The arrays of the prepared file from the published archive (a zip inside a zip)."""
     path = official("har", URL, CHECKSUM)
     (inner,) = read_zip(path, [INSIDE], str(path))
-    where = f"{INSIDE} in {path}"
-    parts = [_part(inner, part, where) for part in ("train", "test")]
+    place = f"{INSIDE} in {path}"
+    parts = [_part(inner, part, place) for part in ("train", "test")]
     x, y, subject = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    lines = read_zip(inner, ["activity_labels.txt"], where)[0].decode("utf-8").split()
+    lines = read_zip(inner, ["activity_labels.txt"], place)[0].decode("utf-8").split()
     return {
         "X": x,
         "y": y - 1,
@@ -69,17 +68,17 @@ def _published() -> dict[str, NDArray[Any]]:
     }
 
 
-def _part(inner: bytes, part: str, where: str) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+def _part(inner: bytes, part: str, place: str) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
     """Signals [n, 9, 128], activities from 1 on and subjects of one published part."""
     names = [f"{signal}_{part}.txt" for signal in SIGNALS]
-    texts = read_zip(inner, [*names, f"y_{part}.txt", f"subject_{part}.txt"], where)
+    texts = read_zip(inner, [*names, f"y_{part}.txt", f"subject_{part}.txt"], place)
     columns = [SAMPLES] * len(names) + [1, 1]
     tables = [
-        read_numbers(text, width, f"{name} in {where}")
+        read_numbers(text, width, f"{name} in {place}")
         for text, width, name in zip(texts, columns, [*names, "y", "subject"], strict=True)
     ]
     if len({len(table) for table in tables}) != 1:
-        raise SettingError(f"the files of the {part} part in {where} must have a line for each window: replace it")
+        raise SettingError(f"the files of the {part} part in {place} must have a line for each window: replace it")
     *signals, y, subject = tables
     return np.stack(signals, 1).astype(np.float32), y[:, 0].astype(np.int64), subject[:, 0].astype(np.int64)
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.download import official
+from piebald.data.sets.download import is_prepared, official, read_npz
 from piebald.data.sets.formats import read_idx
-from piebald.data.sets.prepared_files import is_prepared, read_npz
 
 # MNIST's own site no longer serves files; this is torchvision's copy.
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -42,8 +41,8 @@ def mnist_writers() -> DataSet:
     """
     fields = ("x", "y", "writer", "hsf")
     here = is_prepared("mnist_writers", "mnist_writers.npz")
-    wanted = [f"{field}_{part}" for field in fields for part in ("train", "test")]
-    stored = read_npz("mnist_writers", "mnist_writers.npz", wanted) if here else _published()
+    names = [f"{field}_{part}" for field in fields for part in ("train", "test")]
+    stored = read_npz("mnist_writers", "mnist_writers.npz", names) if here else _published()
     x, y, writer, series = (np.concatenate([stored[f"{field}_train"], stored[f"{field}_test"]]) for field in fields)
     train = len(stored["y_train"])
     return DataSet(

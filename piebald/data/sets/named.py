@@ -54,6 +54,11 @@ def load(name: str) -> DataSet:
 
     Raises:
         SettingError: there is no such data set, or its file is missing.
+
+    Examples:
+        >>> import piebald as pb
+        >>> pb.data.load("digits")
+        <DataSet 'digits': 1797 rows of [1, 8, 8], 10 classes>
     """
     return named(USERS.mark(name))
 
@@ -64,7 +69,7 @@ def named(name: str) -> DataSet:
         return _LOADERS[name]()
     if not isinstance(name, Reference):
         raise unknown("data set", name, _LOADERS)
-    made = plugins.call(name, "data set")
-    if not isinstance(made, DataSet):
-        raise SettingError(f"data set {name!r} must be a function that returns a DataSet, got {type(made).__name__}")
-    return made
+    value = plugins.call(name, "data set")
+    if not isinstance(value, DataSet):
+        raise SettingError(f"data set {name!r} must be a function that returns a DataSet, got {type(value).__name__}")
+    return value

@@ -10,8 +10,8 @@ import torch
 from piebald.core.arguments import checked
 from piebald.core.errors import unknown
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.images import decode, lazily
-from piebald.data.sets.prepared_files import read_npz
+from piebald.data.sets.decoded import decode, lazily
+from piebald.data.sets.download import read_npz
 
 FORMS = ("images", "squeezenet", "surf")
 

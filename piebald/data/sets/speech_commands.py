@@ -16,9 +16,8 @@ from piebald.core.errors import SettingError
 from piebald.core.reading.files import read_text
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.decoded import Decoded
-from piebald.data.sets.download import cache, official
+from piebald.data.sets.download import VARIABLE, cache, official
 from piebald.data.sets.folders import recording
-from piebald.data.sets.prepared_files import VARIABLE
 
 FOLDER = "speech_commands"
 URL = "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz"

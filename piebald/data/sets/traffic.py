@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from piebald.data.sets.dataset import DataSet, Owners
-from piebald.data.sets.prepared_files import read_npz
+from piebald.data.sets.download import read_npz
 
 FULL_PACKET = 1500  # bytes of an Ethernet frame's payload
 

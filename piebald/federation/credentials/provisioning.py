@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.format_versions import KeptForm
+from piebald.core.format_versions import FormatVersions
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_json, settings_text
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
@@ -31,7 +31,7 @@ from piebald.settings.toml_document import Document
 if TYPE_CHECKING:
     from piebald.federation.credentials.certificates import Authority
 
-FORMAT = KeptForm[dict[str, Any]](first=0, steps=(lambda values: None,))  # the first one lacked the number only
+FORMAT = FormatVersions[dict[str, Any]](first=0, steps=(lambda values: None,))  # the first one lacked the number only
 _CREDENTIALS = "credentials.json"
 _SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from piebald.contracts import OwnChoice, Query, shown_digest
 from piebald.contracts.component import build
 from piebald.core import pytree
-from piebald.core.client_models import own_pattern
+from piebald.core.client_models import pattern_for_client
 from piebald.core.errors import SettingError
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.references import NOBODY, Resolver
@@ -165,7 +165,7 @@ class RunTerms(BaseModel):
         tables, name = table.pop("clients", None), self.clients[client]
         if not isinstance(tables, Mapping):
             return self
-        chosen = {**tables, "*": table}[own_pattern([*tables, "*"], name)]
+        chosen = {**tables, "*": table}[pattern_for_client([*tables, "*"], name)]
         number = self.numbers[client] if client < len(self.numbers) else None
         nested = isinstance(chosen, Mapping) and "clients" in chosen
         if nested or (number is not None and not 0 <= number < len(self.own_models)):

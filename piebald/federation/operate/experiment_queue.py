@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from piebald.core.errors import SettingError
-from piebald.core.format_versions import KeptForm
+from piebald.core.format_versions import FormatVersions
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.party_files import read_table, write_table
 
@@ -40,7 +40,7 @@ def _without_turns(values: dict[str, Any]) -> None:
 
 
 # of the two files of an experiment, each by itself
-FORMAT = KeptForm[dict[str, Any]](first=1, steps=(_without_turns,))
+FORMAT = FormatVersions[dict[str, Any]](first=1, steps=(_without_turns,))
 
 
 @dataclass(frozen=True, slots=True)

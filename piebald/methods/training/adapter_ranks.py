@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
-from piebald.core.client_models import OwnModel, OwnModels, nested_positions
+from piebald.core.client_models import ClientModel, ClientModels, nested_positions
 from piebald.core.narrow_models import adapter_pairs, with_rank
 from piebald.core.parameters import Layout
 from piebald.methods.training.sgd import Sgd
@@ -49,7 +49,7 @@ class AdapterRanks(Sgd):
     def changes_parts(self) -> bool:
         return False
 
-    def own_models(self, spec: ModelSpec) -> OwnModels | None:
+    def own_models(self, spec: ModelSpec) -> ClientModels | None:
         with_rank(spec.model, max(self.ranks))  # refuses models without adapters of that rank
         inner = {pair.inner for pair in adapter_pairs(slot.name for slot in spec.layout.slots)}
         whole = max(slot.shape[0] for slot in spec.layout.slots if slot.name in inner)
@@ -57,10 +57,10 @@ class AdapterRanks(Sgd):
         if not lower:
             return None
         models = tuple(self._own_model(spec, rank) for rank in lower)
-        return OwnModels(models, tuple(lower.index(rank) if rank < whole else None for rank in self.ranks))
+        return ClientModels(models, tuple(lower.index(rank) if rank < whole else None for rank in self.ranks))
 
-    def _own_model(self, spec: ModelSpec, rank: int) -> OwnModel:
+    def _own_model(self, spec: ModelSpec, rank: int) -> ClientModel:
         model = with_rank(spec.model, rank)
         layout = Layout.of(model, spec.layout.private)
         places = nested_positions(spec.layout, layout)
-        return OwnModel(model, layout, spec.initial[places], spec.outputs, places[: layout.shared])
+        return ClientModel(model, layout, spec.initial[places], spec.outputs, places[: layout.shared])

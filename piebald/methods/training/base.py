@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from piebald.contracts.model_spec import ModelSpec
-    from piebald.core.client_models import OwnModels
+    from piebald.core.client_models import ClientModels
 
 
 class Trainer(Component):
@@ -106,7 +106,7 @@ class Trainer(Component):
         """Whether a client's part changes from task to task, so that no state of its length can be kept."""
         return False
 
-    def own_models(self, spec: ModelSpec) -> OwnModels | None:
+    def own_models(self, spec: ModelSpec) -> ClientModels | None:
         """Return which clients have which model, made from the run's; None where all have the run's.
 
         Raises:
@@ -121,7 +121,7 @@ class Trainer(Component):
         they are averaged, weighted by examples.
 
         Args:
-            number: the model's number (`OwnModels`), None for the run's.
+            number: the model's number (`ClientModels`), None for the run's.
         """
         return None
 

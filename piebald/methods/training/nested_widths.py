@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from piebald.contracts import ClientContext, LossBatch, TrainInput, TrainOutput
-from piebald.core.client_models import OwnModel, OwnModels, nested_positions
+from piebald.core.client_models import ClientModel, ClientModels, nested_positions
 from piebald.core.narrow_models import narrowed
 from piebald.core.parameters import Layout
 from piebald.methods.queries.batch_norms import BatchStatistics
@@ -88,25 +88,25 @@ class NestedWidths(Sgd):
     def changes_parts(self) -> bool:
         return self.dynamic and self.holds_parts
 
-    def own_models(self, spec: ModelSpec) -> OwnModels | None:
+    def own_models(self, spec: ModelSpec) -> ClientModels | None:
         narrow = sorted({width for width in self.widths if width < 1})
         if not narrow:
             return None
         models = tuple(self._own_model(spec, width) for width in narrow)
         numbers = tuple(narrow.index(width) if width < 1 else None for width in self.widths)
         if self.dynamic:
-            return OwnModels(models, (None,), numbers, self.static_batch_norm, spec.seed)
-        return OwnModels(models, numbers, asked=self.static_batch_norm)
+            return ClientModels(models, (None,), numbers, self.static_batch_norm, spec.seed)
+        return ClientModels(models, numbers, asked=self.static_batch_norm)
 
     def completing_query(self, number: int | None) -> BatchStatistics | None:
         needs_buffers = number is None or not self.dynamic  # nobody is evaluated with the narrow networks otherwise
         return BatchStatistics(batch=self.batch, network=number) if self.static_batch_norm and needs_buffers else None
 
-    def _own_model(self, spec: ModelSpec, width: float) -> OwnModel:
+    def _own_model(self, spec: ModelSpec, width: float) -> ClientModel:
         model = narrowed(spec.model, width, spec.shape, self.scaler)
         layout = Layout.of(model, spec.layout.private)
         places = nested_positions(spec.layout, layout)
-        return OwnModel(model, layout, spec.initial[places], spec.outputs, places[: layout.shared])
+        return ClientModel(model, layout, spec.initial[places], spec.outputs, places[: layout.shared])
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
         if self.masked_loss and (spec.objective.name != "classification" or len(spec.outputs) != 1):

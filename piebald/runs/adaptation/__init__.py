@@ -1,4 +1,8 @@
-"""Adaptation of a finished run to clients that took no part in its training."""
+"""Adaptation of a finished run to clients that took no part in its training.
+
+Clients are held out until the end, or come later with a file; each of them tries several methods and keeps one.  The
+choices of clients that took part are here as well, and the rules of choosing are those of `methods.choice`.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -93,6 +93,7 @@ def hold_out(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clien
     """
     if isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
         raise SettingError(f"unseen must be a number of clients (0, 1, ...) or a share of them (0.2), got {unseen!r}")
+    # 1.0 is one client and not all of them: a whole number counts, whatever its type.
     count = int(unseen) if unseen == int(unseen) else max(1, round(unseen * len(clients)))
     if count >= len(clients):
         raise SettingError(f"unseen = {unseen} leaves none of {len(clients)} clients to train with: lower it")

@@ -27,14 +27,14 @@ _COUNTED = ("ok", "late", "excluded")  # results for which a client has worked
 def choose(
     server: ServerLoop, store: RunStore, clients: Clients, query: OwnChoice, show: Callable[[int, int], None]
 ) -> dict[int, Tensor]:
-    """Let each client choose, and record what it chose.
+    """Let each client choose its model, and record the choices.
 
     Args:
         server: the loop, after its run.
         store: where the choices are recorded.
         clients: who holds what.
         query: the query, without the clients' tasks.
-        show: is told how many clients of how many have chosen.
+        show: is called with the number of clients that have chosen, and of all.
 
     Returns:
         The chosen models [p] by client that are no shared ones, where the store keeps none.
@@ -48,28 +48,28 @@ def choose(
     for first in range(0, len(clients), size):
         group = range(first, min(first + size, len(clients)))
         if group[0] not in done:
-            asked = [
+            queries = [
                 (client, _own_query(server, clients, counted.get(client, query), client, work.get(client, ())))
                 for client in group
             ]
-            results = {result.task.client: result for result in server.ask_for_report(asked)}
+            results = {result.task.client: result for result in server.ask_for_report(queries)}
             models |= _recorded(server, store, query, group, results)
         show(group[-1] + 1, len(clients))
     return models
 
 
 def _work(store: RunStore) -> dict[int, list[tuple[str, int]]]:
-    """The training tasks by client for which it has worked: `Task.rng_version`, and the steps taken."""
-    asked: dict[tuple[int, int], int] = {}
-    found: dict[int, list[tuple[str, int]]] = {}
+    """Return the training tasks that each client has worked on: `Task.rng_version`, and the steps taken."""
+    attempts: dict[tuple[int, int], int] = {}
+    tasks: dict[int, list[tuple[str, int]]] = {}
     rows = store.query("SELECT client, sent_version, steps, status FROM result WHERE kind = 'train' ORDER BY id")
     for row in rows:
-        attempt = asked.get(place := (row["client"], row["sent_version"]), 0)
-        asked[place] = attempt + 1
+        attempt = attempts.get(place := (row["client"], row["sent_version"]), 0)
+        attempts[place] = attempt + 1
         if row["status"] in _COUNTED:
             name = f"{row['sent_version']}.{attempt}" if attempt else str(row["sent_version"])
-            found.setdefault(row["client"], []).append((name, row["steps"] or 0))
-    return found
+            tasks.setdefault(row["client"], []).append((name, row["steps"] or 0))
+    return tasks
 
 
 def _own_query(
@@ -114,6 +114,6 @@ def _scores(server: ServerLoop, query: OwnChoice, client: int, choice: Mapping[s
     judged, split = choice.get("judged"), query.split
     if judged is None or split is None:
         return []
-    about = {"version": server.version, "client": client, "model": "chosen", "split": split}
+    key = {"version": server.version, "client": client, "model": "chosen", "split": split}
     rows = judged["chosen"].items()
-    return [about | {"metric": name, "value": value, "examples": judged["rows"]} for name, value in rows]
+    return [key | {"metric": name, "value": value, "examples": judged["rows"]} for name, value in rows]

@@ -44,20 +44,20 @@ def from_file(
         SettingError: the rows cannot be read, or have unexpected content.
     """
     settings = of_folder("", plugins).mark(meta.get("settings") or {})
-    made = _rows(source, target, settings, meta.get("classes"), validation, test)
+    newcomer = _rows(source, target, settings, meta.get("classes"), validation, test)
     if settings.get("extractor") is None:
-        return made
-    return embedded_by(made, settings["extractor"])
+        return newcomer
+    return embedded_by(newcomer, settings["extractor"])
 
 
 def _rows(
     source: str, target: str | None, settings: Mapping[str, Any], classes: Any, validation: float, test: float
 ) -> Clients:
-    given = settings.get("data") or {}
+    data_table = settings.get("data") or {}
     path = Path(source)
     loaded: Any
     if is_table(path) and not is_reference(source):
-        loaded = _of_table(path, target or given.get("target"), given)
+        loaded = _of_table(path, target or data_table.get("target"), data_table)
     elif path.is_dir():
         loaded = _of_folder(path, settings)
     else:
@@ -71,27 +71,27 @@ def _rows(
     return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
 
 
-def _of_table(path: Path, target: str | None, given: Mapping[str, Any]) -> Any:
+def _of_table(path: Path, target: str | None, data_table: Mapping[str, Any]) -> Any:
     """A table with the columns of the run's own."""
     if target is None:
         raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
-    frame = read_table(path, given.get("client"))
-    client = given.get("client") if given.get("client") in frame.columns else None
-    more = {name: given[name] for name in ("features", "regression", "tokens") if given.get(name)}
-    return DataSource(source=str(path), client=client, target=target, **more).rows_of(frame)
+    frame = read_table(path, data_table.get("client"))
+    client = data_table.get("client") if data_table.get("client") in frame.columns else None
+    options = {name: data_table[name] for name in ("features", "regression", "tokens") if data_table.get(name)}
+    return DataSource(source=str(path), client=client, target=target, **options).rows_of(frame)
 
 
 def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
     """Images or recordings in the size of the run's data set."""
-    given = settings.get("data") or {}
-    if not given:
+    data_table = settings.get("data") or {}
+    if not data_table:
         raise SettingError(f"{path} is a folder, but the run was started from Python: load it there and call adapt")
-    if given.get("source") is not None:
-        return DataSource(**{**given, "source": str(path), "client": None}).load()
-    shape = named(given["name"]).input_shape
+    if data_table.get("source") is not None:
+        return DataSource(**{**data_table, "source": str(path), "client": None}).load()
+    shape = named(data_table["name"]).input_shape
     if len(shape) == 3 and shape[1] == shape[2]:
-        found = data.image_folder(path, side=shape[1])
-        return found if shape[0] == 3 else grey(found)
+        images = data.image_folder(path, side=shape[1])
+        return images if shape[0] == 3 else grey(images)
     if len(shape) == 2 and shape[0] == 1:
         return data.audio_folder(path, seconds=shape[1] / 16_000)
     raise SettingError(

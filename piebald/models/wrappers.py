@@ -1,7 +1,8 @@
-"""A model together with rows that it remembers."""
+"""Models around another model: its nearest neighbours, and its inputs as standard scores."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from piebald.contracts import RowOutputs
 from piebald.core import pytree
-from piebald.core.arguments import checked
+from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.input_statistics import InputHooks
 from piebald.core.parameters import head
@@ -19,8 +20,8 @@ from piebald.methods.choice.neighbours import interpolated, neighbour_shares
 class NearestNeighbours(nn.Module):
     """A classifier that interpolates its probabilities with those of the nearest remembered rows (`choice.KnnPer`).
 
-    It takes what the module takes, and returns log probabilities [n, classes].  What it remembers are the rows'
-    features and classes, as buffers: who has its state has these.
+    It takes what the module takes, and returns log probabilities [n, classes].  It remembers the rows'
+    features and classes as buffers, so its state discloses them.
 
     Args:
         module: a classifier with a last linear layer.
@@ -48,13 +49,13 @@ class NearestNeighbours(nn.Module):
         if k < 1 or not 0 <= lam <= 1 or not scale > 0:
             raise SettingError(f"k must be at least 1, lam in [0, 1] and scale above 0, got {k}, {lam} and {scale}")
         self.module, self.k, self.lam, self.scale, self._last = module.eval(), k, lam, scale, last
-        known = y >= 0
-        if not bool(known.any()):
+        labelled = y >= 0
+        if not bool(labelled.any()):
             raise SettingError("y must have the class of at least one row, and has none: nothing can be remembered")
         with torch.no_grad():
             _, features = self._run(x)
-        self.register_buffer("memory", features[known])
-        self.register_buffer("labels", y[known].long())
+        self.register_buffer("memory", features[labelled])
+        self.register_buffer("labels", y[labelled].long())
 
     def forward(self, x: Any) -> Tensor:
         """Log probabilities of rows."""
@@ -69,3 +70,35 @@ class NearestNeighbours(nn.Module):
         with InputHooks(self.module, [self._last]) as inputs:
             outputs = pytree.logits(pytree.run(self.module, x))
         return outputs, inputs.seen[self._last].flatten(1)
+
+
+@checked_class
+class StandardisedInputs(nn.Module):
+    """A model behind the constants of standard scores, (x - mean) / deviation, which are kept as buffers.
+
+    Args:
+        network: the model that reads standard scores.
+        mean, deviation: of each number of an input, flattened, as a run with `[data] standardise` records them.  Zeros
+            and ones of the right number are enough where `load_weights` fills them in.
+
+    Raises:
+        SettingError: they are not as long.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(deviation):
+            raise SettingError(f"mean and deviation must be as long, got {len(mean)} and {len(deviation)}")
+        self.network = network
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the network for inputs [n, ...]; scores are computed in float64, as for training."""
+        shape = (1, *x.shape[1:])
+        scores = (x.double() - self.mean.reshape(shape)) / self.deviation.reshape(shape)
+        outputs: Tensor = self.network(scores.to(x.dtype))
+        return outputs

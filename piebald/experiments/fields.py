@@ -1,0 +1,164 @@
+"""The table of an experiment file: every key and section that it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, PrivateAttr
+
+from piebald.contracts.component import Component, build, kind_of
+from piebald.core.arguments import SeedList
+from piebald.core.errors import SettingError
+from piebald.core.references import Resolver, Text
+from piebald.data.clients.data_source import DataSource
+from piebald.experiments.sections import (
+    AdviseSection,
+    ComparedRecipe,
+    Evaluation,
+    Kind,
+    Named,
+    RecipeSection,
+    RuntimeSection,
+    Section,
+    TuneSection,
+    combinations,
+)
+from piebald.methods.choice.final_models import Keep
+from piebald.settings.plugins import read
+from piebald.settings.setting_places import SettingPlaces
+from piebald.settings.toml_document import Document, Key
+
+
+class ExperimentFields(Section):
+    """The fields of an experiment file, with the document and the author that they came from.
+
+    Attributes:
+        rounds: server steps, 10 where nothing else ends the run.
+        stop: other limits: updates, seconds, wall_seconds, bytes, target, patience.
+        checkpoint_every: server steps between checkpoints; by default as often as costs little.
+        seed: the seed of one run.
+        seeds: the seeds of each recipe in a comparison.
+        measure: heterogeneity measures before training: of "data", of "weights" after one epoch as well, or "none".
+        label: the name of the run in reports.
+        plugins: modules that register components and recipes of your own, or have what "module:name" names.
+        data: the data set by name, or a source of your own rows.
+        partition: how rows are divided among clients; by the owners of `data.client` where that is given.
+        loss: the name of an objective, a table of its name and the settings of its loss, or "module:name" for a
+            function (outputs, targets); chosen by the targets by default.
+        out: the run folder.
+        recipe: the recipe of one run.
+        recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
+        grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
+        keep: the models to end with: those of the last server step, the best by validation loss, or the best for each
+            client by its own validation rows, or its model with its nearest rows ("knn_per", or a table with a kind).
+        unseen: a number of clients, or a share, that are held out until the end and then adapted to.
+        extractor: a frozen network that each client runs once; the model is trained on its outputs.
+        longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
+        max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
+        trackers: experiment trackers, each a name ("tensorboard", "mlflow", "wandb") or a table with a kind.
+        tune, advise: the search for settings of the recipes, and for the best method.
+        trees: the settings of `piebald trees`, the component "trees" on the axis "section".
+    """
+
+    rounds: int | None = Field(default=None, ge=1)
+    stop: dict[str, Any] | None = None
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+    seeds: SeedList | None = None
+    measure: Literal["none", "data", "weights"] = "data"
+    label: str | None = None
+    out: str | None = None
+    plugins: list[str] = []  # noqa: RUF012 - a pydantic field
+    data: DataSource = DataSource(name="digits")
+    partition: Kind | None = None
+    loss: Text | dict[str, Any] | None = None
+    model: Named
+    recipe: RecipeSection | None = None
+    recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
+    grid: dict[str, Any] | None = None
+    keep: Keep | dict[str, Any] = "last"
+    unseen: float = Field(default=0, ge=0)
+    extractor: Text | None = None
+    longest_step: float | None = Field(default=None, gt=0)
+    max_examples: int | None = Field(default=None, ge=1)
+    max_weight: float = Field(default=1.0, gt=0, le=1)
+    trackers: list[Text | dict[str, Any]] = []  # noqa: RUF012 - a pydantic field
+    fleet: Kind | None = None
+    runtime: RuntimeSection = RuntimeSection()
+    evaluate: Evaluation = Evaluation()
+    tune: TuneSection | None = None
+    advise: AdviseSection | None = None
+    trees: dict[str, Any] | None = None
+
+    _document: Document = PrivateAttr(default_factory=lambda: Document("", "settings"))
+    _resolver: Resolver = PrivateAttr()
+
+    @property
+    def document(self) -> Document:
+        """The settings as they were written."""
+        return self._document
+
+    @property
+    def resolver(self) -> Resolver:
+        """The rights of the file's author, who may name modules."""
+        return self._resolver
+
+    @property
+    def places(self) -> SettingPlaces:
+        """The lines of the file, for messages."""
+        return SettingPlaces(self._document)
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of one run."""
+        return self.seeds[0] if self.seeds else self.seed
+
+    @property
+    def compares(self) -> bool:
+        """True if the settings define more than one run."""
+        return bool(self.recipes or self.grid or (self.seeds and len(self.seeds) > 1))
+
+    @property
+    def rows_at_sites(self) -> bool:
+        """True if rows are at the sites of a federation, and none are here."""
+        return self.partition is not None and self.partition.kind == "sites"
+
+    @property
+    def recipe_sections(self) -> dict[Key, RecipeSection]:
+        """The section of each recipe by its key in the file."""
+        if self.recipe is not None:
+            return {("recipe",): self.recipe}
+        return {("recipes", index): section for index, section in enumerate(self.recipes or ())}
+
+    def grid_points(self) -> list[dict[str, Any]]:
+        """Return the settings at each point of the grid, by name."""
+        return combinations(self.grid or {}, self._document.origin)
+
+    def use_plugins(self) -> None:
+        """Import the modules that the file lists."""
+        try:
+            self._resolver.use(self.plugins)
+        except SettingError as error:
+            raise SettingError(f"{self.places.at('plugins')}: {error}") from None
+
+    def component(self, axis: str, section: Kind, **settings: Any) -> Component:
+        """Build the component that a section defines, with `settings` that the file does not give."""
+        with self.errors_placed(axis, section):
+            table = read(section.model_dump(), self._resolver)
+            table["kind"] = kind_of(table["kind"])
+        if registered := Component.registry.get(axis, {}).get(table["kind"]):
+            # Before a field is reported as missing: it may be misspelt.
+            names = ["kind", *registered.model_fields]
+            self.places.check_names((axis,), table, names, f"{axis} {table['kind']!r}")
+        with self.errors_placed(axis, section):
+            return build(axis, table | settings)
+
+    @contextmanager
+    def errors_placed(self, name: str, section: BaseModel | Mapping[str, Any]) -> Iterator[None]:
+        """Give an error of what is built from a section its place in the file."""
+        try:
+            yield
+        except SettingError as error:
+            raise self.places.placed(error, (name,), section) from None
