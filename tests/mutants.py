@@ -89,7 +89,7 @@ TESTS = {
     "vertical": "backends files kernels leakage messages networks protocol secured transfer_bombs transfer_messages "
     "transfer_privacy transfer_secrets",
     "transforms": "compression gaussian noise packed_updates accounting",
-    "clustering": "clustering distribution_knowledge single_cloud_test regions",
+    "clustering": "clustering distribution_knowledge cluster_evidence regions",
     "partition": "dirichlet partitions",
     "choice": "best_for_each guard",
 }

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from piebald.core.tensor_store import places_of, resized, resized_pairs
+from piebald.methods.clustering.cluster_evidence import evidence, gram_of, isolation
 from piebald.methods.clustering.partitioning import ClusterSearch, Matrix, agree
 from piebald.methods.clustering.response_divergence import unlikeness
-from piebald.methods.clustering.single_cloud_test import evidence, gram_of, isolation
 
 _PAIRS = ("unlike0", "unlike1", "count0", "count1", "gram")
 FEW = 4  # below so many clients nobody can be an outlier of the others
