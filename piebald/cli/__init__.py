@@ -1,4 +1,8 @@
-"""The command line.  Heavy packages are imported inside the commands that need them, so `piebald --help` is fast."""
+"""The command line: one file a group of commands, and the options that commands share in `app`.
+
+Heavy packages are imported inside the commands that need them, so `piebald --help` is fast.  Nothing here computes: a
+command reads a file and flags, calls what Python users call, and prints.
+"""
 
 from __future__ import annotations
 

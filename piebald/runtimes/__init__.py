@@ -1,4 +1,8 @@
-"""Runtimes: tasks in, results out, and a clock."""
+"""Runtimes: tasks in, results out, and a clock.
+
+Those of one user's machines are here: the simulator, its worker processes, and Ray; a federation of organisations is
+`piebald.federation`.  A runtime knows the contracts and what clients do, and no recipe and no server.
+"""
 
 from typing import TYPE_CHECKING
 
