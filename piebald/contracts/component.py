@@ -242,7 +242,7 @@ def build(axis: str, table: Any) -> Component:
     Raises:
         SettingError: the component is on another axis, or there is no such kind or setting, or a value is not allowed.
 
-    Example:
+    Examples:
         >>> build("training", {"kind": "sgd", "lr": 0.1}).lr
         0.1
         >>> build("training", "sdg")

@@ -28,7 +28,7 @@ class Rows:
 
     Each is a tensor, or a tuple or dict of tensors with this axis in common (`pytree.Tree`).
 
-    Example:
+    Examples:
         >>> import torch
         >>> rows = Rows(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
         >>> len(rows), rows[1:].y
@@ -138,7 +138,7 @@ class Device:
         seconds_per_row: time to run a model over one row when a question is answered; None takes a sixtieth of a step,
             as if a step had 20 rows and forward were a third of it.
 
-    Example:
+    Examples:
         >>> Device(seconds_per_step=6.0).answering(rows=20), Device(seconds_per_row=0.5).answering(rows=20)
         (2.0, 10.0)
     """

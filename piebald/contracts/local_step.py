@@ -60,7 +60,7 @@ class LocalStep:
         hides_rows: true if single rows are hidden, as in DP-SGD.  Batches are then `lots`, whatever is random is drawn
             from numbers that only the client knows, and `StepPoint.hidden` may be called.
 
-    Example:
+    Examples:
         >>> @dataclass(frozen=True)
         ... class SignStep(LocalStep):
         ...     def gradients(self, point):
@@ -102,7 +102,7 @@ class RowPrivacy(LocalStep):
         clip: C, longest gradient of one row (Euclidean norm over all parameters).
         noise: sigma, standard deviation of the noise on the sum of a step's rows, in clips.
 
-    Example:
+    Examples:
         >>> lots = RowPrivacy(clip=1.0, noise=1.0).lots(count=1000, size=50, steps=3, rng_key=("seed",))
         >>> [30 < len(rows) < 70 for rows in lots]
         [True, True, True]

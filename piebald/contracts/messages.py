@@ -37,7 +37,7 @@ class ResultForm:
         counts: vectors that count rows, with the number of rows that there are.
         types: the type of a vector that is not float32.
 
-    Example:
+    Examples:
         >>> import torch
         >>> form = ResultForm({"model": (2,)}, ["loss"], examples=10)
         >>> form.reject_reason({"model": torch.zeros(2)}, 10, 1, {"loss": 0.5})

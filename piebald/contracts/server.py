@@ -35,7 +35,7 @@ class Cohort:
     Compare updates, and choose among them, by `parameters` alone: buffers have no direction to learn in, no common
     scale with the parameters, and may be most of an update's length.
 
-    Example:
+    Examples:
         >>> Cohort(clients=[4, 7], versions=[2, 3], updates=[], matrix=None, version=3).staleness
         [1, 0]
     """

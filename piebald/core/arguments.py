@@ -111,7 +111,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     Raises:
         SettingError: from the function that is made, where an argument is unknown, missing or not allowed.
 
-    Example:
+    Examples:
         >>> @checked
         ... def train(rounds: Count) -> int:
         ...     return rounds

@@ -64,7 +64,7 @@ def median(matrix: Tensor, weights: Tensor | None = None) -> Tensor:
         weights: how much each row counts [n], None for all alike.  The weighted median has at most half of the weight
             on either side; where exactly half lies below, it is the mean of the two values next to that place.
 
-    Example:
+    Examples:
         >>> median(torch.tensor([[1.0], [2.0], [30.0]])).tolist()
         [2.0]
         >>> median(torch.tensor([[1.0], [2.0], [30.0]]), weights=torch.tensor([1.0, 1.0, 4.0])).tolist()

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 class PiebaldError(Exception):
     r"""Base class of all errors; `exit_code` is the exit code of the command line.
 
-    Example:
+    Examples:
         >>> str(PiebaldError("a message\nof two lines"))  # it may quote a file
         'a message of two lines'
     """
@@ -33,7 +33,7 @@ class PiebaldError(Exception):
 class SettingError(PiebaldError, ValueError):
     """A setting, a combination of components, an input file or an argument that cannot work.
 
-    Example:
+    Examples:
         >>> from piebald import recipes
         >>> recipes.fedavg(lr=-1.0)
         Traceback (most recent call last):
@@ -47,7 +47,7 @@ class SettingError(PiebaldError, ValueError):
 class ParameterError(SettingError):
     """A model or a vector that does not fit the layout it is used with.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from piebald.core.parameters import Layout
         >>> Layout.of(torch.nn.Linear(2, 1)).check(torch.zeros(4))
@@ -64,7 +64,7 @@ class UnknownClient(SettingError, IndexError):
 class RunFolderError(PiebaldError):
     """A run folder that cannot be read, written or trusted.
 
-    Example:
+    Examples:
         >>> from piebald.storage.store import RunStore
         >>> RunStore.open("no_such_folder")
         Traceback (most recent call last):
@@ -82,7 +82,7 @@ class Declined(PiebaldError):
 class RuntimeFault(PiebaldError):
     """A failure during a run; completed server steps are safe and `piebald resume` continues the run.
 
-    Example:
+    Examples:
         >>> RuntimeFault.exit_code, SettingError.exit_code
         (1, 2)
     """
@@ -101,7 +101,7 @@ def _line(text: str) -> str:
 def shown(value: object, longest: int = 80) -> str:
     """A value as an error message shows it: on one line, cut where it is long, never failing.
 
-    Example:
+    Examples:
         >>> shown(list(range(1000)), longest=20)
         '[0, 1, 2, 3, 4, 5, 6...'
     """
@@ -120,7 +120,7 @@ def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
         name: the unknown name.
         allowed: the known names.
 
-    Example:
+    Examples:
         >>> unknown("recipe", "fedavgg", ["fedavg", "fedprox"])
         SettingError("there is no recipe 'fedavgg': did you mean 'fedavg'?")
     """

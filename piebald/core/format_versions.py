@@ -21,7 +21,7 @@ class FormatVersions(Generic[Kept]):
         first: number of the first form.
         steps: each brings what is kept, in place, from a form to the next.
 
-    Example:
+    Examples:
         >>> form = FormatVersions[dict[str, int]](first=1, steps=(lambda kept: kept.update(port=8002),))
         >>> form.number, form.reads(1), form.reads(3)
         (2, True, False)

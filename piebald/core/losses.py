@@ -117,7 +117,7 @@ def _on_device(weights: Sequence[float], outputs: Tensor) -> Tensor:
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error, the mean over an example's outputs.
 
-    Example:
+    Examples:
         >>> squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
         tensor([0., 4.])
     """

@@ -22,7 +22,7 @@ _BLOCK = 1024  # examples that are compared with all others at a time
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 if the largest logit is that of the target, else 0; one value per example, targets of -100 left out.
 
-    Example:
+    Examples:
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
         tensor([1., 0.])
     """
@@ -75,7 +75,7 @@ class Auc(_Accumulated):
     usual definition; for independent labels [batch, labels] or one logit [batch] it is the mean over labels.  It is
     undefined if only one class occurs, and NaN then.  Computed from ranks (Mann, Whitney 1947).
 
-    Example:
+    Examples:
         >>> auc = Auc()
         >>> auc.update(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
         >>> round(float(auc.compute()), 2)

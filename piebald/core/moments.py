@@ -27,7 +27,7 @@ class Moments:
         mean: mean of each column's finite numbers [d], 0 where there are none.
         scatter: sum of their squared deviations from that mean [d].
 
-    Example:
+    Examples:
         >>> first = Moments.of(np.array([[1.0], [2.0]]))
         >>> whole = first.merge(Moments.of(np.array([[3.0], [np.nan]])))
         >>> whole.rows, whole.missing.tolist(), whole.mean.tolist(), whole.variance.tolist()

@@ -54,7 +54,7 @@ _SCALED: dict[type[nn.Module], type[_Scaled]] = {
 def width(channels: int, ratio: float) -> int:
     """Return the number of a layer's channels in a network of this ratio: rounded up, as in the paper's program.
 
-    Example:
+    Examples:
         >>> width(10, 0.7), width(9, 0.5)
         (7, 5)
     """

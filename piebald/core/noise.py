@@ -40,7 +40,7 @@ class NoiseSource:
     Args:
         key: 32 bytes; whoever knows them can subtract the noise.
 
-    Example:
+    Examples:
         >>> one, again = NoiseSource.repeatable(7), NoiseSource.repeatable(7)
         >>> bool((one.gaussian(3) == again.gaussian(3)).all())
         True

@@ -125,7 +125,7 @@ def objective_for(
             "classification", "label_smoothing": 0.1}, or a callable (outputs, targets) -> [batch] or a mean.
         metrics: names from `METRICS`, or metrics by name, instead of the objective's own.
 
-    Example:
+    Examples:
         >>> objective = objective_for(torch.tensor([0, 2, 1]))
         >>> objective.name, objective.metric
         ('classification', 'accuracy')

@@ -76,7 +76,7 @@ class Layout:
         shared: number of numbers, from the front, that may leave the client.
         size: number of all numbers.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
         >>> layout = Layout.of(model, private=matching(model, ["classifier"]))
         >>> [slot.name for slot in layout.slots], layout.shared, layout.size
@@ -246,7 +246,7 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
     Raises:
         SettingError: a pattern matches no tensor of this module, so that a setting never silently has no effect.
 
-    Example:
+    Examples:
         >>> sorted(matching(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), ["*.bias", "classifier"]))
         ['0.bias', '1.bias', '1.weight']
     """

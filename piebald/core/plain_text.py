@@ -35,7 +35,7 @@ def printable(text: object, longest: int | None = None) -> str:
         text: what others wrote.
         longest: characters to keep, None for all.
 
-    Example:
+    Examples:
         >>> printable("red \x1b[31mtext\x1b[0m\nand a second line")
         'red text and a second line'
     """

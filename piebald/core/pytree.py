@@ -60,7 +60,7 @@ def count(tree: Any) -> int:
 def take(tree: Any, index: Any) -> Any:
     """Rows at some positions: a slice, an array, or a tensor of any shape on the tree's own device.
 
-    Example:
+    Examples:
         >>> take((torch.tensor([10, 20, 30]), torch.tensor([1, 2, 3])), slice(0, 2))
         (tensor([10, 20]), tensor([1, 2]))
     """
@@ -87,7 +87,7 @@ def flattened(tree: Any) -> Any:
 def split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     """Rows divided into trees of these numbers of rows.
 
-    Example:
+    Examples:
         >>> split(torch.arange(5), [2, 3])
         [tensor([0, 1]), tensor([2, 3, 4])]
     """
@@ -143,7 +143,7 @@ def kinds(tree: Any) -> list[tuple[str, tuple[int, ...], Any]]:
 def described(tree: Any) -> str:
     """Types and shapes in words: "float32 [8, 3]", or "input_ids int64 [8, 12] and attention_mask int64 [8, 12]".
 
-    Example:
+    Examples:
         >>> described({"input_ids": torch.zeros(8, 12, dtype=torch.int64), "length": torch.zeros(8)})
         'input_ids int64 [8, 12] and length float32 [8]'
     """

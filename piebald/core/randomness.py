@@ -23,7 +23,7 @@ _LARGEST = (1 << 64) - 1  # of a whole number among the words
 def key(*words: int | str) -> int:
     """A 64-bit key from integers and strings; the same words give the same key on every machine and version.
 
-    Example:
+    Examples:
         >>> key("train", 1, 7) == key("train", 1, 7), key("train", 1, 7) == key("train", 17)
         (True, False)
     """
@@ -113,7 +113,7 @@ def torch_seed(seed: int, device: torch.device | None = None) -> Iterator[None]:
 def select(clients: Sequence[int], count: int, *words: int | str) -> list[int]:
     """A seeded choice without repetition, in increasing order; depends on the clients offered and `words` alone.
 
-    Example:
+    Examples:
         >>> chosen = select(range(100), 5, 1, 0)
         >>> len(chosen), chosen == sorted(chosen), chosen == select(range(100), 5, 1, 0)
         (5, True, True)

@@ -42,7 +42,7 @@ class Document:
         name: the name of the file in error messages.
         values: the content as plain values.
 
-    Example:
+    Examples:
         >>> document = Document('[recipe]\nname = "fedavg"\nlr = 0.1', "experiment.toml")
         >>> document.values["recipe"]["lr"], document.origin(("recipe", "lr"))
         (0.1, 'experiment.toml:3')

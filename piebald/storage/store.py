@@ -50,7 +50,7 @@ class RunStore:
         path: the folder, or None for a store in memory, which keeps no checkpoints.
         notes: sentences about problems that were worked around, e.g. a damaged checkpoint that was skipped.
 
-    Example:
+    Examples:
         >>> with RunStore.create(None, {"recipe": {"name": "fedavg"}}) as store:
         ...     store.commit({"version": 1, "arrived": 2}, [])
         ...     store.version, store.rows("step")[0]["arrived"]

@@ -34,7 +34,7 @@ def check_aggregator(aggregator: Aggregator, *, recipe: bool = True, asks: bool 
     Raises:
         AssertionError: it breaks one of these promises.
 
-    Example:
+    Examples:
         >>> from piebald.methods.aggregation import Median
         >>> check_aggregator(Median(), recipe=False)
     """

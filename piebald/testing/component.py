@@ -60,7 +60,7 @@ def check_component(component: Component) -> None:
     Raises:
         AssertionError: it breaks one of these promises.
 
-    Example:
+    Examples:
         >>> from piebald.methods.training import Sgd
         >>> check_component(Sgd(lr=0.1))
     """

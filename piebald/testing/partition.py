@@ -54,7 +54,7 @@ def check_partition(partition: Partition, *, seeds: int = 3) -> None:
     Raises:
         AssertionError: it breaks one of these promises.
 
-    Example:
+    Examples:
         >>> from piebald.data.partition import Dirichlet
         >>> check_partition(Dirichlet(clients=5, alpha=0.5), seeds=1)
     """

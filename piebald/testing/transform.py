@@ -33,7 +33,7 @@ def check_transform(transform: Transform, *, recipe: bool = True, **options: Any
     Raises:
         AssertionError: it breaks one of these promises.
 
-    Example:
+    Examples:
         >>> from piebald.methods.transforms import Gaussian
         >>> check_transform(Gaussian(clip=1.0, noise=0.5), recipe=False)
     """

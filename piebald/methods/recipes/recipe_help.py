@@ -34,7 +34,7 @@ def documented(part: type[BaseModel]) -> dict[str, str]:
         if not base.__module__.startswith("piebald.") or not issubclass(base, BaseModel) or "__doc__" not in vars(base):
             continue
         _, _, text = (inspect.getdoc(base) or "").partition("Attributes:")
-        text = re.split(r"\n\s*(?:Raises|Returns|Examples):", text)[0]
+        text = re.split(r"\n\s*(?:Raises|Returns|Examples?):", text)[0]
         entries = re.split(r"(?:\n|\s{2,})\s*(?=[a-z_0-9]+(?:, [a-z_0-9]+)*: )", "\n" + text.strip())
         for entry in entries:
             names, colon, description = entry.strip().partition(": ")

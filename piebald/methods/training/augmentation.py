@@ -110,7 +110,7 @@ class HorizontalFlip(_OfImages):
     Attributes:
         probability: in [0, 1].
 
-    Example:
+    Examples:
         >>> import torch
         >>> image = torch.arange(3.0).view(1, 1, 1, 3)
         >>> HorizontalFlip(probability=1.0).augment_inputs(image, torch.Generator()).flatten().tolist()

@@ -39,7 +39,7 @@ class DpSgd(Sgd):
         batch: expected number of rows in a step, or in each of those that `accumulate` adds up.
         mu: strength of a proximal term as in FedProx, at least 0.
 
-    Example:
+    Examples:
         >>> DpSgd(clip=0.5, noise=1.2).row_privacy()
         RowPrivacy(clip=0.5, noise=1.2)
     """

@@ -127,7 +127,7 @@ class AdamOptimizer(Optimizer):
         eps: added to the root of the mean square, at least 0.
         amsgrad: divide by the largest mean square so far.
 
-    Example:
+    Examples:
         >>> [vector.name for vector in AdamOptimizer().state_vectors(momentum=0.0)]
         ['exp_avg', 'exp_avg_sq']
     """

@@ -23,7 +23,7 @@ class ParameterGroup(Settings):
         lr: learning rate, above 0; schedules apply to it as well.
         weight_decay: weight decay, at least 0.
 
-    Example:
+    Examples:
         >>> ParameterGroup(layers="*.bias", weight_decay=0.0).layers
         ('*.bias',)
     """

@@ -37,7 +37,7 @@ class Constant(LrSchedule):
 class Exponential(LrSchedule):
     """rate ** version.
 
-    Example:
+    Examples:
         >>> [Exponential(rate=0.5).factor(version) for version in range(4)]
         [1.0, 0.5, 0.25, 0.125]
     """
@@ -51,7 +51,7 @@ class Exponential(LrSchedule):
 class StepDecay(LrSchedule):
     """Multiplied by `rate` every `every` server steps.
 
-    Example:
+    Examples:
         >>> [StepDecay(every=2, rate=0.5).factor(version) for version in range(5)]
         [1.0, 1.0, 0.5, 0.5, 0.25]
     """
@@ -67,7 +67,7 @@ class Cosine(LrSchedule):
     """Half a cosine from 1 down to `floor` over `rounds` server steps, then flat (Loshchilov and Hutter 2017, without
     restarts).
 
-    Example:
+    Examples:
         >>> [round(Cosine(rounds=4, floor=0.2).factor(version), 3) for version in (0, 2, 4, 9)]
         [1.0, 0.6, 0.2, 0.2]
     """
@@ -94,7 +94,7 @@ class Warmup(LrSchedule):
         rounds: server steps of the rise; the first one has its part already.
         after: the schedule that follows.
 
-    Example:
+    Examples:
         >>> schedule = Warmup(rounds=2, after=Exponential(rate=0.5))
         >>> [schedule.factor(version) for version in range(5)]
         [0.5, 1.0, 1.0, 0.5, 0.25]
@@ -155,7 +155,7 @@ class WarmupStepSchedule(StepSchedule):
         warmup: share of the steps, rounded up, over which the factor rises to 1 in equal parts; the first step has its
             part already.
 
-    Example:
+    Examples:
         >>> [WarmupStepSchedule(warmup=0.5).factor(step, 4) for step in range(4)]
         [0.5, 1.0, 1.0, 1.0]
     """
@@ -173,7 +173,7 @@ class LinearStepSchedule(StepSchedule):
         warmup: share of the steps, rounded up, over which the factor rises to 1 in equal parts.
         floor: the factor at the end of the fall.
 
-    Example:
+    Examples:
         >>> [LinearStepSchedule().factor(step, 4) for step in range(4)]
         [1.0, 0.75, 0.5, 0.25]
     """

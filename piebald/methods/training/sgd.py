@@ -109,7 +109,7 @@ class Sgd(Trainer):
         checkpointing: layers whose activations are computed again in the backward pass instead of being kept, like
             ["blocks.*"]; "auto" where the model itself knows which, as those of transformers do.
 
-    Example:
+    Examples:
         >>> trainer = Sgd(epochs=2, batch=20)
         >>> trainer.lr, trainer.max_steps(examples=50)
         (0.05, 6)

@@ -41,7 +41,7 @@ class SharpnessAware(Sgd):
     Attributes:
         rho: radius of the ball, at least 0; 0 is plain SGD.
 
-    Example:
+    Examples:
         >>> SharpnessAware(rho=0.1).local_step
         Uphill(rho=0.1)
     """

@@ -222,7 +222,7 @@ class Simulator(Simulated):
         device: "cpu", "cuda", "cuda:1", "mps" (Apple's GPU, which no test has seen), or "auto" for the first GPU that
             is here, else the CPU.
 
-    Example:
+    Examples:
         >>> import torch
         >>> import piebald
         >>> clients = piebald.clients_from([(torch.eye(4), torch.tensor([0, 1, 0, 1]))] * 3)
