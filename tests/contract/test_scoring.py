@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_a_mean_without_a_matrix_of_changes_is_the_same(name: str, monkeypatch: 
     """Changes that started from other models than the current one count from the current one, read one by one too."""
     matrices, plain = list[bool](), Linear.aggregate
 
+    @functools.wraps(plain)
     def noted(self: Linear, cohort: Cohort, context: Any) -> Any:
         matrices.append(cohort.matrix is not None)
         return plain(self, cohort, context)

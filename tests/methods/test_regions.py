@@ -70,7 +70,7 @@ def test_a_region_counts_by_all_its_updates_since_the_last_step_of_all() -> None
     regions, state = Regions(regions=2, region_rounds=2), dict[str, Any]()
 
     def joined(version: int, weights: dict[int, float]) -> Any:
-        return regions.joined(weights, SimpleNamespace(version=version, state=state))  # type: ignore[arg-type]
+        return regions.join(weights, SimpleNamespace(version=version, state=state))  # type: ignore[arg-type]
 
     assert joined(0, {0: 3.0, 1: 1.0}) is None
     assert joined(1, {0: 2.0}) == {0: 5.0, 1: 1.0}

@@ -139,7 +139,7 @@ def test_seeds_decide_adapters_and_new_heads(folder: Path) -> None:
     assert not torch.equal(start(3), start(4))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert models.count_parameters("pretrained", (LENGTH,), 2, 10**6, weights=str(folder), adapter="lora") < 10**4
-    with pytest.raises(SettingError, match="more than 100 parameters"):
+    with pytest.raises(SettingError, match="more than the 100 parameters allowed"):
         models.count_parameters("pretrained", (LENGTH,), 2, 100, weights=str(folder))
 
 

@@ -54,17 +54,17 @@ def model(**fields: Any) -> Change:
 
 ABSURD: dict[str, tuple[Change, str]] = {
     "epochs": (training("epochs", 10**9), "epochs are 1,000,000,000, this site allows at most 1,000"),
-    "epochs with 400 digits": (training("epochs", 10**400), "no setting"),
+    "epochs with 400 digits": (training("epochs", 10**400), "out of the range that this site works with"),
     "steps": (training("steps", 10**9), "steps are 1,000,000,000"),
-    "learning rate": (training("lr", 1e308), "no setting"),
+    "learning rate": (training("lr", 1e308), "out of the range that this site works with"),
     "a large learning rate": (training("lr", 1e6), "lr are 1,000,000.0"),
     "batch": (training("batch", 10**12), "batch are 1,000,000,000,000"),
-    "no number": (training("lr", float("nan")), "no setting"),
+    "no number": (training("lr", float("nan")), "out of the range that this site works with"),
     "many layers": (model(hidden=[64] * 10**4), "more than 2,000 tensors"),
     "a wide layer": (model(hidden=[10**9]), "1,000,000,000 parameters allowed"),
-    "a wide layer that fits 64 bits": (model(hidden=[10**18]), "no setting"),
+    "a wide layer that fits 64 bits": (model(hidden=[10**18]), "out of the range that this site works with"),
     "a claimed layout": (lambda terms: terms["layout"].append(["x", [10**6, 10**6]]), "parameters, this site allows"),
-    "a negative layout": (lambda terms: terms["layout"].append(["x", [-5]]), "none that this site works with"),
+    "a negative layout": (lambda terms: terms["layout"].append(["x", [-5]]), "this site does not work with a model of"),
     "input": (lambda terms: terms.__setitem__("shape", [10**6, 10**6]), "gigabytes at least"),
     "clients": (
         lambda terms: terms["experiment"]["partition"].__setitem__("clients", 10**9),
