@@ -29,8 +29,8 @@ def with_sites(
 
 def sites_flags(settings: ExperimentSettings, sites: Sequence[str]) -> list[str]:
     """Return the setting that names an experiment's sites where it takes any, else none."""
-    partition = settings.partition
-    takes_any = partition is not None and partition.kind == "sites" and partition.model_dump().get("clients") == "any"
+    partition = settings.partition if settings.rows_at_sites else None
+    takes_any = partition is not None and partition.model_dump().get("clients") == "any"
     return [f"partition.clients={json.dumps([*sites])}"] if takes_any else []
 
 
@@ -38,7 +38,8 @@ def federation_flags(file: Path | None, sets: Sequence[str] | None, **settings: 
     """Return settings that choose the federation where the file does not, then those of the user, who may change it."""
     from piebald.experiments.file import ExperimentSettings
 
-    if ExperimentSettings.load(file).runtime.kind == "federation":
+    experiment = ExperimentSettings.load(file)
+    if "credentials" in experiment.component_class("runtime", experiment.runtime).model_fields:
         chosen = [f"runtime.{name}={json.dumps(value)}" for name, value in settings.items()]
     else:
         fields = "".join(f", {name} = {json.dumps(value)}" for name, value in settings.items())

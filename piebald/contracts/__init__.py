@@ -7,146 +7,74 @@ cohort, `c` clients in a stack.  Client code is written for one client with plai
 may hand it a stack of clients, so vectors carry a leading axis of `c` (1 where clients run one after another).
 """
 
-from piebald.contracts.data import (
-    SERVER_ID,
-    Clients,
-    Device,
-    Fleet,
-    HasPublicRows,
-    HasServerRows,
-    HoldsRows,
-    InMemory,
-    Rows,
-    RowsAtSites,
-    Split,
-)
-from piebald.contracts.local_step import PLAIN_STEP, LocalStep, RowPrivacy, StepPoint
-from piebald.contracts.messages import (
-    MASKING,
-    MOST_ROWS,
-    SUM,
-    Hiding,
-    OwnChoice,
-    PartialSum,
-    Query,
-    Result,
-    ResultForm,
-    SumRequest,
-    Task,
-    Update,
-    WeighsUpdates,
-    count_reason,
-    described,
-)
-from piebald.contracts.passes import PLAIN_PASSES, LocalLoss, LossBatch, PassSettings, Precision, RowOutputs
-from piebald.contracts.runtime import Checkpoint, ChecksSignatures, DismissesSites, Runtime, TakesClientState
-from piebald.contracts.secrets import (
-    SHOWN_BYTES,
-    SIGNATURE,
-    ClientSecrets,
-    Signer,
-    SumDemands,
-    shown_digest,
-    task_digest,
-)
-from piebald.contracts.server import (
-    AsksClients,
-    Cohort,
-    KeyAgreement,
-    QueryRequest,
-    RunRecorder,
-    ServerContext,
-    StepContext,
-)
-from piebald.contracts.training import (
-    ClientContext,
-    GroupSettings,
-    Personalizes,
-    SgdConfig,
-    SgdOutcome,
-    Slope,
-    Slopes,
-    StateVector,
-    StepFactor,
-    StepSettings,
-    StepsOutcome,
-    TrainInput,
-    TrainOutput,
-    Trains,
-    UpdateRule,
-    VectorStep,
-)
-
-__all__ = [
-    "MASKING",
-    "MOST_ROWS",
-    "PLAIN_PASSES",
-    "PLAIN_STEP",
-    "SERVER_ID",
-    "SHOWN_BYTES",
-    "SIGNATURE",
-    "SUM",
-    "AsksClients",
-    "Checkpoint",
-    "ChecksSignatures",
-    "ClientContext",
-    "ClientSecrets",
-    "Clients",
-    "Cohort",
-    "Device",
-    "DismissesSites",
-    "Fleet",
-    "GroupSettings",
-    "HasPublicRows",
-    "HasServerRows",
-    "Hiding",
-    "HoldsRows",
-    "InMemory",
-    "KeyAgreement",
-    "LocalLoss",
-    "LocalStep",
-    "LossBatch",
-    "OwnChoice",
-    "PartialSum",
-    "PassSettings",
-    "Personalizes",
-    "Precision",
-    "Query",
-    "QueryRequest",
-    "Result",
-    "ResultForm",
-    "RowOutputs",
-    "RowPrivacy",
-    "Rows",
-    "RowsAtSites",
-    "RunRecorder",
-    "Runtime",
-    "ServerContext",
-    "SgdConfig",
-    "SgdOutcome",
-    "Signer",
-    "Slope",
-    "Slopes",
-    "Split",
-    "StateVector",
-    "StepContext",
-    "StepFactor",
-    "StepPoint",
-    "StepSettings",
-    "StepsOutcome",
-    "SumDemands",
-    "SumRequest",
-    "TakesClientState",
-    "Task",
-    "TrainInput",
-    "TrainOutput",
-    "Trains",
-    "Update",
-    "UpdateRule",
-    "VectorStep",
-    "WeighsUpdates",
-    "count_reason",
-    "described",
-    "shown_digest",
-    "task_digest",
-]
+from piebald.contracts.data import SERVER_ID as SERVER_ID
+from piebald.contracts.data import Clients as Clients
+from piebald.contracts.data import Device as Device
+from piebald.contracts.data import Fleet as Fleet
+from piebald.contracts.data import HasPublicRows as HasPublicRows
+from piebald.contracts.data import HasServerRows as HasServerRows
+from piebald.contracts.data import HoldsRows as HoldsRows
+from piebald.contracts.data import InMemory as InMemory
+from piebald.contracts.data import Rows as Rows
+from piebald.contracts.data import RowsAtSites as RowsAtSites
+from piebald.contracts.data import Split as Split
+from piebald.contracts.local_step import PLAIN_STEP as PLAIN_STEP
+from piebald.contracts.local_step import LocalStep as LocalStep
+from piebald.contracts.local_step import RowPrivacy as RowPrivacy
+from piebald.contracts.local_step import StepPoint as StepPoint
+from piebald.contracts.messages import MASKING as MASKING
+from piebald.contracts.messages import MOST_ROWS as MOST_ROWS
+from piebald.contracts.messages import SUM as SUM
+from piebald.contracts.messages import Hiding as Hiding
+from piebald.contracts.messages import OwnChoice as OwnChoice
+from piebald.contracts.messages import PartialSum as PartialSum
+from piebald.contracts.messages import Query as Query
+from piebald.contracts.messages import Result as Result
+from piebald.contracts.messages import ResultForm as ResultForm
+from piebald.contracts.messages import SumRequest as SumRequest
+from piebald.contracts.messages import Task as Task
+from piebald.contracts.messages import Update as Update
+from piebald.contracts.messages import WeighsUpdates as WeighsUpdates
+from piebald.contracts.messages import count_reason as count_reason
+from piebald.contracts.messages import described as described
+from piebald.contracts.passes import PLAIN_PASSES as PLAIN_PASSES
+from piebald.contracts.passes import LocalLoss as LocalLoss
+from piebald.contracts.passes import LossBatch as LossBatch
+from piebald.contracts.passes import PassSettings as PassSettings
+from piebald.contracts.passes import Precision as Precision
+from piebald.contracts.passes import RowOutputs as RowOutputs
+from piebald.contracts.runtime import Checkpoint as Checkpoint
+from piebald.contracts.runtime import ChecksSignatures as ChecksSignatures
+from piebald.contracts.runtime import DismissesSites as DismissesSites
+from piebald.contracts.runtime import Runtime as Runtime
+from piebald.contracts.runtime import TakesClientState as TakesClientState
+from piebald.contracts.secrets import SHOWN_BYTES as SHOWN_BYTES
+from piebald.contracts.secrets import SIGNATURE as SIGNATURE
+from piebald.contracts.secrets import ClientSecrets as ClientSecrets
+from piebald.contracts.secrets import Signer as Signer
+from piebald.contracts.secrets import SumDemands as SumDemands
+from piebald.contracts.secrets import shown_digest as shown_digest
+from piebald.contracts.secrets import task_digest as task_digest
+from piebald.contracts.server import AsksClients as AsksClients
+from piebald.contracts.server import Cohort as Cohort
+from piebald.contracts.server import KeyAgreement as KeyAgreement
+from piebald.contracts.server import QueryRequest as QueryRequest
+from piebald.contracts.server import RunRecorder as RunRecorder
+from piebald.contracts.server import ServerContext as ServerContext
+from piebald.contracts.server import StepContext as StepContext
+from piebald.contracts.training import ClientContext as ClientContext
+from piebald.contracts.training import GroupSettings as GroupSettings
+from piebald.contracts.training import Personalizes as Personalizes
+from piebald.contracts.training import SgdConfig as SgdConfig
+from piebald.contracts.training import SgdOutcome as SgdOutcome
+from piebald.contracts.training import Slope as Slope
+from piebald.contracts.training import Slopes as Slopes
+from piebald.contracts.training import StateVector as StateVector
+from piebald.contracts.training import StepFactor as StepFactor
+from piebald.contracts.training import StepSettings as StepSettings
+from piebald.contracts.training import StepsOutcome as StepsOutcome
+from piebald.contracts.training import TrainInput as TrainInput
+from piebald.contracts.training import TrainOutput as TrainOutput
+from piebald.contracts.training import Trains as Trains
+from piebald.contracts.training import UpdateRule as UpdateRule
+from piebald.contracts.training import VectorStep as VectorStep

@@ -11,7 +11,7 @@ import gc
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -74,30 +74,33 @@ def lazy_classes(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     return offered, lambda: list(public_classes(package))
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a package that offers names of its modules.
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package that offers what its `if TYPE_CHECKING:` imports.
 
-    Args:
-        package: its name.
-        homes: the names of each module, which is one of the package, or of another room if it begins with "piebald.".
+    A name is imported when it is first used, so that `import piebald` and `piebald --help` are quick.
     """
     sys.modules[package].__class__ = NamedLikeModules
-    home_of = {
-        name: module if module.startswith("piebald.") else f"{package}.{module}"
-        for module, names in homes.items()
-        for name in names
-    }
 
     def offered(name: str) -> Any:
+        homes = typed_imports(package)
         if name == "__all__":
-            return sorted(home_of)
-        if name in home_of:
-            return getattr(imported(home_of[name]), name)
+            return sorted(homes)
+        if name in homes and homes[name] != package:
+            home = imported(homes[name])
+            return getattr(home, name) if hasattr(home, name) else imported(f"{homes[name]}.{name}")
         return module_of(package, name)
 
-    return offered, lambda: sorted(home_of)
+    return offered, lambda: sorted(typed_imports(package))
+
+
+@functools.cache
+def typed_imports(package: str) -> dict[str, str]:
+    """Return the module from which a package imports each name for type checkers."""
+    import ast  # not before a name is asked for, since `import piebald` is to be quick
+
+    tree = ast.parse(pkgutil.get_data(package, "__init__.py") or b"")
+    imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+    return {name.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
 
 
 def module_of(package: str, name: str) -> ModuleType:

@@ -30,25 +30,4 @@ if TYPE_CHECKING:
     from piebald.data.sets.speech_commands import speech_commands as speech_commands
     from piebald.data.sets.traffic import traffic as traffic
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "sets.breast_cancer": ("breast_cancer",),
-        "sets.census": ("census",),
-        "sets.cifar10": ("cifar10",),
-        "sets.cifar100": ("cifar100",),
-        "sets.credit": ("credit",),
-        "sets.dataset": ("DataSet", "Owners"),
-        "sets.decoded": ("Decoded",),
-        "sets.digits": ("digits",),
-        "sets.fashion_mnist": ("fashion_mnist",),
-        "sets.femnist": ("femnist",),
-        "sets.folders": ("audio_folder", "image_folder"),
-        "sets.har": ("har",),
-        "sets.mnist_writers": ("mnist_writers",),
-        "sets.named": ("load", "names"),
-        "sets.office_caltech10": ("office_caltech10",),
-        "sets.speech_commands": ("speech_commands",),
-        "sets.traffic": ("traffic",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -10,9 +10,10 @@ from pydantic import BaseModel, Field, PrivateAttr
 
 from piebald.contracts.component import Component, build, kind_of
 from piebald.core.arguments import SeedList
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, unknown
 from piebald.core.references import Resolver, Text
 from piebald.data.clients.data_source import DataSource
+from piebald.data.clients.sites import RemotePartition
 from piebald.experiments.sections import (
     AdviseSection,
     ComparedRecipe,
@@ -123,7 +124,9 @@ class ExperimentFields(Section):
     @property
     def rows_at_sites(self) -> bool:
         """True if rows are at the sites of a federation, and none are here."""
-        return self.partition is not None and self.partition.kind == "sites"
+        return self.partition is not None and issubclass(
+            self.component_class("partition", self.partition), RemotePartition
+        )
 
     @property
     def recipe_sections(self) -> dict[Key, RecipeSection]:
@@ -145,15 +148,21 @@ class ExperimentFields(Section):
 
     def component(self, axis: str, section: Kind, **settings: Any) -> Component:
         """Build the component that a section defines, with `settings` that the file does not give."""
-        with self.errors_placed(axis, section):
-            table = read(section.model_dump(), self._resolver)
-            table["kind"] = kind_of(table["kind"])
-        if registered := Component.registry.get(axis, {}).get(table["kind"]):
-            # Before a field is reported as missing: it may be misspelt.
-            names = ["kind", *registered.model_fields]
-            self.places.check_names((axis,), table, names, f"{axis} {table['kind']!r}")
+        component = self.component_class(axis, section)
+        table = read(section.model_dump(), self._resolver) | {"kind": component.kind}
+        # Before a field is reported as missing: it may be misspelt.
+        self.places.check_names((axis,), table, ["kind", *component.model_fields], f"{axis} {component.kind!r}")
         with self.errors_placed(axis, section):
             return build(axis, table | settings)
+
+    def component_class(self, axis: str, section: Kind) -> type[Component]:
+        """Return the class of the component that a section defines."""
+        with self.errors_placed(axis, section):
+            kind = kind_of(read(section.model_dump(), self._resolver)["kind"])
+            kinds: dict[str, type[Component]] = Component.registry.get(axis, {})
+            if kind not in kinds:
+                raise unknown(axis, kind, kinds)
+            return kinds[kind]
 
     @contextmanager
     def errors_placed(self, name: str, section: BaseModel | Mapping[str, Any]) -> Iterator[None]:

@@ -104,8 +104,8 @@ class ExperimentSettings(ExperimentFields):
         partition = partition_of(self)
         runtime = runtime_of(self, self.table())
         clients = self._read_by_model(clients_of(self, partition))
-        if self._constants is not None and self.runtime.kind == "federation":
-            runtime = runtime_of(self, self.table())  # sites need the constants
+        if self._constants is not None:  # sites need the constants
+            runtime = runtime_of(self, self.table())
         models: dict[str, Model] = {}
         for index, section in enumerate(self.recipes or ()):
             if section.model is not None:

@@ -44,13 +44,13 @@ class Plan:
 
 def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSettings:
     """Build the runtime; a federation sends its sites the settings in `table`, but for those of the server alone."""
-    if fields.runtime.kind == "federation":  # real devices have their own speed, so there is no fleet
-        for_sites = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
-        runtime = fields.component("runtime", fields.runtime, experiment=for_sites)
-    elif fields.fleet is None:
-        runtime = fields.component("runtime", fields.runtime)
-    else:
-        runtime = fields.component("runtime", fields.runtime, fleet=fields.component("fleet", fields.fleet))
+    settings: dict[str, Any] = {}
+    if "experiment" in fields.component_class("runtime", fields.runtime).model_fields:
+        # real devices have their own speed, so there is no fleet
+        settings["experiment"] = {key: value for key, value in table.items() if key not in ("out", "runtime", "fleet")}
+    elif fields.fleet is not None:
+        settings["fleet"] = fields.component("fleet", fields.fleet)
+    runtime = fields.component("runtime", fields.runtime, **settings)
     assert isinstance(runtime, RuntimeSettings)
     return runtime
 

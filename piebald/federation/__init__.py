@@ -18,4 +18,4 @@ if TYPE_CHECKING:
     from piebald.federation.hub.settings import Federation as Federation
 
 # so that a look at a federation's files, as of a health check, does not wait for PyTorch
-__getattr__, __dir__ = lazy_names(__name__, {"hub.settings": ("Federation",)})
+__getattr__, __dir__ = lazy_names(__name__)

@@ -40,19 +40,4 @@ if TYPE_CHECKING:
     from piebald.models.wrappers import NearestNeighbours as NearestNeighbours
     from piebald.models.wrappers import StandardisedInputs as StandardisedInputs
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "piebald.data.embeddings.embedded": ("embedded",),
-        "piebald.data.embeddings.extractors": ("LogMel", "SqueezeNet", "embed", "squeezenet"),
-        "batch_norm": ("Cnn1dBn", "MlpBn"),
-        "convolutional": ("Cnn1d", "CnnBn", "LeafCnn", "MetisCnn", "SmallCnn"),
-        "dense": ("Logistic", "Mlp"),
-        "gated": ("Conditioning", "GatedClassifier", "GatedCnn", "GatedConvolution", "GatedUnit", "PlainClassifier"),
-        "networks": ("build_model", "count_parameters", "names"),
-        "pretrained": ("PretrainedNetwork", "pretrained"),
-        "resnet": ("Resnet18", "Resnet50"),
-        "vgg": ("Vgg11",),
-        "wrappers": ("NearestNeighbours", "StandardisedInputs"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -13,11 +13,4 @@ if TYPE_CHECKING:
     from piebald.runtimes.simulation.simulation import Simulation as Simulation
     from piebald.runtimes.simulation.simulator import Simulator as Simulator
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "ray.settings": ("Ray",),
-        "simulation.simulation": ("Simulation",),
-        "simulation.simulator": ("Simulator",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

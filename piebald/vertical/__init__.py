@@ -26,12 +26,4 @@ if TYPE_CHECKING:
     from piebald.vertical.transfer_runs import run_party as run_party
     from piebald.vertical.transfer_settings import TransferSettings as TransferSettings
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "party_data": ("PartyHolding",),
-        "transfer_results": ("TransferResult", "result"),
-        "transfer_runs": ("resume", "run", "run_party"),
-        "transfer_settings": ("TransferSettings",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     folder, role, place = arguments
     try:
         settings = read_settings(Path(folder))
-        connection = {"credentials" if settings.runtime.kind == "federation" else "address": place}
+        connection = {"credentials" if settings.runtime.has_credentials else "address": place}
         runtime = TransferRuntime(kind=settings.runtime.kind, timeout=settings.runtime.timeout, **connection)
         run_party(ROLES[ROLES.index(role)], settings.model_copy(update={"runtime": runtime}), folder, simulated=True)
     except PiebaldError as error:

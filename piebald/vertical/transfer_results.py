@@ -18,12 +18,6 @@ from piebald.vertical.party_store import SECRET, read, read_partner, read_settin
 from piebald.vertical.protocol import ROLES, Role
 from piebald.vertical.transfer_settings import TransferSettings
 
-CONNECTIONS = {
-    "memory": "inside one process",
-    "sockets": "not encrypted: whoever listens reads the losses, the translator, and all that the backend leaves open",
-    "federation": "encrypted, both parties identified by certificates (TLS 1.3)",
-}
-
 
 @checked_class
 @dataclass(frozen=True, slots=True)
@@ -140,8 +134,6 @@ def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = N
         simulated: whether one user runs both parties, with secrets that follow from the seed.
         partner: the name in the other party's certificate, once it is known.
     """
-    runtime = settings.runtime
-    kind = "sockets" if runtime.kind == "memory" and runtime.address is not None else runtime.kind
     named = {} if partner is None else {"other party": f"{partner}, by its certificate"}
     return {
         "keys": settings.backend.security,
@@ -150,7 +142,7 @@ def secrecy(settings: TransferSettings, simulated: bool, partner: str | None = N
             if simulated
             else "from each party's own secret"
         ),
-        "connection": CONNECTIONS[kind],
+        "connection": settings.runtime.connection,
         **named,
         "method": settings.method.disclosure,
     }

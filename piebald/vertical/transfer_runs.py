@@ -80,10 +80,11 @@ def run(
     folder = None if out is None else Path(out)
     if folder is not None:
         write_settings(folder, settings)
-    kind = settings.runtime.kind
-    if kind != "memory":
+    if not settings.runtime.in_one_process:
         if folder is None or holdings is not None:
-            raise SettingError(f"runtime {kind} needs a run folder (out) and a data set that both processes can load")
+            raise SettingError(
+                f"runtime {settings.runtime.kind} needs a run folder (out) and a data set that both processes can load"
+            )
         if settings.runtime.credentials is not None:
             raise SettingError("credentials belong to one party: choose it with --party source or --party target")
         _tell_exposure(settings, _both(settings), tell)
@@ -102,7 +103,7 @@ def resume(folder: PathLike, watch: Watcher | None = None, tell: Teller = warn) 
     here = [role for role in ROLES if (folder / role).is_dir()]
     if len(here) == 1 and settings.runtime.is_one_party:
         return run_party(here[0], settings, folder, watch, tell)
-    if settings.runtime.kind != "memory" and all(is_finished(settings, folder, role) for role in ROLES):
+    if not settings.runtime.in_one_process and all(is_finished(settings, folder, role) for role in ROLES):
         return result(folder)
     return run(settings, out=folder, watch=watch, tell=tell)
 
@@ -344,7 +345,7 @@ def _two_processes(settings: TransferSettings, folder: Path, watch: Watcher | No
 
 def _places(runtime: TransferRuntime, credentials: Path) -> dict[Role, str]:
     """Return the place of each process of this machine: an address, or a folder of credentials."""
-    if runtime.kind == "sockets":
+    if not runtime.has_credentials:
         return dict.fromkeys(ROLES, runtime.address or f"127.0.0.1:{free_port()}")
     description = Description(name="transfer", host="127.0.0.1", port=free_port(), days=30, sites=["source"])
     provision(description, credentials)

@@ -128,6 +128,13 @@ class NetworkSettings(TransferSection):
         return value
 
 
+CONNECTIONS = {
+    "memory": "inside one process",
+    "sockets": "not encrypted: whoever listens reads the losses, the translator, and all that the backend leaves open",
+    "federation": "encrypted, both parties identified by certificates (TLS 1.3)",
+}
+
+
 class TransferRuntime(TransferSection):
     """Runtime of the parties.
 
@@ -152,13 +159,28 @@ class TransferRuntime(TransferSection):
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
-        if self.credentials is not None and (self.kind != "federation" or self.address is not None):
+        if self.credentials is not None and (not self.has_credentials or self.address is not None):
             raise ValueError('credentials are for kind = "federation" and contain the address')
-        if self.address is not None and self.kind == "federation":
+        if self.address is not None and self.has_credentials:
             raise ValueError('address is for kind = "sockets": with "federation" it comes from the credentials')
         if self.partner is not None and self.credentials is None:
             raise ValueError("partner is the name in the other party's certificate, so it needs credentials")
         return self
+
+    @property
+    def has_credentials(self) -> bool:
+        """True if the connection is encrypted and each party has credentials, given or temporary."""
+        return self.kind == "federation"
+
+    @property
+    def in_one_process(self) -> bool:
+        """True if both parties are threads of this process."""
+        return self.kind == "memory"
+
+    @property
+    def connection(self) -> str:
+        """How parties that run with these settings are connected, in words."""
+        return CONNECTIONS["sockets" if self.in_one_process and self.address is not None else self.kind]
 
     @property
     def is_one_party(self) -> bool:

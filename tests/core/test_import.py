@@ -223,7 +223,6 @@ else:
 
 @pytest.mark.parametrize("package", LAZY)
 def test_what_a_package_offers_is_what_its_types_say(package: str) -> None:
-    """The imports for type checkers and those at run time are two lists."""
     made = importlib.import_module(f"piebald.{package}")
     tree = ast.parse((ROOT / "piebald" / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
     typed = {

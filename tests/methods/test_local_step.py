@@ -24,8 +24,7 @@ from piebald.engines.row_loader import batches, planned_steps
 from piebald.engines.stack import ClientStack
 from piebald.methods.training import DpSgd, Sgd
 from piebald.methods.training.adaptive_local_aggregation import ShareOfRows
-
-from .fakes import classified, client_work, few, seeded
+from tests.fakes import classified, client_work, few, seeded
 
 
 @dataclass(frozen=True)

@@ -56,33 +56,4 @@ if TYPE_CHECKING:
     from piebald.data.partition.vertical_split import PartyRows as PartyRows
     from piebald.data.partition.vertical_split import Vertical as Vertical
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "piebald.data.clients.lazy_clients": ("LazyClients",),
-        "piebald.data.clients.lists": ("Lists",),
-        "piebald.data.clients.pooled_clients": ("PooledClients",),
-        "piebald.data.clients.sites": ("RemotePartition", "Sites"),
-        "piebald.data.clients.sources": ("clients_from",),
-        "piebald.data.clients.standardise": ("Standardisation", "StandardisedClients", "standardised"),
-        "piebald.data.clients.torch_clients": ("TorchClients",),
-        "piebald.data.measures.client_statistics": ("Statistics", "collect"),
-        "piebald.data.measures.heterogeneity": ("Heterogeneity", "measure"),
-        "piebald.data.measures.survey": ("survey",),
-        "backdoor": ("Backdoor",),
-        "by_embedding": ("ByEmbedding",),
-        "by_owner": ("ByOwner",),
-        "corruption": ("Blur", "Contrast", "Noise", "Sensor"),
-        "data_change": ("DataChange", "FlipPairs", "FlipRandom", "FlipTo"),
-        "devices": ("Devices", "FastSlow", "Homogeneous", "LogNormal"),
-        "dirichlet": ("Dirichlet",),
-        "disjoint": ("Disjoint",),
-        "iid": ("Iid",),
-        "non_iid": ("NonIid",),
-        "partition": ("Partition",),
-        "shards": ("Shards",),
-        "sizes": ("Explicit", "PowerLaw", "Quantity", "Sizes", "Skewed", "Uniform"),
-        "trace": ("Trace",),
-        "vertical_split": ("Parties", "PartyRows", "Vertical"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -18,13 +18,4 @@ if TYPE_CHECKING:
     from piebald.report.callbacks.tracker import trackers_of as trackers_of
     from piebald.report.callbacks.wandb import Wandb as Wandb
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "callback": ("Callback", "ObservedRecorder", "RunStart"),
-        "mlflow": ("Mlflow",),
-        "tensorboard": ("Tensorboard",),
-        "tracker": ("Tracker", "trackers_of"),
-        "wandb": ("Wandb",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -17,11 +17,4 @@ if TYPE_CHECKING:
     from piebald.runs.adaptation.methods import fit as fit
     from piebald.runs.adaptation.newcomer_file import from_file as from_file
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "held_out": ("check_newcomers", "hold_out"),
-        "methods": ("EPOCHS", "Adaptation", "AdaptationMethod", "fit"),
-        "newcomer_file": ("from_file",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -15,4 +15,4 @@ if TYPE_CHECKING:
     from piebald.statistics.trees.boosted_trees import BoostedTrees as BoostedTrees
 
 # the section [trees] of an experiment file is read in every run, and needs the settings alone
-__getattr__, __dir__ = lazy_names(__name__, {"boost": ("trees",), "boosted_trees": ("BoostedTrees",)})
+__getattr__, __dir__ = lazy_names(__name__)
