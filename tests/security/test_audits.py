@@ -15,8 +15,8 @@ from piebald.engines import clipping, row_gradients
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
 from piebald.privacy.accounting import central, fixed_cohorts, local, rows
+from tests.fakes import federation, simulate
 
-from ..core.fakes import federation, simulate
 from .audits import Scores, from_one_run, from_pairs
 from .test_central_noise import NOISE, moves, recipe
 

@@ -20,8 +20,7 @@ from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.server.client_pool import ClientPool
 from piebald.server.cluster_models import ClusterModels
-
-from ..core.fakes import FakeRuntime, classified, make_server, seeded, update
+from tests.fakes import FakeRuntime, classified, make_server, seeded, update
 
 NOISE = {"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "server"}
 SILENT = NOISE | {"noise": 1e-12}  # so little that the mean can be read

@@ -19,8 +19,7 @@ from piebald.core.errors import SettingError
 from piebald.core.machine import machine
 from piebald.engines import engine_choice
 from piebald.runtimes.simulation import simulator
-
-from ..core.fakes import classified, seeded
+from tests.fakes import classified, seeded
 
 PROGRAM = """
 import hashlib, sys, torch, piebald

@@ -14,8 +14,7 @@ from piebald import recipes
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.core.cohort_matrix import weighted_sum
 from piebald.methods.aggregation import ExampleWeighted
-
-from ..core.fakes import classified
+from tests.fakes import classified
 
 
 class OneByOne(ExampleWeighted):

@@ -20,8 +20,7 @@ from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.recipe import Recipe
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
-
-from ..core.fakes import classified, seeded
+from tests.fakes import classified, seeded
 
 NOISE = {"kind": "gaussian", "clip": 0.5, "noise": 1.0, "where": "client"}
 CLIENT = recipes.fedavg(lr=0.1).with_(transforms=[NOISE])

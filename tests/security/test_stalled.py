@@ -20,8 +20,8 @@ from piebald.data.partition import Lists, PooledClients
 from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchronous
 from piebald.methods.server_optimizer import CachedAverage, ServerSgd
 from piebald.server.model_cache import ModelCache
+from tests.fakes import FakeRuntime, few, make_server, update
 
-from ..core.fakes import FakeRuntime, few, make_server, update
 from ..core.test_metis import recipe
 
 
