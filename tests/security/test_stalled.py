@@ -21,8 +21,7 @@ from piebald.methods.scheduling import Asynchronous, Buffered, Deadline, Synchro
 from piebald.methods.server_optimizer import CachedAverage, ServerSgd
 from piebald.server.model_cache import ModelCache
 from tests.fakes import FakeRuntime, few, make_server, update
-
-from ..core.test_metis import recipe
+from tests.methods.test_metis import recipe
 
 
 def cache(size: int = 3) -> ModelCache:
