@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent / "images" / "partitions"
 EXAMPLES = {
     "by_embedding": "ByEmbedding(clients=6)",
     "by_owner": 'ByOwner(owner="person")',
+    "class_shares": "ClassShares(shares=[[9 - abs(label - 2 * k) for label in range(10)] for k in range(5)])",
     "dirichlet": "Dirichlet(clients=20, alpha=0.3)",
     "disjoint": "Disjoint(clients=6, classes_each=3, shared_by=2)",
     "iid": "Iid(clients=10, sizes=PowerLaw())",
@@ -44,7 +45,7 @@ def main() -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from piebald import data, partition
+    from piebald import data
     from piebald.data.measures import pictures
 
     stored = data.digits()
@@ -54,7 +55,7 @@ def main() -> None:
     digits = data.DataSet(stored.name, stored.x, stored.y, stored.classes, owners)
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, example in EXAMPLES.items():
-        clients = eval(example, vars(partition)).split(digits)
+        clients = made(example).split(digits)
         figure = Figure(figsize=(10, 3), layout="constrained")
         left, right = figure.subplots(1, 2)
         pictures.heat_map(left, clients)
@@ -72,7 +73,8 @@ def made(example: str) -> Any:
     """Evaluate the expression that makes a component."""
     from piebald import partition
 
-    return eval(example, vars(partition))
+    names = {name: getattr(partition, name) for name in dir(partition)}  # imported when they are asked for
+    return eval(example, names)
 
 
 def sizes(figure: Figure, digits: DataSet) -> Figure:
