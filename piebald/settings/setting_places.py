@@ -34,7 +34,7 @@ def of_document(error: ValidationError, document: Document, model: type[BaseMode
         wants = "kind" if key[0] == "partition" else "name"
         return SettingError(f"{document.name} needs a section [{key[0]}] with a {wants}")
     if problem["type"] == "missing":
-        return SettingError(f"{document.origin(key[:-1])}: [{dotted(key[:-1])}] needs a value for {key[-1]}")
+        return SettingError(f"{document.origin(key[:-1])}: [{dotted(key[:-1])}] needs a {key[-1]}")
     if problem["type"] in ("model_type", "model_attributes_type"):
         text = f"must be a table, like [{dotted(key)}], got {shown(problem['input'])}"
     return SettingError(f"{place}: {dotted(key)} {text}")

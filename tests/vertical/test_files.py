@@ -168,7 +168,7 @@ def test_a_folder_of_another_file_is_not_gone_on_with(folder, capsys):
         ("files.source.label=age", "column 'age' of bank.csv must have two values"),
         ("files.source.positive=maybe", "two values, one of them 'maybe', got no, yes"),
         ('files.source.columns=["income", "repaid"]', "must not include the label 'repaid'"),
-        ('files.source={ path = "bank.csv" }', "[files.source] needs a value for key"),
+        ('files.source={ path = "bank.csv" }', "[files.source] needs a key"),
         ("files=3", "files must be a table, like [files], got 3"),
         ('files.target.columns=["town", "town"]', "files.target.columns must name at least one column, and none twice"),
         ("files.target.columns=[]", "files.target.columns must name at least one column"),
