@@ -107,7 +107,7 @@ def signal_rows() -> DataSet:
     chosen = np.flatnonzero(~positive.numpy() | (rng.random(len(source)) < KEPT))
     x = _standard(features(source.x[chosen]).numpy())
     y = positive[chosen].long()
-    owners = {"subject": data.dataset.Owners.of(source.owners["subject"].codes[chosen])}
+    owners = {"subject": data.Owners.of(source.owners["subject"].codes[chosen])}
     return DataSet("har, rare", torch.from_numpy(x), y, ["other", POSITIVE], owners, groups=source.groups[chosen])
 
 

@@ -121,7 +121,7 @@ def test_alone_there_is_no_noise_and_no_pull(clients) -> None:
 def test_killed_while_clients_choose_and_resumed_to_the_same_bits(broken: str, clients, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(choosing, "GROUP", 2)
     whole = chosen("fine_tuned", clients, tmp_path / "whole")
-    name = "write_model" if broken == "while models are written" else "_scores"
+    name = "write_chosen_model" if broken == "while models are written" else "_scores"
     real, calls = getattr(choosing, name), []
 
     def cut(*arguments: Any) -> Any:

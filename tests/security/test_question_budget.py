@@ -498,8 +498,8 @@ def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
     server, masks = made.credentials / "server", (SecureAggregation(bits=64),)
     query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))
     with open_sites(made.file, site_flags(made.file, None, server), server, "trees", masks, lambda *_: []) as lying:
-        model = lying.spec.initial[: lying.spec.layout.shared]
-        queries = ClientQueries(lying.runtime, lying.spec)
+        model = lying.work.initial[: lying.work.layout.shared]
+        queries = ClientQueries(lying.runtime, lying.work)
         tasks = [
             Task(k, 0, k, {"model": model, "forest": counting_box(0, float(edge))}, query)
             for k, edge in enumerate(np.linspace(-1, 1, 58))
