@@ -167,4 +167,4 @@ def test_the_wheel_has_what_is_no_code(built: Path) -> None:
     in_tree = {str(path.relative_to(ROOT)) for path in (ROOT / "piebald").rglob("*") if path.is_file()}
     in_tree = {name for name in in_tree if "__pycache__" not in name}
     assert {name for name in names if not name.split("/")[0].endswith(".dist-info")} == in_tree
-    assert {"piebald/py.typed", "piebald/experiment_default.toml"} <= names
+    assert {"piebald/py.typed", "piebald/experiments/default.toml"} <= names
