@@ -58,7 +58,7 @@ def good_arguments(folder: Path) -> dict[str, Any]:
         "piebald.data.Owners.names": ["a", "b", "c"], "piebald.data.audio_folder.folder": folder / "images",
         "piebald.data.image_folder.folder": folder / "images", "piebald.models.Cnn1d.input_shape": (3, 16),
         "piebald.models.Cnn1dBn.input_shape": (3, 16), "piebald.models.embed.network": torch.nn.Flatten(),
-        "piebald.data.embeddings.embedded.extractor": torch.nn.Flatten(), "piebald.data.Decoded.shape": (2, 2),
+        "piebald.models.embedded.extractor": torch.nn.Flatten(), "piebald.data.Decoded.shape": (2, 2),
         "piebald.data.Decoded.dtype": torch.float32, "piebald.data.Decoded.read": lambda row: np.zeros((2, 2)),
         "piebald.data.partition.Heterogeneity.rows": np.ones(3), "piebald.data.partition.Lists.values": numbers,
         "piebald.data.partition.Lists.starts": numbers, "piebald.data.partition.Parties.active": party,

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import matching
 from piebald.methods.training.sgd import Sgd
 
@@ -24,6 +25,10 @@ class ShareOfRows(LocalStep):
     """Steps on a share of the client's rows, at least two of them, drawn for each run."""
 
     share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise SettingError(f"share must be above 0 and at most 1, got {shown(self.share)}")
 
     def seen(self, count: int) -> int | None:
         return max(2, math.ceil(self.share * count)) if self.share < 1 else None
