@@ -69,7 +69,7 @@ class BestOfTwo(Race):
             fit = self._seeds_that_fit(self.seeds[1:2], spent + cost)
             if len(best.last.seeds) > 1 or not fit:
                 return list(found.values()), cost
-            found[best.label], more = self._again(best, fit)
+            found[best.label], more = self._repeat(best, fit)
             cost += more
 
 
