@@ -101,7 +101,7 @@ KNOWN = [  # file, function, what stands there once, and what is put in its plac
     ("normalized", "Normalized.aggregate", " if update.steps else 0", ""),
     ("agnostic", "Agnostic.aggregate", " * context.known / len(losses)", ""),
     ("distfl", "Distfl._pre_aggregated", "/ len(rows)", "/ (len(rows) + 1)"),
-    ("distfl", "Distfl._found", "<= self.far", "<= math.inf"),
+    ("distfl", "Distfl._search", "<= self.far", "<= math.inf"),
     ("regions", "Regions.join", ".get(str(number), 0.0) + weight", ".get(str(number), 0.0) * 0 + weight"),
     ("model_cache", "ModelCache.drop", "self.whole -= before", "pass"),
     ("stopping", "StoppingCriteria.measures", " or ", " and "),
@@ -360,7 +360,7 @@ def tests_of(rooms: Iterable[str]) -> list[str]:
     return sorted(str(files[stem].relative_to(ROOT)) for stem in stems)
 
 
-def reached(workplace: Path, wanted: Sequence[str], jobs: int) -> Reached:
+def reached(copied: Path, wanted: Sequence[str], jobs: int) -> Reached:
     """Run files of tests without a mutant, but for those that were since the package and they have changed."""
     whole = digest_of([*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("conftest.py")])
     before = json.loads(MEASURED.read_text("utf-8")) if MEASURED.exists() else {}
@@ -368,7 +368,7 @@ def reached(workplace: Path, wanted: Sequence[str], jobs: int) -> Reached:
     digests = {name: digest_of([ROOT / name]) for name in wanted}
     if new := [name for name in wanted if files.get(name, {}).get("digest") != digests[name]]:
         print(f"{len(new)} files of tests are run once without a mutant", flush=True)
-        files |= {name: {"digest": digests[name], **entry} for name, entry in measure(workplace, new, jobs).items()}
+        files |= {name: {"digest": digests[name], **entry} for name, entry in measure(copied, new, jobs).items()}
         MEASURED.parent.mkdir(exist_ok=True)
         MEASURED.write_text(json.dumps({"package": whole, "files": files}), "utf-8")
     tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -379,14 +379,14 @@ def reached(workplace: Path, wanted: Sequence[str], jobs: int) -> Reached:
     return Reached(tests, {test: spent for name in wanted for test, spent in files[name]["seconds"].items()})
 
 
-def measure(workplace: Path, files: Sequence[str], jobs: int) -> dict[str, dict[str, dict[str, Any]]]:
+def measure(copied: Path, files: Sequence[str], jobs: int) -> dict[str, dict[str, dict[str, Any]]]:
     """By file of tests: the lines that each test reaches, and its seconds; without tests that fail as it is."""
     from coverage import CoverageData
 
-    settings, data = workplace / ".mutants.ini", workplace / ".mutants.coverage"
+    settings, data = copied / ".mutants.ini", copied / ".mutants.coverage"
     settings.write_text(f"[run]\nsource = piebald\ndata_file = {data}\n", "utf-8")
     options = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "--durations=0", "-vv"]
-    _, printed = pytest(workplace, [*options, f"--numprocesses={jobs}", "--dist=worksteal", *files], None)
+    _, printed = pytest(copied, [*options, f"--numprocesses={jobs}", "--dist=worksteal", *files], None)
     if not re.search(r"^=+ .*\d passed", printed, re.MULTILINE):
         raise SystemExit(f"no test passes without a mutant:\n{printed[-5000:]}")
     failed = {match[1] for match in re.finditer(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", printed, re.MULTILINE)}
@@ -399,7 +399,7 @@ def measure(workplace: Path, files: Sequence[str], jobs: int) -> dict[str, dict[
     coverage = CoverageData(str(data))
     coverage.read()
     for path in coverage.measured_files():
-        name = str(Path(path).relative_to(workplace))
+        name = str(Path(path).relative_to(copied))
         for line, contexts in coverage.contexts_by_lineno(path).items():
             for test in {context.rpartition("|")[0] for context in contexts if context} - failed:
                 entries[test.partition("::")[0]]["tests"].setdefault(test, {}).setdefault(name, []).append(line)
@@ -423,13 +423,13 @@ FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ["torch", "numpy", "pydantic", "scipy.stats", "sklearn.metrics", "pandas"]  # most of a test's first seconds
 
 
-def pytest(workplace: Path, options: Sequence[str], limit: float | None) -> tuple[int | None, str]:
+def pytest(copied: Path, options: Sequence[str], limit: float | None) -> tuple[int | None, str]:
     """Run tests in a copy of the project, and return the exit code, None after the time limit, and what is printed.
 
     The limit is in seconds of the processor, so that a busy machine kills nothing, and four times that on the clock.
     """
-    printed = workplace / ".mutants.txt"
-    process = FORKS.Process(target=pytest_here, args=(workplace, options, printed, limit))
+    printed = copied / ".mutants.txt"
+    process = FORKS.Process(target=pytest_here, args=(copied, options, printed, limit))
     process.start()
     assert process.pid is not None
     process.join(4 * limit if limit else None)
@@ -440,36 +440,36 @@ def pytest(workplace: Path, options: Sequence[str], limit: float | None) -> tupl
     return code, printed.read_text("utf-8", errors="replace")
 
 
-def pytest_here(workplace: Path, options: Sequence[str], printed: Path, limit: float | None) -> None:
+def pytest_here(copied: Path, options: Sequence[str], printed: Path, limit: float | None) -> None:
     """Become a run of pytest in a folder."""
     import pytest
 
     os.setsid()
     if limit:
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + 5))
-    os.chdir(workplace)
+    os.chdir(copied)
     with printed.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.path.insert(0, str(workplace))  # before the package that is installed
-    os.environ["PYTHONPATH"] = str(workplace)  # of processes that tests start
+    sys.path.insert(0, str(copied))  # before the package that is installed
+    os.environ["PYTHONPATH"] = str(copied)  # of processes that tests start
     quiet = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--no-header", "-m", "not full and not long"]
     code = pytest.main([*quiet, *options])
     sys.stdout.flush()
     os._exit(int(code))
 
 
-def outcome(mutant: Mutant, tests: Sequence[str], seconds: float, workplace: Path) -> str:
+def outcome(mutant: Mutant, tests: Sequence[str], seconds: float, copied: Path) -> str:
     """What becomes of a mutant: "killed by" a test, "timeout" or "survived"."""
     if not tests:
         return "survived: no test reaches it"
-    file = workplace / mutant.file.relative_to(ROOT)
+    file = copied / mutant.file.relative_to(ROOT)
     compiled = Path(importlib.util.cache_from_source(str(file)))
     original = file.read_bytes()
     try:
         file.write_bytes(mutant.source(original))
         compiled.unlink(missing_ok=True)  # it is not renewed where size and second are the same
-        code, printed = pytest(workplace, ["-x", "-n", "0", *tests], SLOWER * seconds + 20)
+        code, printed = pytest(copied, ["-x", "-n", "0", *tests], SLOWER * seconds + 20)
     finally:
         file.write_bytes(original)
         compiled.unlink(missing_ok=True)
@@ -501,11 +501,11 @@ def main() -> None:
         reach = reached(Path(temporary) / "0", tests_of({mutant.room for mutant in mutants}), arguments.jobs)
 
         def run(mutant: Mutant) -> str:
-            workplace, tests = workplaces.get(), reach.of(mutant)
+            copied, tests = workplaces.get(), reach.of(mutant)
             try:
-                return outcome(mutant, tests, sum(reach.seconds.get(test, 0.0) for test in tests), workplace)
+                return outcome(mutant, tests, sum(reach.seconds.get(test, 0.0) for test in tests), copied)
             finally:
-                workplaces.put(workplace)
+                workplaces.put(copied)
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
             futures = {pool.submit(run, mutant): mutant for mutant in mutants}

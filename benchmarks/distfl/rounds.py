@@ -60,7 +60,7 @@ class Watch(Distfl):
             answers = responses(copy.deepcopy(module), spec.layout, self._uploads(cohort, rows, spec), x, afresh)
             matrix, state = divergences(answers), STATES.setdefault(way, {})
             own: Any = SimpleNamespace(spec=spec, state=state)
-            found = self._found(matrix.numpy(), cohort.clients, cohort.version, own)
+            found = self._search(matrix.numpy(), cohort.clients, cohort.version, own)
             SEEN.setdefault(way, []).append((matrix, found))
         return [0] * len(rows)
 

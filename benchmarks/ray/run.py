@@ -149,7 +149,7 @@ def memory(rounds: int) -> list[dict[str, float]]:
     samples: list[dict[str, float]] = []
     sent = {"down": 0, "up": 0, "saved": 0}
     real_commit, real_packed, real_serve = RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks
-    real_given = StateActors._given
+    real_given = StateActors._fetched
 
     def packed(self: RayWorkerPool, shares: Any) -> Any:
         chunks = real_packed(self, shares)
@@ -181,7 +181,7 @@ def memory(rounds: int) -> list[dict[str, float]]:
             samples.append(row | actors | state_actors | {name: count / 2**20 for name, count in sent.items()})
 
     RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks = commit, packed, carry_out  # type: ignore[method-assign]
-    StateActors._given = given  # type: ignore[method-assign]
+    StateActors._fetched = given  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as place:
         piebald.run(
             piebald.methods.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),

@@ -83,14 +83,14 @@ def sentences(clients: Sequence[ClientGain], chosen: str, points: Callable[[floa
     if not scored:
         return []
 
-    def said(client: ClientGain) -> str:
+    def sentence_of(client: ClientGain) -> str:
         notes = [] if client.rows is None else [f"{client.rows:,} test rows"]
         notes += [] if client.error is None else [f"standard error {points(client.error, False)}"]
         return f"{client.client} {points(client.gain or 0.0, True)}" + (f" ({', '.join(notes)})" if notes else "")
 
     if len(scored) <= MOST:
         lines = [f"Each client on its own test rows, {chosen} against the client alone:"]
-        lines += [f"  {said(client)}" for client in scored]
+        lines += [f"  {sentence_of(client)}" for client in scored]
     else:
         lines = [f"{len(scored):,} clients on their own test rows, {chosen} against each client alone:"]
         better = sum((client.gain or 0.0) > 0 for client in scored)

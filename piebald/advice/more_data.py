@@ -79,7 +79,7 @@ def more_data(
                 reasons.setdefault(kind, reason)
             else:
                 by_share[share] = scored
-    return [_more(kind, by_share, reasons.get(kind, ""), chosen) for kind, by_share in scores.items()], cost
+    return [_effect_of_more(kind, by_share, reasons.get(kind, ""), chosen) for kind, by_share in scores.items()], cost
 
 
 def _room(budget: Budget, spent: Cost, rounds: int) -> bool:
@@ -121,7 +121,7 @@ def _with_part(
     return "", Scores(scores.values, [runs.names[number] for number in numbers], [seed]), cost
 
 
-def _more(kind: str, by_share: Mapping[float, Scores], reason: str, chosen: Runner) -> More:
+def _effect_of_more(kind: str, by_share: Mapping[float, Scores], reason: str, chosen: Runner) -> More:
     """Return the effect of doubling a part of the rows or clients."""
     half, quarter = (by_share.get(share) for share in PARTS)
     if half is None:

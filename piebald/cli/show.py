@@ -158,7 +158,7 @@ def data(
         return _show(source, partition, options, fleet=fleet, model=model, out=out)
     if options.sets or out or fleet or model or client or target:
         raise SettingError("--set, --fleet, --model and --out need a partition: add --partition KIND")
-    listing = [_about(data_set, name is None) for data_set in data_sets.names() if name in (None, data_set)]
+    listing = [_properties(data_set, name is None) for data_set in data_sets.names() if name in (None, data_set)]
     if options.as_json:
         print_json(listing)
     elif name is None:
@@ -197,7 +197,7 @@ def version(options: SharedOptions) -> None:
         print(__version__)
 
 
-def _about(name: str, only_local: bool) -> dict[str, Any]:
+def _properties(name: str, only_local: bool) -> dict[str, Any]:
     """Return the properties of a data set, or the reason why it cannot be loaded."""
     from piebald import data as data_sets
     from piebald.data.sets.download import forbidden

@@ -301,7 +301,7 @@ def _print(answer: FederatedStatistics) -> None:
             for name, column in columns_of_client.items()
         ]
         print_narrow(["column", "count", "missing", "mean", "sd"], lines_of_client)
-    print("\n" + _said(answer))
+    print("\n" + _accuracy_notes(answer))
 
 
 def _spread(column: Any) -> tuple[float | None, float | None]:
@@ -309,7 +309,7 @@ def _spread(column: Any) -> tuple[float | None, float | None]:
     return plain["mean"], plain["deviation"]
 
 
-def _said(answer: FederatedStatistics) -> str:
+def _accuracy_notes(answer: FederatedStatistics) -> str:
     """Return sentences about how exact the numbers are, and what was spent for them."""
     rows = "" if answer.rows is None else f"{sum(answer.rows):,} rows of "
     lines = [f"{rows}{len(answer.clients)} clients, {answer.mode}."]

@@ -230,7 +230,7 @@ def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
         return Any
 
 
-def _other(value: Any) -> Any:
+def _refuse_builtin_container(value: Any) -> Any:
     """Refuse built-in containers, whose entries are checked elsewhere; those of other containers are not."""
     if isinstance(value, str | bytes | bytearray | list | tuple | dict):
         raise PydanticCustomError("entries", "has other entries")
@@ -248,8 +248,8 @@ def _instance(kind: type) -> Any:
     return Annotated[Any, AfterValidator(be)]
 
 
-_OTHER_SEQUENCE: Any = Annotated[_instance(collections.abc.Sequence), AfterValidator(_other)]
-_OTHER_MAPPING: Any = Annotated[_instance(collections.abc.Mapping), AfterValidator(_other)]
+_OTHER_SEQUENCE: Any = Annotated[_instance(collections.abc.Sequence), AfterValidator(_refuse_builtin_container)]
+_OTHER_MAPPING: Any = Annotated[_instance(collections.abc.Mapping), AfterValidator(_refuse_builtin_container)]
 
 
 def strict(annotation: Any) -> Any:

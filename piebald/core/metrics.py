@@ -57,14 +57,14 @@ class _Accumulated:
 
     def reset(self) -> None:
         """Forget all examples."""
-        self._seen: list[tuple[Tensor, Any]] = []
+        self._batches: list[tuple[Tensor, Any]] = []
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Add examples: what the model returned, and the targets."""
-        self._seen.append((logits(outputs).detach(), targets))
+        self._batches.append((logits(outputs).detach(), targets))
 
     def _all(self) -> tuple[Tensor, Any]:
-        outputs, targets = zip(*self._seen, strict=True)
+        outputs, targets = zip(*self._batches, strict=True)
         return torch.cat(outputs), joined(targets)
 
 

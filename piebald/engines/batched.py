@@ -233,10 +233,10 @@ class _BatchedRun:
         layout, self.spans = module.rest
         rest = dataclasses.replace(
             run,
-            model=self._own(run.model),
-            prox_center=None if run.prox_center is None else self._own(run.prox_center),
-            correction=None if run.correction is None else self._own(run.correction),
-            state={name: self._own(vector) for name, vector in run.state.items() if name != "step"}
+            model=self._outside_factored(run.model),
+            prox_center=None if run.prox_center is None else self._outside_factored(run.prox_center),
+            correction=None if run.correction is None else self._outside_factored(run.correction),
+            state={name: self._outside_factored(vector) for name, vector in run.state.items() if name != "step"}
             | {name: vector for name, vector in run.state.items() if name == "step"},
         )
         self.run = rows_of(rest, order)
@@ -257,7 +257,7 @@ class _BatchedRun:
         self.ahead: _Ahead | None = None
         self.places: Tensor | None = None
 
-    def _own(self, matrix: Tensor) -> Tensor:
+    def _outside_factored(self, matrix: Tensor) -> Tensor:
         """The columns of a [c, p] matrix outside of factored layers."""
         if isinstance(matrix, FactoredVectors):
             if list(matrix.spans) == self.spans:

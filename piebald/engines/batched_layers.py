@@ -284,9 +284,9 @@ class BatchNorm(Layer):
     """Batch norm over each client's rows, with separate running statistics for each client."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.each(x, self._one, "running_mean", "running_var", "weight", "bias")
+        return self.each(x, self._of_client, "running_mean", "running_var", "weight", "bias")
 
-    def _one(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _of_client(self, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         layer: Any = self.original[0]
         x = x if x.device.type == "cpu" else rows_first(x)
         return functional.batch_norm(x, mean, var, weight, bias, self.training, layer.momentum, layer.eps)

@@ -49,21 +49,21 @@ class CohortCopies:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._kept: dict[int, tuple[Tensor, Tensor]] | None = (
+        self._copies: dict[int, tuple[Tensor, Tensor]] | None = (
             None  # by id: the tensor, which keeps its id, and its copy
         )
 
     def of(self, tensor: Tensor) -> Tensor:
         """A tensor of the host on the device."""
-        if self._kept is None or tensor.device == self.device:
+        if self._copies is None or tensor.device == self.device:
             return moved(tensor, self.device)
-        if id(tensor) not in self._kept:
-            self._kept[id(tensor)] = (tensor, moved(tensor, self.device))
-        return self._kept[id(tensor)][1]
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = (tensor, moved(tensor, self.device))
+        return self._copies[id(tensor)][1]
 
     def __enter__(self) -> Self:
-        self._kept = {}
+        self._copies = {}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kept = None
+        self._copies = None

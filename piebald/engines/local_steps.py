@@ -65,7 +65,7 @@ class _StepSlopes:
         self._clients = [stack.clients[row] for row in rows]
         self._rng_versions = [stack.rng_versions[row] for row in rows]
         self.loss: Tensor | float = 0.0
-        self._asked = False
+        self._has_gradients = False
         self.trained = torch.zeros(engine.work.layout.size, dtype=torch.bool, device=engine.device)
         for span in engine.work.layout.trained:
             self.trained[span] = True
@@ -78,6 +78,6 @@ class _StepSlopes:
         )  # fmt: skip
         with torch.enable_grad():
             end = self._engine.run_sgd(run)
-        if not self._asked:
-            self.loss, self._asked = end.loss, True
+        if not self._has_gradients:
+            self.loss, self._has_gradients = end.loss, True
         return Slope(-to_dense(end.state["velocity"]), torch.where(self.trained, model, to_dense(end.model)))

@@ -26,7 +26,7 @@ class LossScale:
         self.factor = torch.full((), initial, dtype=torch.float32, device=device)
         self.skipped = 0
         self._sound = torch.zeros((), dtype=torch.int32, device=device)  # steps in a row
-        self._found = torch.zeros((), dtype=torch.float32, device=device)  # 1 where something was not finite
+        self._not_finite = torch.zeros((), dtype=torch.float32, device=device)  # 1 where something was not finite
 
     @classmethod
     def of(cls, passes: PassSettings, device: torch.device) -> LossScale | None:
@@ -37,12 +37,12 @@ class LossScale:
         """Divide a step's gradients by the factor, in place, and look whether all of them are finite."""
         wide = self.factor.to(float64_device(self.factor.device)).double()
         inverse = wide.reciprocal().float().to(self.factor.device)
-        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._found, inverse)
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._not_finite, inverse)
 
     def takes_step(self) -> bool:
         """Return whether the step can be made, after its last `unscale`; the factor is then that of the next step."""
-        torch._amp_update_scale_(self.factor, self._sound, self._found, _GROWTH, _BACKOFF, _INTERVAL)
-        sound = not bool(self._found)
-        self._found.zero_()
+        torch._amp_update_scale_(self.factor, self._sound, self._not_finite, _GROWTH, _BACKOFF, _INTERVAL)
+        sound = not bool(self._not_finite)
+        self._not_finite.zero_()
         self.skipped += not sound
         return sound

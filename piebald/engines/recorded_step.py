@@ -191,7 +191,7 @@ class Lane:
         self.device, self.notes, self.recorder = device, notes, make(device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
         self._replays: dict[StepForm, Step] = {}
-        self._taken = Counter[StepForm]()
+        self._times_taken = Counter[StepForm]()
         self._refused = set[StepForm]()
 
     def step(
@@ -212,10 +212,10 @@ class Lane:
         if (replay := self._replays.get(form)) is not None:
             replay()
             return
-        if form not in self._taken and len(self._taken) == _MOST_COUNTED:
+        if form not in self._times_taken and len(self._times_taken) == _MOST_COUNTED:
             self.forget()  # a form holds what its steps need
-        self._taken[form] += 1
-        count = self._taken[form]
+        self._times_taken[form] += 1
+        count = self._times_taken[form]
         if not self.recorder.records or count <= WARM_UP or count + planned < WORTH or form in self._refused:
             step()
         else:
@@ -280,13 +280,13 @@ class Lane:
     @property
     def settled(self) -> bool:
         """True if all forms of steps are recorded that have been taken and will be, if they are taken again."""
-        waiting = (form for form in self._taken if form not in self._replays and form not in self._refused)
-        return not self.recorder.records or all(self._taken[form] > WORTH for form in waiting)
+        waiting = (form for form in self._times_taken if form not in self._replays and form not in self._refused)
+        return not self.recorder.records or all(self._times_taken[form] > WORTH for form in waiting)
 
     def forget(self) -> None:
         """Free all recordings."""
         self._replays.clear()
-        self._taken.clear()
+        self._times_taken.clear()
         self.recorder.close()
 
 

@@ -182,7 +182,7 @@ class _PlainPoint:
 
     def __init__(self, client: ReferenceClient, set_gradients: Callable[[], float], hidden: Hidden) -> None:
         self._client, self._set_gradients, self.hidden = client, set_gradients, hidden
-        self._asked = False
+        self._has_gradients = False
 
     def gradients(self, away: Iterable[Tensor] | None = None) -> Gradients:
         """See `contracts.StepPoint`."""
@@ -192,9 +192,9 @@ class _PlainPoint:
             for parameter, distance in zip(parameters, away or (), strict=away is not None):
                 parameter.add_(distance[0])
         loss = self._set_gradients()
-        if self._asked or away is not None:
+        if self._has_gradients or away is not None:
             module.load_state_dict(before)
-        self._asked, scale = True, self._client.scaler.get_scale()
+        self._has_gradients, scale = True, self._client.scaler.get_scale()
         gradients = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
             for parameter in parameters

@@ -201,7 +201,7 @@ def batches(
     """
     # before rows are left out: it leaves them out itself
     planned = planned_steps(places, config, mixes)
-    if (visible := _seen(len(places), config)) is not None:
+    if (visible := _visible_rows(len(places), config)) is not None:
         drawn = permutation(len(places), "share", *rng_key)
         places = places[drawn[:visible]]
     count = len(places)
@@ -255,7 +255,7 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | No
     """Return how many batches `batches` makes of a client's rows."""
     if only is not None:
         return int(only < planned_steps(places, config, mixes))
-    visible = _seen(len(places), config)
+    visible = _visible_rows(len(places), config)
     count = len(places) if visible is None else visible
     if count == 0 or config.steps is not None:
         return config.steps or 0 if count else 0
@@ -263,7 +263,7 @@ def planned_steps(places: Places, config: SgdConfig, mixes: bool, only: int | No
     return config.epochs * (math.ceil(count / config.step_rows) - lone)
 
 
-def _seen(count: int, config: SgdConfig) -> int | None:
+def _visible_rows(count: int, config: SgdConfig) -> int | None:
     """Return how many of a client's rows a run sees, None for all in their order."""
     visible = config.step.seen(count)
     return None if visible is None else min(count, visible)

@@ -55,7 +55,7 @@ class VmappedEngine(SequentialEngine):
     def compile(self) -> None:
         """See `SequentialEngine.compile`; runs that are computed as that engine does are compiled as well."""
         super().compile()
-        self._compiled = compiled(vmap(self._one), self.traits, self.device, self.recorded)
+        self._compiled = compiled(vmap(self._client_loss), self.traits, self.device, self.recorded)
 
     def run_sgd(self, run: SgdRun) -> SgdOutcome:
         alone = self.traits.random or self.padded or run.config.passes.alone or self.refusal is not None
@@ -392,7 +392,7 @@ class VmappedEngine(SequentialEngine):
     ) -> Tensor:
         """The mean loss [c] of each client's batch of rows [c, b, ...]."""
         self.module.train()
-        forward: Callable[..., Tensor] = self._one
+        forward: Callable[..., Tensor] = self._client_loss
         with self.precision(passes, vectorized=True):
             if keys is None:
                 losses = (self._compiled or vmap(forward))(tensors, rows.x, rows.y)
@@ -449,7 +449,7 @@ class VmappedEngine(SequentialEngine):
             summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
         return losses / counts.sum(1).clamp(min=1), summed
 
-    def _one(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+    def _client_loss(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         return self.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
 
     def step(

@@ -93,11 +93,11 @@ class GivenModels:
                 raise SettingError(
                     f"clients' models must have outputs of one shape, got {list(spec.outputs)} and {list(outputs)}"
                 )
-            models.append(ClientModel(kept(module), layout, layout.flatten(module), outputs))
+            models.append(ClientModel(copied_for_run(module), layout, layout.flatten(module), outputs))
         return ClientModels(tuple(models), tuple(number - 1 if number else None for number in self.numbers))
 
 
-def kept(module: nn.Module) -> nn.Module:
+def copied_for_run(module: nn.Module) -> nn.Module:
     """Return a copy for the run, since the user may change the module later; mapped weights of a file are shared."""
     return (copied(module) if isinstance(module, PretrainedNetwork) else copy.deepcopy(module)).cpu()
 
@@ -117,7 +117,7 @@ def outputs_of(module: nn.Module, rows: Rows) -> tuple[int, ...]:
         return ()  # a loss of the user's own may take other outputs
 
 
-def _made(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
+def _called_with_seed(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
     """Call a function of the seed, after a check of its signature: a class may need other arguments."""
     try:
         inspect.signature(function).bind(seed)
@@ -133,7 +133,7 @@ def _made(function: Callable[[int], nn.Module], seed: int) -> nn.Module:
 
 
 def _module(model: OneModel, seed: int) -> nn.Module:
-    module = model if isinstance(model, nn.Module) else _made(model, seed) if callable(model) else None
+    module = model if isinstance(model, nn.Module) else _called_with_seed(model, seed) if callable(model) else None
     if not isinstance(module, nn.Module):
         raise SettingError(
             f"model must be an nn.Module or a function of the seed that makes one, got {type(model).__name__}"

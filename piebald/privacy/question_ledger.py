@@ -111,12 +111,12 @@ class QuestionLedger:
     @property
     def counts(self) -> dict[str, int]:
         """The number of questions of each kind were answered about these rows, or some of them."""
-        return dict(Counter(question.kind for question in self._about()))
+        return dict(Counter(question.kind for question in self._about_these_rows()))
 
     @property
     def summary(self) -> str:
         """The same in words, with what was allowed when the last one of a kind was answered."""
-        most = {question.kind: question.most for question in self._about()}
+        most = {question.kind: question.most for question in self._about_these_rows()}
         return ", ".join(f"{kind} {count:,} of {most[kind]:,}" for kind, count in self.counts.items())
 
     def spend(
@@ -134,7 +134,7 @@ class QuestionLedger:
             SettingError: the count cannot be read or written.
         """
         with self._alone():
-            earlier = self._about()
+            earlier = self._about_these_rows()
             if any((answer.kind, answer.question, answer.rows) == (kind, question, self.rows) for answer in earlier):
                 return False
             if (so_far := sum(answer.kind == kind for answer in earlier)) >= most:
@@ -157,7 +157,7 @@ class QuestionLedger:
         key = hashlib.blake2b(question.encode(), key=bytes.fromhex(self._secret), digest_size=32)
         return NoiseSource(key.digest())
 
-    def _about(self) -> list[CountedQuestion]:
+    def _about_these_rows(self) -> list[CountedQuestion]:
         """Return what was asked about these rows, or some of them."""
         return [
             question

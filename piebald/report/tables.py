@@ -252,7 +252,7 @@ class History:
             f"SELECT client, value, max(version) FROM ({_JUDGED}) WHERE version <= ? GROUP BY client ORDER BY client",
             self.metric,
             self.split,
-            self._kept,
+            self._final_version,
         )
         return {row["client"]: row["value"] for row in last}
 
@@ -263,12 +263,12 @@ class History:
             "SELECT value FROM score WHERE metric = ? AND client IS NULL AND model = 'global' AND value IS NOT NULL"
             " AND version <= ? ORDER BY version DESC LIMIT 1",
             self.metric,
-            self._kept,
+            self._final_version,
         )
         return rows[0]["value"] if rows else None
 
     @property
-    def _kept(self) -> int:
+    def _final_version(self) -> int:
         """The version that the run ended with; later evaluations do not count."""
         return _NO_LIMIT if self.best is None else self.best
 
@@ -336,7 +336,7 @@ class History:
         """
         done = self._store.query(
             "SELECT DISTINCT client FROM result WHERE kind = 'train' AND status IN ('ok', 'excluded') AND version <= ?",
-            self._kept,
+            self._final_version,
         )
         return {row["client"] for row in done} or set(self.per_client)
 

@@ -133,7 +133,7 @@ def execute(
         server.run()
         if notes := getattr(runtime, "step_notes", None):
             store.set_meta(recorded_steps=dict(notes))
-        version, models = _kept(store, server)
+        version, models = _final_models(store, server)
         chosen: dict[int, Tensor] = {}
         if plan.work.choice is not None and plan.runtime.simulates:  # else each site does it
             chosen = choose(
@@ -160,7 +160,7 @@ def _score(step: RoundProgress, metric: str) -> str:
     return "" if score is None else f"{metric} {score:.3f}"
 
 
-def _kept(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
+def _final_models(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapshot]:
     """The version that the run ends with, and its global models."""
     best = server.best
     if best.version is None:

@@ -158,7 +158,7 @@ def inherit(finished: FinishedRun, recipe: Recipe, work: ClientWork, clients: Cl
     )
     if states:
         kinds = [*kinds, f"the state of {len(states)} clients"]
-    return Inheritance(checkpoint, _about(finished, kinds, sorted(set(names) - set(before)), body), body)
+    return Inheritance(checkpoint, _origin_of(finished, kinds, sorted(set(names) - set(before)), body), body)
 
 
 def hand_out(taken: Checkpoint, runtime: Any) -> None:
@@ -172,7 +172,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     return {"values": json.dumps(dict(checkpoint.values), sort_keys=True)}
 
 
-def _about(finished: FinishedRun, kinds: Sequence[str], newcomers: Sequence[str], body: bytes) -> dict[str, Any]:
+def _origin_of(finished: FinishedRun, kinds: Sequence[str], newcomers: Sequence[str], body: bytes) -> dict[str, Any]:
     meta, before = finished.meta, finished.meta.get("lineage") or {}
     return {
         "run": meta.get("id"),  # folders of earlier versions have none

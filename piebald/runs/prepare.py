@@ -21,7 +21,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.contracts.component import build
 from piebald.contracts import Clients, HasServerRows, RowsAtSites
 from piebald.core.errors import SettingError
-from piebald.experiments.run_models import GivenModels, kept, outputs_of
+from piebald.experiments.run_models import GivenModels, copied_for_run, outputs_of
 from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
@@ -241,7 +241,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     initial = layout.flatten(module)
     # Refuses a model with room for fewer clients.
     recipe.sharing.initial_private(initial[layout.shared :], layout, len(clients) - 1)
-    module = kept(module)
+    module = copied_for_run(module)
     shape, outputs = pytree.form(rows.x), outputs_of(module, rows)
     public = public_rows_of(clients)
     count, digest = 0 if public is None else len(public), rows_digest(public)

@@ -58,7 +58,7 @@ class EvaluationPlan:
 
     def queries(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The clients that are asked at every evaluation out of `known`, each with its query."""
-        clients = self._asked(known, seed)
+        clients = self._evaluated_clients(known, seed)
         pairs = [(client, self.query) for client in clients]
         if self.validate is not None and self.validate != self.query:
             pairs += [(client, self.validate) for client in clients]
@@ -66,9 +66,9 @@ class EvaluationPlan:
 
     def counting(self, known: int, seed: int) -> list[tuple[int, Query]]:
         """The same clients, each with the query about classes; none where nothing is counted."""
-        return [] if self.count is None else [(client, self.count) for client in self._asked(known, seed)]
+        return [] if self.count is None else [(client, self.count) for client in self._evaluated_clients(known, seed)]
 
-    def _asked(self, total: int, seed: int) -> Sequence[int]:
+    def _evaluated_clients(self, total: int, seed: int) -> Sequence[int]:
         return range(total) if self.clients is None else select(range(total), self.clients, "measure", seed)
 
 

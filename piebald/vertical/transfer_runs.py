@@ -87,10 +87,10 @@ def run(
             )
         if settings.runtime.credentials is not None:
             raise SettingError("credentials belong to one party: choose it with --party source or --party target")
-        _tell_exposure(settings, _both(settings), tell)
+        _tell_exposure(settings, _load_parties(settings), tell)
         _two_processes(settings, folder, watch)
         return result(folder)
-    holdings = holdings or _both(settings)
+    holdings = holdings or _load_parties(settings)
     _tell_exposure(settings, holdings, tell)
     return _two_threads(settings, holdings, folder, watch)
 
@@ -133,7 +133,7 @@ def run_party(
     """
     folder = Path(out)
     open_own_channel = _channel_opener(role, settings.runtime, folder)
-    shared, data = _secret(), _one(settings, role)
+    shared, data = _secret(), _load_party(settings, role)
     data.check(role, settings)
     write_settings(folder, settings)
     if not simulated:
@@ -184,14 +184,14 @@ def _tell_exposure(settings: TransferSettings, data: Mapping[Role, PartyHolding]
             tell(sentence)
 
 
-def _one(settings: TransferSettings, role: Role) -> PartyHolding:
+def _load_party(settings: TransferSettings, role: Role) -> PartyHolding:
     """Load one party's data, without reading the other party's file."""
     if settings.files is not None:
         return table_files.load(settings.files, role, settings.data.test, settings.seed, settings.method.hides_rows)
     return party_data.load(settings.data, settings.seed)[role]
 
 
-def _both(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
+def _load_parties(settings: TransferSettings) -> Mapping[Role, PartyHolding]:
     if settings.files is not None:
         return table_files.both(settings.files, settings.data.test, settings.seed, settings.method.hides_rows)
     return party_data.load(settings.data, settings.seed)

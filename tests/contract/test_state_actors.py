@@ -312,7 +312,7 @@ def three(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 INTERRUPTIONS = {
     "a chunk is sent": (RayWorkerPool, "_send", 8),
     "a result counts": (StateActors, "settle", 5),
-    "a checkpoint reads what changed": (StateActors, "_given", 3),
+    "a checkpoint reads what changed": (StateActors, "_fetched", 3),
     "actors write": (RayWorkerPool, "_serve_chunks", 6),
 }
 

@@ -146,7 +146,7 @@ def test_the_choice_leaves_nothing_and_says_nothing(case: str, tmp_path: Path, m
     assert (folder / "site-1" / "model.safetensors").exists()
     for kept in (name, "model.safetensors"):
         assert os.stat(folder / "site-1" / kept).st_mode & 0o077 == 0
-    assert site_choice.left(folder / "site-1" / "state") == []
+    assert site_choice.pending_choices(folder / "site-1" / "state") == []
 
 
 def test_a_site_that_is_stopped_meanwhile_chooses_when_it_starts_again(tmp_path: Path, monkeypatch: Any) -> None:
@@ -247,7 +247,7 @@ def _record(sites: Sites, client: int) -> dict[str, Any]:
 
     path = sites.folder / SITES[client] / CHOSEN
     left = sites.folder / SITES[client] / "state"
-    until(lambda: path.exists() and not site_choice.left(left))
+    until(lambda: path.exists() and not site_choice.pending_choices(left))
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 
@@ -263,4 +263,4 @@ def test_sites_on_this_machine_have_chosen_when_the_run_returns(tmp_path: Path) 
     assert run.choices == []
     for name in SITES:
         assert json.loads((tmp_path / "sites" / name / CHOSEN).read_text())["rows"] == 20
-        assert site_choice.left(tmp_path / "sites" / name / "state") == []
+        assert site_choice.pending_choices(tmp_path / "sites" / name / "state") == []

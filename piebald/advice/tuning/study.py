@@ -179,7 +179,7 @@ class Study:
             if rung == self.runs.rungs[-1]:
                 study.tell(trial, mean)
             elif trial.should_prune() and not is_kept:
-                reason = self._why(study, trial.number, rung)
+                reason = self._drop_reason(study, trial.number, rung)
                 return self._drop(study, trial, f"{name}: dropped, {reason}", reason)
         return None
 
@@ -209,7 +209,7 @@ class Study:
         study.tell(trial, state=TrialState.PRUNED)
         self.say(line)
 
-    def _why(self, study: optuna.Study, number: int, rung: int) -> str:
+    def _drop_reason(self, study: optuna.Study, number: int, rung: int) -> str:
         """Return the reason why a trial was dropped: its lag behind the trial that shows it most clearly."""
         trials = {entry.number: entry for entry in study.get_trials(deepcopy=False)}
         scores_by_number = {place: self._scores_of(entry, rung) for place, entry in trials.items()}

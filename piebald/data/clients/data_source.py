@@ -72,7 +72,7 @@ class DataSource(BaseModel):
     public: str | None = None
 
     @model_validator(mode="after")
-    def _check_one(self) -> Self:
+    def _check_name_or_source(self) -> Self:
         alone = self.name is None and self.source is None and self.public is not None  # the sites have their rows
         if (self.name is None) == (self.source is None) and not alone:
             raise ValueError("give the name of a data set, or a source of your own, and not both")

@@ -91,8 +91,8 @@ class Partition(Component):
             out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), group)
             train, test = train[~out], train[out]
             validation /= 1 - self.test  # a share of all rows, of which some have just been held out
-        server_rows, train = self._kept(data, train, "server_rows", self.server_rows, "centre")
-        public_rows, train = self._kept(data, train, "public_rows", self.public_rows, "public")
+        server_rows, train = self._set_aside(data, train, "server_rows", self.server_rows, "centre")
+        public_rows, train = self._set_aside(data, train, "public_rows", self.public_rows, "public")
         client, names = self._dealt(data, train)
         lists = Lists.of(client, len(names), train)  # rows of nobody are dropped
         if not lists.sizes.all():
@@ -209,7 +209,9 @@ class Partition(Component):
         is_test = np.isin(limited, data.test)
         return np.sort(limited[~is_test]), np.sort(limited[is_test])
 
-    def _kept(self, data: DataSet, train: Ints, setting: str, count: int, rng_key: str) -> tuple[Ints | None, Ints]:
+    def _set_aside(
+        self, data: DataSet, train: Ints, setting: str, count: int, rng_key: str
+    ) -> tuple[Ints | None, Ints]:
         """The rows that a setting keeps from being dealt, and those that are left."""
         if not count:
             return None, train

@@ -207,7 +207,7 @@ class RunTerms(BaseModel):
         """Refuse public rows that are not the server's.
 
         Args:
-            digest: of this site's, see `public_rows.rows_digest`.
+            digest: of this site's, see `contracts.data.rows_digest`.
 
         Raises:
             SettingError: they have another digest.

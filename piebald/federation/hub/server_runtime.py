@@ -229,7 +229,7 @@ class FederationServer:
         patience = timeouts.patience if timeouts.wait_for is None else float("inf")
         until, warn_at = time.monotonic() + patience, time.monotonic() + 5  # the heartbeat repeats it
         with self._changed:
-            while len(present := self.shared.ready_clients()) < self._wanted() and not (
+            while len(present := self.shared.ready_clients()) < self._sites_to_begin_with() and not (
                 present and time.monotonic() > until
             ):
                 if time.monotonic() > warn_at:
@@ -257,7 +257,7 @@ class FederationServer:
                 "max_examples and max_weight limit that", name, f"{stated[name]:,}", f"{sum(stated.values()):,}",
             )  # fmt: skip
 
-    def _wanted(self) -> int:
+    def _sites_to_begin_with(self) -> int:
         """Return the number of sites that must be present before the first task.
 
         Raises:

@@ -345,7 +345,7 @@ class _Guarded:
             return PlainTextResponse("this page is read under the name localhost\n", 421)
         if scope["path"] == "/healthz" or not self._token.needed:
             return None
-        token, address = _given(headers), (scope.get("client") or ("an unknown address",))[0]
+        token, address = _token_of(headers), (scope.get("client") or ("an unknown address",))[0]
         if token is not None and (wait := self._wrong.wait(address)):
             later = {"Retry-After": str(math.ceil(wait))}
             return PlainTextResponse("too many wrong tokens: try again later\n", 429, headers=later)
@@ -358,7 +358,7 @@ class _Guarded:
         return PlainTextResponse("a token is needed\n", 401, headers=challenge)
 
 
-def _given(headers: Mapping[str, str]) -> str | None:
+def _token_of(headers: Mapping[str, str]) -> str | None:
     """Return the token that a request brings, as Bearer or as the password of Basic; None where it brings none."""
     kind, _, credential = headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":

@@ -224,7 +224,7 @@ class FederationClient:
 
     def _choose(self) -> None:
         """Make the choices among models that are to be made, of this run and of those before."""
-        for path in site_choice.left(self.credentials.folder / "state"):
+        for path in site_choice.pending_choices(self.credentials.folder / "state"):
             try:
                 prepared = self._prepare(site_choice.terms_of(path))
                 site_choice.make(path, TaskRunner(prepared, self._policy, self._device), self.credentials.folder)

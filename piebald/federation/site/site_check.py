@@ -50,7 +50,7 @@ def check_site(work: SiteWork, patience: float = _PATIENCE) -> list[Check]:
     checks = site_machine(work)
     if checks[0].fine is False:
         return checks
-    return [*checks[:-1], *_asked(work, checks[-1], patience), *_questions(work, checks[-1])]
+    return [*checks[:-1], *_checked_with_server(work, checks[-1], patience), *_questions(work, checks[-1])]
 
 
 def _proxy(work: SiteWork) -> list[Check]:
@@ -122,7 +122,7 @@ def described(clients: Clients, number: int) -> str:
     return f"{sizes}; {', '.join(shown)}{f' and {len(of) - 10} more classes' if len(of) > 10 else ''}"
 
 
-def _asked(work: SiteWork, rows: Check, patience: float) -> list[Check]:
+def _checked_with_server(work: SiteWork, rows: Check, patience: float) -> list[Check]:
     """Check that the server answers, and that this site meets its terms."""
     credentials = work.credentials
     address = f"{credentials.host}:{credentials.port}"

@@ -45,7 +45,7 @@ def leave(store: ClientStore, terms: bytes, version: int, models: Mapping[str, T
     write_private(store.folder / LEFT, save(tensors, metadata))
 
 
-def left(folder: Path) -> list[Path]:
+def pending_choices(folder: Path) -> list[Path]:
     """The choices that are to be made; `folder` has a folder for each run."""
     return sorted(folder.glob(f"*/{LEFT}"))
 

@@ -68,7 +68,7 @@ class SiteSettings(BaseModel):
 
     @field_validator("device")
     @classmethod
-    def _found(cls, name: str) -> str:
+    def _existing_device(cls, name: str) -> str:
         return device_named(name)
 
     @classmethod

@@ -259,7 +259,7 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
     path, colon, function = source.source.rpartition(":")
     if colon and path.endswith(".py"):
         load = loader(folder / path, function)
-        return _own(load, f"{path}:{function}")
+        return _run_user_code(load, f"{path}:{function}")
     if colon:
         search(folder)
         return source.model_copy(update={"source": USERS.mark(source.source)}).read()
@@ -379,14 +379,14 @@ def loader(path: Path, name: str) -> Callable[[], Any]:
         raise SettingError(f"there is no file {str(path)!r} to load the site's data with")
     module = importlib.util.module_from_spec(spec)
     execute = spec.loader.exec_module
-    _own(lambda: execute(module), str(path))
+    _run_user_code(lambda: execute(module), str(path))
     function_of_file = getattr(module, name, None)
     if not callable(function_of_file):
         raise SettingError(f"{path} has no function {name!r}: name one that returns (x, y)")
     return function_of_file  # type: ignore[no-any-return]
 
 
-def _own(call: Callable[[], Any], reference: str) -> Any:
+def _run_user_code(call: Callable[[], Any], reference: str) -> Any:
     """Run the site's own code; what it raises, and that it ends the process, becomes one sentence."""
     try:
         return call()

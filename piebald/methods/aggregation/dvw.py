@@ -58,7 +58,7 @@ class Dvw(Linear):
             evaluators = select(evaluators, self.evaluators, "evaluators", context.spec.seed, context.version)
         query = Validate(classes=classes)
         rows = range(len(cohort.updates))
-        answers_by_row = [self._own(cohort, row, query, evaluators, context) for row in rows]
+        answers_by_row = [self._self_evaluation(cohort, row, query, evaluators, context) for row in rows]
         evaluators_by_row = [
             [c for c in evaluators if not answers_by_row[row] or c != cohort.clients[row]] for row in rows
         ]
@@ -81,7 +81,7 @@ class Dvw(Linear):
         classes = _classes(spec)
         return Validate(classes=classes) if classes else None
 
-    def _own(
+    def _self_evaluation(
         self, cohort: Cohort, row: int, query: Validate, evaluators: Sequence[int], context: ServerContext
     ) -> list[Update]:
         """Return what came with an update about its own model, if it can be used and its client is among the

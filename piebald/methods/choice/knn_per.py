@@ -64,7 +64,7 @@ class KnnPer(OwnChoice):
 
     def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
         name, model = _own_model(inputs, context, trainer)
-        memories = [_known(outputs) for outputs in context.row_outputs(model, "train")]
+        memories = [_with_class(outputs) for outputs in context.row_outputs(model, "train")]
         outputs_by_client = context.row_outputs(model, "validation")
         choices = [self._chosen(*pair) for pair in zip(memories, outputs_by_client, strict=True)]
         metrics = {key: torch.tensor([choice[key] for choice in choices], dtype=torch.float64) for key in choices[0]}
@@ -113,7 +113,7 @@ class KnnPer(OwnChoice):
 
     def _chosen(self, memory: RowOutputs, queries: RowOutputs) -> dict[str, float]:
         """The best k and lam of one client, and whether they are better than the plain model by more than luck."""
-        queries = _known(queries)
+        queries = _with_class(queries)
         tries = [(k, lam) for k in self.k for lam in self.lam if lam] if len(memory.labels) else []
         losses = [functional.cross_entropy(queries.outputs, queries.labels, reduction="none")]
         for k in dict.fromkeys(k for k, _ in tries):
@@ -173,7 +173,7 @@ def _own_model(inputs: TrainInput, context: ClientContext, trainer: Trains) -> t
     return "cluster" if "global" in inputs.vectors else "global", inputs.model
 
 
-def _known(rows: RowOutputs) -> RowOutputs:
+def _with_class(rows: RowOutputs) -> RowOutputs:
     """The rows that have a class."""
     has_class = rows.labels >= 0
     return RowOutputs(rows.features[has_class], rows.outputs[has_class], rows.labels[has_class])

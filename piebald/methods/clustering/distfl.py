@@ -58,9 +58,9 @@ class Distfl(Clustering):
     (`divergence.unlikeness`), the mean over all rounds so far is taken, and average linkage is cut where the silhouette
     is best.  The cut is believed if the silhouette reaches `accept`, or if odd and even rounds, each by themselves,
     lead to the same clusters (adjusted Rand index from `agree` up); and, from twelve clients on, only if its clusters
-    explain more of the spread than those of one cloud would, by `deviations` (`one_cloud.evidence`).  Else there is one
-    cluster.  A far outlier, `far` times as far from its nearest client as others are from theirs, is a cluster of one.
-    Two or three clients have no spread to compare with: they are linked below a divergence of `apart`, from the second
+    explain more of the spread than those of one cloud would, by `deviations` (`cluster_evidence.evidence`).  Else there
+    is one cluster.  A far outlier, `far` times as far from its nearest client as others are from theirs, is a cluster of
+    one.  Two or three clients have no spread to compare with: they are linked below a divergence of `apart`, from the second
     grouping on.
 
     `find = "gap"` is the plain reading of the paper: this round's largest gap between sorted divergences.
@@ -203,14 +203,14 @@ class Distfl(Clustering):
         if not self._groups_at(cohort.version + 1):
             return [self.main_cluster(state) if number is None else number for number in before]
         began = time.perf_counter()
-        sound, far_rows = self._told_apart(cohort, context)
+        sound, far_rows = self._split_by_length(cohort, context)
         used = [int(number) for number in state.get("used", [0])]
         labels: dict[int, int] = {}
         if sound:
             synthesis, answers, module = self._knowledge(cohort, sound, context)
             matrix = divergences(answers)
             clients = [cohort.clients[row] for row in sound]
-            search = self._found(matrix.numpy(), clients, cohort.version, context)
+            search = self._search(matrix.numpy(), clients, cohort.version, context)
             names = tracked(search.labels, [before[row] for row in sound] if known else [0] * len(sound), used)
             names = self._with_absent(names, clients, search, answers, known, synthesis.x, module, context)
             labels = dict(zip(sound, names, strict=True))
@@ -234,7 +234,7 @@ class Distfl(Clustering):
 
     # -- who is compared
 
-    def _told_apart(self, cohort: Cohort, context: ServerContext) -> tuple[list[int], list[int]]:
+    def _split_by_length(self, cohort: Cohort, context: ServerContext) -> tuple[list[int], list[int]]:
         """Rows that count in the mean model, and rows whose model is far too long.
 
         Whole models are looked at, not changes: where one cluster has settled and another has not, changes differ by
@@ -303,7 +303,7 @@ class Distfl(Clustering):
 
     # -- who belongs together
 
-    def _found(self, matrix: Matrix, clients: Sequence[int], version: int, context: ServerContext) -> ClusterSearch:
+    def _search(self, matrix: Matrix, clients: Sequence[int], version: int, context: ServerContext) -> ClusterSearch:
         """Clusters of these clients, from this round's divergences [n, n] and the rounds before."""
         state = context.state
         if self.find == "gap":

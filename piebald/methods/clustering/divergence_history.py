@@ -115,7 +115,7 @@ def believed(
         cut: finds clusters from unlikeness [n, n] whose silhouette reaches a number.
         accept: the silhouette from which clusters are clear.
         least: agreement of the halves from which faint clusters are believed.
-        deviations: see `one_cloud.evidence`.
+        deviations: see `cluster_evidence.evidence`.
         rng: for the test.
     """
     if means.rounds == 1 and found.score < (1 + accept) / 2:

@@ -232,10 +232,10 @@ def listing() -> list[dict[str, Any]]:
 
 def _fields(named: _Named) -> dict[str, dict[str, Any]]:
     example = named.function()
-    return {field: _about(named, example, field, default) for field, default in named.defaults.items()}
+    return {field: _describe_setting(named, example, field, default) for field, default in named.defaults.items()}
 
 
-def _about(named: _Named, example: Recipe, field: str, default: Any) -> dict[str, Any]:
+def _describe_setting(named: _Named, example: Recipe, field: str, default: Any) -> dict[str, Any]:
     place = (named.trainer, field) if field in named.trainer.model_fields else home(example, field)
     if place is None:  # a setting that chooses a component has its choices in the function's own signature
         annotation = typing.get_type_hints(named.function)[field]

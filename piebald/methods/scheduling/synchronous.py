@@ -52,11 +52,11 @@ class Synchronous(Scheduler):
             return 0
         if self.sampling == "poisson":
             return view.idle
-        return min(view.idle, math.ceil(round(self.over_selection * self._wanted(view), 9)))
+        return min(view.idle, math.ceil(round(self.over_selection * self._cohort_size(view), 9)))
 
     def should_step(self, view: ServerView) -> bool:
         if view.outstanding and self.over_selection > 1.0:
-            return view.waiting >= self._wanted(view)
+            return view.waiting >= self._cohort_size(view)
         return view.requested > 0 and not view.outstanding and bool(view.waiting or view.failed)
 
     def asks_once(self) -> bool:
@@ -77,5 +77,5 @@ class Synchronous(Scheduler):
     def reject_reason(self, staleness: int) -> str | None:
         return "came after the round had ended" if staleness else None
 
-    def _wanted(self, view: ServerView) -> int:
+    def _cohort_size(self, view: ServerView) -> int:
         return cohort_size(self.cohort, view.available)

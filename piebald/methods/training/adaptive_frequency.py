@@ -102,7 +102,7 @@ class AdaptiveFrequency(Sgd):
         before = context.score(inputs.model, "validation", metrics=False)[0]["loss"]
         for _ in range(self.cycles):
             walked = context.run_sgd(end.model, self.sgd_config(inputs, self.epochs), state=end.state)
-            end = _where(tail.active, end, walked)
+            end = _merged_outcome(tail.active, end, walked)
             now = context.score(end.model, "validation", metrics=False)[0]["loss"]
             # written so that a loss that is not a number, as without validation rows, is a failure
             fell = (now < before) & (100 * (before - now) / before > least)
@@ -171,7 +171,7 @@ class _Tail:
         return (steps * (1 + self.rate)).float()
 
 
-def _where(active: Tensor, old: SgdOutcome, new: SgdOutcome) -> SgdOutcome:
+def _merged_outcome(active: Tensor, old: SgdOutcome, new: SgdOutcome) -> SgdOutcome:
     """The new end for those that still train, the old one for the others; losses are summed over steps."""
     rows = active.unsqueeze(1)
     state = {name: torch.where(rows, now, old.state.get(name, now)) for name, now in new.state.items()}

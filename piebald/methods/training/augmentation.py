@@ -229,18 +229,18 @@ def mixing(augmentations: Sequence[Augmentation]) -> str | None:
     return None
 
 
-def _made(value: Any) -> tuple[Component, ...]:
+def _built_list(value: Any) -> tuple[Component, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"must be a list like ['horizontal_flip'], got {shown(value)}")
-    return tuple(_one(value) for value in value)
+    return tuple(_built(value) for value in value)
 
 
-def _one(value: Any) -> Component:
+def _built(value: Any) -> Component:
     return build("augmentation", value)
 
 
 Augmentations = Annotated[
     tuple[Augmentation, ...],
-    BeforeValidator(_made),
+    BeforeValidator(_built_list),
     PlainSerializer(lambda augmentations: [augmentation.table() for augmentation in augmentations]),
 ]

@@ -62,8 +62,8 @@ def unsupported(groups: tuple[ParameterGroup, ...], spec: ModelSpec) -> str | No
     return None
 
 
-def _made(value: Any) -> tuple[ParameterGroup, ...]:
+def _built_groups(value: Any) -> tuple[ParameterGroup, ...]:
     return from_tables(ParameterGroup, value, _EXAMPLE)
 
 
-ParameterGroups = Annotated[tuple[ParameterGroup, ...], BeforeValidator(_made)]
+ParameterGroups = Annotated[tuple[ParameterGroup, ...], BeforeValidator(_built_groups)]

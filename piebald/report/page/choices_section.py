@@ -38,7 +38,7 @@ def section(comparison: Comparison) -> str:
 def headline(choices: Sequence[Mapping[str, Any]]) -> str:
     """Return the number of clients that took each model, in one sentence."""
     counts = Counter(str(choice["chosen"]) for choice in choices if choice["chosen"])
-    parts = [f"{count:,} {_taken(name)}" for name, count in counts.most_common()]
+    parts = [f"{count:,} {_choice_words(name)}" for name, count in counts.most_common()]
     return f"Of {wording.plural(len(choices), 'client')}, {', '.join(parts) or 'none has chosen'}"
 
 
@@ -59,7 +59,7 @@ def against_alone(choices: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _taken(name: str) -> str:
+def _choice_words(name: str) -> str:
     return f"took {WORDS[name]}".replace("its ", "their ")
 
 

@@ -220,7 +220,7 @@ class StateActors(ClientStateStore):
         """The state actors, once all of them are alive and know which results count."""
         for _ in range(_TRIES):
             references = [actor.settle.remote(self._outcomes) for actor in self.ring.state_actors]
-            if self._came(references):
+            if self._all_arrived(references):
                 for id, _, _ in self._outcomes:
                     del self._task_clients[id]
                 self._outcomes, self._begun = [], True
@@ -247,7 +247,9 @@ class StateActors(ClientStateStore):
         """
         for _ in range(_TRIES):
             state_actors = self.ring.state_actors
-            dead = [place for place, actor in enumerate(state_actors) if not self._came([actor.settle.remote([])])]
+            dead = [
+                place for place, actor in enumerate(state_actors) if not self._all_arrived([actor.settle.remote([])])
+            ]
             if not dead:
                 return
             for home in dead:
@@ -269,7 +271,7 @@ class StateActors(ClientStateStore):
         before = (place - 1) % count
         for home, source in ((place, (place + 1) % count), (before, before)):
             for piece in self._pieces(self._keys(home)):
-                if not self._came([new.put.remote(state_actors[source].give.remote(piece))]):
+                if not self._all_arrived([new.put.remote(state_actors[source].give.remote(piece))]):
                     self._connection.stop(new)  # an incomplete actor must not be taken for a complete one
                     return
 
@@ -303,10 +305,10 @@ class StateActors(ClientStateStore):
         """Entries by key, copied to this process; `clients` is the client of each key."""
         for home, keys in self.ring.at_home(clients.items()) if clients else ():
             for piece in self._pieces(keys):
-                for key, arrays in self._given(home, piece).items():
+                for key, arrays in self._fetched(home, piece).items():
                     yield key, {name: as_tensor(array).clone() for name, array in arrays.items()}
 
-    def _given(self, home: int, keys: Sequence[int]) -> Entries:
+    def _fetched(self, home: int, keys: Sequence[int]) -> Entries:
         for _ in range(_TRIES):
             arrived, entries = self._connection.answer(self.ring.state_actors[home].give.remote(keys))
             if arrived:
@@ -316,12 +318,12 @@ class StateActors(ClientStateStore):
 
     def _write(self, entries: Entries, clients: Mapping[int, int]) -> None:
         for _ in range(_TRIES):
-            if self._came(self.ring.write(entries, clients)):
+            if self._all_arrived(self.ring.write(entries, clients)):
                 return
             self.repair()
         raise _dying()
 
-    def _came(self, answers: Sequence[Any]) -> bool:
+    def _all_arrived(self, answers: Sequence[Any]) -> bool:
         """Return whether all answers came."""
         return all([self._connection.answer(reference)[0] for reference in answers])
 

@@ -140,7 +140,7 @@ class Simulation:
                 row |= {"examples": update.examples, "steps": update.steps, "metrics": dict(update.metrics)}
                 row |= {"norm": update.norm, "nbytes": update.nbytes}
                 tensors |= {f"event/{due.id}/vectors/{name}": part for name, part in update.vectors.items()}
-            tensors |= {f"secret/{event.task.client}/{n}": t for n, t in self._kept(event.task).items()}
+            tensors |= {f"secret/{event.task.client}/{n}": t for n, t in self._secrets_of(event.task).items()}
             if event.counts:
                 row["counts"] = True
                 tensors |= {f"event/{due.id}/state/{name}": part for name, part in held[due.id].items()}
@@ -214,7 +214,7 @@ class Simulation:
     def check_signature(self, client: int, text: bytes, signature: bytes) -> bool:
         return SimulatedSigner(self.work.seed, client).check(client, text, signature)
 
-    def _kept(self, task: Task) -> Mapping[str, Tensor]:
+    def _secrets_of(self, task: Task) -> Mapping[str, Tensor]:
         """Secrets that a checkpoint needs: between two server steps only clients at work are part of a sum."""
         return self._secrets.get(task.client, {})
 

@@ -234,7 +234,7 @@ class Simulator(Simulated):
 
     @field_validator("device")
     @classmethod
-    def _found(cls, name: str) -> str:
+    def _existing_device(cls, name: str) -> str:
         return device_named(name)
 
     @model_validator(mode="after")

@@ -66,7 +66,7 @@ class SiteTreeClients:
             SettingError: nobody answers.
         """
         query = TreesQuery(ask="sums", boosting=self._settings, **self._objective)
-        answers = self._asked(query, self.numbers)
+        answers = self._answers(query, self.numbers)
         pairs = zip(self.numbers, answers, strict=True)
         taking_part = [(number, answer) for number, answer in pairs if answer is not None]
         if not taking_part:
@@ -77,7 +77,7 @@ class SiteTreeClients:
     def grow(self, forest: Forest, start: Start, number: int, who: Sequence[int]) -> list[Forest | None]:
         """See `rounds.TreeClients`."""
         query = self._query(start, "grow", number, "train")
-        answers = self._asked(query, [self.numbers[client] for client in who], forest, number)
+        answers = self._answers(query, [self.numbers[client] for client in who], forest, number)
         for client, answer in zip(who, answers, strict=True):
             # a client could give its trees more weight than the start granted it
             if answer is not None and answer.examples > start.rows[client]:
@@ -87,7 +87,7 @@ class SiteTreeClients:
 
     def losses(self, forest: Forest, start: Start, split: Split) -> list[tuple[float, int] | None]:
         """See `rounds.TreeClients`."""
-        answers = self._asked(self._query(start, "loss", 0, split), self.numbers, forest)
+        answers = self._answers(self._query(start, "loss", 0, split), self.numbers, forest)
         return [None if answer is None else (answer.metrics.get("loss", 0.0), answer.examples) for answer in answers]
 
     def scores(self, boosted: Boosted, split: Split) -> list[Scores]:
@@ -100,7 +100,7 @@ class SiteTreeClients:
 
     def _scores(self, query: TreesQuery, forest: Forest | None) -> list[Scores]:
         undefined = dict.fromkeys(SCORES[self._target.objective], math.nan)
-        answers = self._asked(query, self.numbers, forest)
+        answers = self._answers(query, self.numbers, forest)
         return [undefined if answer is None else {**undefined, **answer.metrics} for answer in answers]
 
     def _query(self, start: Start, ask: Ask, number: int, split: Split) -> TreesQuery:
@@ -109,7 +109,7 @@ class SiteTreeClients:
             ask=ask, boosting=self._settings, round=number, split=split, **_start_fields(start), **self._objective
         )  # fmt: skip
 
-    def _asked(
+    def _answers(
         self, query: TreesQuery, numbers: Sequence[int], forest: Forest | None = None, version: int = 0
     ) -> list[Update | None]:
         sent = torch.from_numpy((forest or Forest.empty(self._settings.max_depth)).sent)
@@ -151,18 +151,18 @@ class SiteSums:
 
     def targets(self) -> Ints:
         """See `SummedClients`."""
-        return self._asked("targets", {})
+        return self._answers("targets", {})
 
     def at_most(self, thresholds: Floats32) -> Ints:
         """See `SummedClients`."""
         columns, count = thresholds.shape
-        return self._asked("at_most", {"thresholds": thresholds}, columns=columns, thresholds=count)
+        return self._answers("at_most", {"thresholds": thresholds}, columns=columns, thresholds=count)
 
     def histograms(self, growing: Growing) -> Ints:
         """See `SummedClients`."""
         sent = {"forest": growing.forest.sent, "grown": growing.grown.sent, "thresholds": growing.thresholds}
         columns, count = growing.thresholds.shape
-        return self._asked(
+        return self._answers(
             "histograms", sent, growing.number, columns=columns, thresholds=count, nodes=growing.nodes,
             level=growing.level, round=growing.number, **_start_fields(growing.start),
         )  # fmt: skip
@@ -170,9 +170,9 @@ class SiteSums:
     def loss(self, forest: Forest, start: Start) -> Ints:
         """See `SummedClients`."""
         rounds = len(forest) // self._target.groups
-        return self._asked("loss", {"forest": forest.sent}, rounds - 1, **_start_fields(start))
+        return self._answers("loss", {"forest": forest.sent}, rounds - 1, **_start_fields(start))
 
-    def _asked(self, ask: Any, sent: Mapping[str, Floats32], version: int = 0, **fields: Any) -> Ints:
+    def _answers(self, ask: Any, sent: Mapping[str, Floats32], version: int = 0, **fields: Any) -> Ints:
         query = MaskedTreeSumsQuery(
             ask=ask, boosting=self._settings, objective=self._target.objective, classes=self._target.classes,
             seed=self._seed, **fields,
