@@ -59,9 +59,9 @@ class Distfl(Clustering):
     is best.  The cut is believed if the silhouette reaches `accept`, or if odd and even rounds, each by themselves,
     lead to the same clusters (adjusted Rand index from `agree` up); and, from twelve clients on, only if its clusters
     explain more of the spread than those of one cloud would, by `deviations` (`cluster_evidence.evidence`).  Else there
-    is one cluster.  A far outlier, `far` times as far from its nearest client as others are from theirs, is a cluster of
-    one.  Two or three clients have no spread to compare with: they are linked below a divergence of `apart`, from the second
-    grouping on.
+    is one cluster.  A far outlier, `far` times as far from its nearest client as others are from theirs, is a cluster
+    of one.  Two or three clients have no spread to compare with: they are linked below a divergence of `apart`, from
+    the second grouping on.
 
     `find = "gap"` is the plain reading of the paper: this round's largest gap between sorted divergences.
     `find = "linked"` is the rule of the authors' program: pairs with a divergence below `threshold`, 0.2 by default,
