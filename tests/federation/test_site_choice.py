@@ -228,7 +228,7 @@ def test_sites_choose_as_the_simulator_does(recipe: dict[str, Any], sites: Sites
         assert record["chosen"] == expected["chosen"]
         for name, scores in expected["candidates"].items():
             assert record["candidates"][name]["loss"] == pytest.approx(scores["loss"], abs=1e-3)
-        with pytest.raises(SettingError, match="chooses its model at its site and tells nobody"):
+        with pytest.raises(SettingError, match="chooses its model at its site, which does not send it"):
             real.model(client)
 
 
