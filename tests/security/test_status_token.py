@@ -141,14 +141,14 @@ def test_few_addresses_are_remembered_and_a_network_counts_as_one() -> None:
 
 
 def test_a_password_of_basic_is_a_token_and_what_is_none_is_a_wrong_one(tmp_path: Path) -> None:
-    from piebald.federation.operate.page_server import _given
+    from piebald.federation.operate.page_server import _token_of
 
     basic = base64.b64encode(b"me:secret").decode()
-    assert _given({"authorization": f"Basic {basic}"}) == "secret"
-    assert _given({"authorization": "bearer secret "}) == "secret"
-    assert _given({}) is None
+    assert _token_of({"authorization": f"Basic {basic}"}) == "secret"
+    assert _token_of({"authorization": "bearer secret "}) == "secret"
+    assert _token_of({}) is None
     for odd in ("Basic ?", "Digest secret", "secret", "Basic /w=="):
-        assert _given({"authorization": odd}) == ""
+        assert _token_of({"authorization": odd}) == ""
     write_private(tmp_path / TOKEN, "short")
     with pytest.raises(SettingError, match="at least 16"):
         Token(tmp_path, loopback=True)
