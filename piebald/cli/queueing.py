@@ -117,7 +117,7 @@ def resume(options: SharedOptions, credentials: Annotated[Path, _SERVER], number
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
     """Return a server's credentials, and its queue."""
     from piebald.federation.credentials.provisioning import read
-    from piebald.federation.link.flare_link import SERVER
+    from piebald.federation.link.messaging import SERVER
     from piebald.federation.operate.experiment_queue import ExperimentQueue
 
     server = read(credentials)

@@ -37,8 +37,8 @@ from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState, Timeouts
-from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.heartbeat import EVERY, Heartbeat
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.wire_format import digest
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__

@@ -28,8 +28,8 @@ from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.signing import CertificateSigner
 from piebald.federation.hub.run_terms import read_values
-from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.heartbeat import Heartbeat, repeated
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import WAIT, fetch_terms
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode, encode

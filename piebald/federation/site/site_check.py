@@ -11,7 +11,7 @@ from piebald.contracts import Clients
 from piebald.core import pytree
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.federation.hub.run_terms import read_values
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.proxy import proxy_for
 from piebald.federation.link.transfer import fetch_terms
 from piebald.federation.link.wire_format import digest
