@@ -21,6 +21,7 @@ from pathlib import Path
 import api_fuzzer
 import file_fuzzer
 import kills
+import results_fuzzer
 import toml_fuzzer
 from rows import Row
 
