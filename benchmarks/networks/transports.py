@@ -1,4 +1,4 @@
-"""Piebald's frames beside WebSockets (library `websockets`) over the same TLS contexts: python benchmarks/networks/transports.py.
+"""Piebald's frames beside WebSockets (library `websockets`) over the same TLS: python benchmarks/networks/transports.py
 
 Each server is a process of its own, and so are its sites.  Prints a table for docs/explanation/transport.md.
 """

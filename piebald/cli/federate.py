@@ -182,7 +182,7 @@ def up(
     carry_out(load_settings(file, options, flags), file, options, [StepLog()])
 
 
-@command("as_json")
+@command("as_json", "wide")
 def status(
     options: SharedOptions,
     folder: Annotated[
@@ -203,8 +203,9 @@ def status(
     sites = values.pop("sites", [])
     print_table(("", ""), [item for item in values.items() if item[1] is not None])
     if sites:
+        names = sorted(sites[0], key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
         print()
-        print_table(tuple(sites[0]), [tuple(_short(value) for value in site.values()) for site in sites])
+        print_table(names, [[_short(site.get(name)) for name in names] for site in sites], options.wide)
 
 
 @command()
@@ -238,6 +239,9 @@ def _print_checks(checks: Sequence[Check]) -> int:
     """Print a table of ticks and crosses, and return the exit code."""
     print_table(("", "", ""), [(check.mark, check.what, check.told) for check in checks])
     return 2 if any(check.fine is False for check in checks) else 0
+
+
+_FIRST = ("site", "state", "heard", "working", "finished", "rows", "refused", "seconds", "staleness")  # if not --wide
 
 
 def _short(value: Any) -> Any:

@@ -68,7 +68,7 @@ def add(
     print(f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}")
 
 
-@command("as_json", name="list", group=group)
+@command("as_json", "wide", name="list", group=group)
 def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None:
     """List the experiments of a server's queue, those that have ended as well."""
     from piebald.federation.operate.status import running_process
@@ -90,7 +90,7 @@ def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None
     if options.as_json:
         return print_json({"server": serves, "experiments": rows})
     if rows:
-        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows], options.wide)
     else:
         print("the queue is empty")
     if not serves and any(row["state"] in ("waiting", "interrupted") for row in rows):

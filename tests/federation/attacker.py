@@ -50,17 +50,18 @@ class Attacker:
 
     def start(self) -> None:
         """Connect; strangers may find their connection ended."""
-        self.secured = context(self.credentials, server=False).wrap_socket(
-            socket.create_connection(("127.0.0.1", self.port))
-        )
-        self.connection = Connection(shared(self.secured, 60.0))  # type: ignore[arg-type]
         self.replies: dict[int, Frame] = {}
         self.arrived = threading.Condition()
+        self.connection: Connection | None = None
         with suppress(OSError):
+            made = context(self.credentials, server=False)
+            secured = made.wrap_socket(socket.create_connection(("127.0.0.1", self.port)))
+            self.connection = Connection(shared(secured, 60.0))
             self.connection.open()
             threading.Thread(target=self.read, daemon=True).start()
 
     def read(self) -> None:
+        assert self.connection is not None
         with suppress(OSError):
             while (frame := self.connection.read()) is not None:
                 if frame.kind is Kind.REPLY:
@@ -77,6 +78,8 @@ class Attacker:
     def ask(self, payload: bytes, topic: str = "hello", wait: float = 0.5) -> str | None:
         """Send a request; returns the reply in hexadecimal, or None where none comes in a while."""
         number = next(self.numbers)
+        if self.connection is None:
+            return None
         self.connection.send(Kind.REQUEST, number, topic, payload)
         with self.arrived:
             self.arrived.wait_for(lambda: number in self.replies, wait)
@@ -120,6 +123,7 @@ class Attacker:
             "deep": self.ask(len(deep := b'{"protocol":' + b"[" * 100_000).to_bytes(4, "little") + deep),
             "long": self.ask(HELLO + bytes(LONGEST)),
         }
+        assert self.connection is not None
         for number in range(3):  # replies to nothing that was asked
             self.connection.send(Kind.REPLY, number, "", HELLO)
         return found | {"still served": bool(self.answer(HELLO))}

@@ -351,7 +351,9 @@ class FederationServer:
                 | {"received": link.received[member.name], "sent": link.sent[member.name]}
                 for member in self.shared.members
             ]
-            status = {"party": SERVER, **self.shared.status(), "sites": sites, "audit": self._messages.audit.head}
+            about = {"party": SERVER, "federation": self.credentials.federation, **self.shared.status()}
+            activity = self.shared.activity(self._gathered)
+            status = {**about, "activity": activity, "sites": sites, "audit": self._messages.audit.head}
         with self._writing:
             if self._status_ended:  # the watching thread was late, and the folder may be gone
                 return

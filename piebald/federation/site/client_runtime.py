@@ -370,11 +370,19 @@ class FederationClient:
 
     # -- status
 
+    def _activity(self) -> dict[str, Any]:
+        """Return what the site does, and what would end it; see `server_state.Activity`."""
+        if self._at_work:
+            return {"state": "training", "ends": "its task is done"}
+        return {"state": "waiting for the server", "ends": self._link.trouble or "the server sends a task"}
+
     def _write_status(self) -> None:
         """Write the status file that `piebald status` reads."""
         status = {
             "party": self.credentials.party,
+            "federation": self.credentials.federation,
             "state": self._ended or "running",
+            "activity": self._activity(),
             "version": __version__,
             **self.session.status(),
             "updates": self._updates.sent,
