@@ -470,4 +470,6 @@ def test_rows_that_disappear_are_one_sentence_at_both_ends(tmp_path: Path, caplo
     assert "there is no file or folder" in cross.told
     with pytest.raises(SettingError, match="its rows cannot be used for this run; the site's own log says why"):
         work(values)
-    assert caplog.records[-1].getMessage().endswith("--check says why; mend them, and start this site again")
+    said = caplog.records[-1].getMessage()
+    assert f"cannot be used: there is no file or folder {str(rows)!r}" in said
+    assert said.endswith("; mend them, and start this site again")

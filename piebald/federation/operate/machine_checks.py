@@ -27,13 +27,11 @@ class Check:
         what: its name.
         fine: whether it is as it must be; None where that cannot be known yet.
         told: what was found; where it is not fine, one sentence with what to do.
-        logged: the same for a log, where `told` may quote a row; None for `told`.
     """
 
     what: str
     fine: bool | None
     told: str
-    logged: str | None = None
 
     @property
     def mark(self) -> str:
@@ -51,7 +49,7 @@ def refuse_crosses(checks: Sequence[Check], again: str) -> None:
     crosses = [check for check in checks if check.fine is False]
     if crosses:
         rest = f" (and {len(crosses) - 1} more: {again})" if len(crosses) > 1 else ""
-        raise SettingError(f"{crosses[0].what}: {crosses[0].logged or crosses[0].told}{rest}")
+        raise SettingError(f"{crosses[0].what}: {crosses[0].told}{rest}")
 
 
 def check_certificate(folder: Path, name: str = "certificate") -> Check:
