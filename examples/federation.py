@@ -3,7 +3,7 @@
 #
 # A simulation and a real federation run the same experiment file.  This notebook writes one, runs it both ways, and
 # compares the models.  The federation has a server and three sites, each a process with a certificate of its own; they
-# talk over mutual TLS.  It needs the extra `federation`: `pip install 'piebald[federation]'`.
+# talk over mutual TLS.
 
 # %%
 import subprocess

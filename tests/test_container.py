@@ -115,7 +115,6 @@ def read_only_works() -> bool:
 @pytest.mark.long
 def test_the_commands_of_the_container_in_an_empty_environment(tmp_path: Path) -> None:
     """The sdist holds what the image is made of, and the image starts, is healthy, and stops when it is told to."""
-    pytest.importorskip("nvflare")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(build, cwd=DEPLOY.parent, check=True, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:

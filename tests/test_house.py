@@ -24,7 +24,6 @@ EXTRAS = {
     "datasets",
     "gmpy2",
     "mlflow",
-    "nvflare",
     "opacus",
     "optuna",
     "peft",

@@ -137,7 +137,6 @@ def runs_on_ray(piebald: Path, file: Path, whole: dict[str, Any], folder: Path) 
 
 def is_for_sites_that_allow_it(piebald: Path, file: Path, folder: Path) -> None:
     """Of two sites that have the package, the one that does not allow it takes no part, and both ends say so."""
-    pytest.importorskip("nvflare")
     from piebald.federation.credentials.provisioning import Description, provision
     from piebald.federation.hub.local_federation import free_port
 

@@ -24,7 +24,7 @@ def seconds(folder: Path, listening: socket.socket, port: int, size: int) -> flo
     """
     server = threading.Thread(target=_serve, args=(folder, listening, size), daemon=True)
     server.start()
-    made = context(_files(folder / "site-1", "client"), False)
+    made = context(folder / "site-1", False)
     with made.wrap_socket(socket.create_connection(("127.0.0.1", port))) as secured:
         secured.sendall(b"x")
         began = time.monotonic()
@@ -38,7 +38,7 @@ def seconds(folder: Path, listening: socket.socket, port: int, size: int) -> flo
 
 def _serve(folder: Path, listening: socket.socket, size: int) -> None:
     plain, _ = listening.accept()
-    with context(_files(folder / "server", "server"), True).wrap_socket(plain, server_side=True) as secured:
+    with context(folder / "server", True).wrap_socket(plain, server_side=True) as secured:
         _take(secured, 1)
         secured.sendall(bytes(size))
         _take(secured, size)
@@ -56,8 +56,3 @@ def _take(secured: ssl.SSLSocket, size: int) -> None:
         if not found:
             raise OSError("the connection ended")
         size -= found
-
-
-def _files(folder: Path, role: str) -> dict[str, str]:
-    names = {"ca_cert": "authority.pem", f"{role}_cert": "certificate.pem", f"{role}_key": "key.pem"}
-    return {name: str(folder / file) for name, file in names.items()}

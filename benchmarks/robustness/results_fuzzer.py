@@ -27,7 +27,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
-from piebald.federation.link.flare_link import SERVER, serve
+from piebald.federation.link.messaging import SERVER, serve
 from piebald.federation.link.wire_format import digest
 from piebald.federation.link.wire_messages import Piece, Reply, decode, encode
 from piebald.federation.site.client_runtime import FederationClient
@@ -72,7 +72,7 @@ class Enough(Exception):
 
 
 class Wire:
-    """A connection that calls the receiver's handlers with the bytes of messages (instead of a `flare_link.Link`)."""
+    """A connection that calls the receiver's handlers with the bytes of messages (instead of a `messaging.Link`)."""
 
     def __init__(self, name: str, address: Any, credentials: Any, knows: Any, report: Any, *, hub: Hub) -> None:
         self.name, self.hub = name, hub

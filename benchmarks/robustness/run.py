@@ -11,7 +11,6 @@ made of that file.  The exit code is 1 if anything ended with a raw exception or
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 import api_fuzzer
 import file_fuzzer
 import kills
+import results_fuzzer
 import toml_fuzzer
 from rows import Row
 
@@ -44,18 +44,15 @@ wrong value that was allowed.  Crashed: the process ended, or did not end.
 
 
 def parts(seed: int, calls: int, files: int, formats: int, killed: int, results: int) -> dict[str, Part]:
-    """What is run, by name; hostile results need the messages of a federation."""
+    """Return what is run, by name."""
     made: dict[str, Part] = {
         "calls": lambda: api_fuzzer.run(calls, seed),
         "files": lambda: toml_fuzzer.run(files, seed),
         "formats": lambda: file_fuzzer.run(formats, seed),
         "kills": lambda: kills.run(killed, seed),
     }
-    if importlib.util.find_spec("nvflare") is not None:
-        import results_fuzzer
-
-        for name in results_fuzzer.RECIPES:
-            made[f"results of {name}"] = lambda name=name: [results_fuzzer.row_of(name, results, seed)]
+    for name in results_fuzzer.RECIPES:
+        made[f"results of {name}"] = lambda name=name: [results_fuzzer.row_of(name, results, seed)]
     return made
 
 

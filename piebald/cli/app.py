@@ -70,6 +70,7 @@ class SharedOptions:
     ] = LOOPBACK
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False
+    wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Also print how clients are computed: engine, batch of clients, workers."),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from piebald.methods.recipe import Recipe
 
 
-@command("sets", "out", "as_json", "quiet", "verbose")
+@command("sets", "out", "as_json", "quiet", "verbose", "wide")
 def advise(
     options: SharedOptions,
     file: Annotated[
@@ -46,7 +46,7 @@ def advise(
     _advise(settings, out_folder(settings, settings.label or "advice"), options)
 
 
-@command("sets", "out", "as_json", "quiet", "verbose")
+@command("sets", "out", "as_json", "quiet", "verbose", "wide")
 def tune(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with a recipe or [[recipes]], and maybe [tune].")],
@@ -139,7 +139,7 @@ def _advise(settings: ExperimentSettings, folder: Path, options: SharedOptions) 
         print_json({**chosen.plain(), "out": str(folder)})
     elif not options.quiet:
         columns = ("method", "score", "behind", "error", "lr", "megabytes", "steps", "rounds", "seeds")
-        print_table(columns, [[row.get(name) for name in columns] for row in chosen.table])
+        print_table(columns, [[row.get(name) for name in columns] for row in chosen.table], options.wide)
         print()
         print(chosen.text())
         print(f"train it with: piebald run {folder / 'recommended.toml'}")
@@ -174,7 +174,7 @@ def _print(tuning: Tuning, folder: Path, options: SharedOptions) -> None:
         print_json({**tuning.plain(), "out": str(folder)})
     elif not options.quiet:
         rows = tuning.table()
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print_table(list(rows[0]), [list(row.values()) for row in rows], options.wide)
         print(f"\nchosen by validation rows; all trials are in {folder}")
         for budget in tuning.privacy:
             print(printable(budget["meaning"]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from piebald.cli.app import LOG, PAGE, SharedOptions, command
+from piebald.cli.app import LOG, PAGE, SharedOptions, app, command
 from piebald.cli.experiment_files import load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
 from piebald.cli.queueing import serve_queue
@@ -25,6 +25,8 @@ from piebald.core.plain_text import printable
 if TYPE_CHECKING:
     from piebald.federation.operate.machine_checks import Check
 
+_site = typer.Typer(help="A site of a federation, from its startup kit.", no_args_is_help=True)
+app.add_typer(_site, name="site")
 _CREDENTIALS = typer.Argument(metavar="CREDENTIALS", help="A folder that piebald provision made.")
 
 
@@ -39,6 +41,8 @@ def provision(
 ) -> None:
     """Create credentials for the server and for each site; existing ones stay as they are, unless renewed."""
     from piebald.federation.credentials import provisioning
+    from piebald.federation.credentials.startup_kit import write_kit
+    from piebald.federation.link.messaging import SERVER
 
     description = provisioning.describe(file)
     if party and not renew:
@@ -51,16 +55,25 @@ def provision(
                 return print_json({"revoked": times})
             return print_table(("revoked", "at"), list(times.items()))
     parties = provisioning.renew(description, out, party or ()) if renew else provisioning.provision(description, out)
+    kits = {p.party: write_kit(p, out / "kits") for p in parties if p.party != SERVER}
     if options.as_json:
-        rows = [{"party": p.party, "credentials": str(p.folder), "expires": p.expires.isoformat()} for p in parties]
+        rows = [
+            {
+                "party": p.party,
+                "credentials": str(p.folder),
+                "kit": str(kits[p.party].resolve()) if p.party in kits else None,
+                "expires": p.expires.isoformat(),
+            }
+            for p in parties
+        ]
         return print_json({"made": rows, "authority": str(out / "authority")})
     print_table(
-        ("new credentials of", "folder", "expires"),
-        [(p.party, out / p.party, f"{p.expires:%Y-%m-%d}") for p in parties],
+        ("new credentials of", "expires", "for its machine"),
+        [(p.party, f"{p.expires:%Y-%m-%d}", kits.get(p.party, out / p.party)) for p in parties],
     )
     print(
-        f"\nGive each folder to its own site only; keep {out / 'authority'} in a safe place: "
-        "it makes further credentials."
+        f"\nGive each kit to its own site only, which starts it with piebald site up KIT; keep {out / 'authority'} in "
+        "a safe place: it makes further credentials."
     )
 
 
@@ -157,8 +170,43 @@ def client(
             with at_work(reading):
                 refuse_crosses(site_machine(work), f"piebald client {credentials} --check")
             print(printable(join(work, stay, with_parent)))
+    _end(code)
+
+
+@command(*LOG, name="up", group=_site)
+def site_up(
+    options: SharedOptions,
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="The archive of this site, or the folder made from it.")],
+    into: Annotated[Path | None, typer.Option(help="The folder to unpack it to; beside the kit by default.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="The site's rows, where site.toml names none.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
+) -> None:
+    """Unpack a site's kit, look whether it can take part, and take part until it is stopped."""
+    from piebald.federation.credentials.startup_kit import unpack_kit
+    from piebald.federation.link.heartbeat import at_work
+    from piebald.federation.site.site_check import check_site
+    from piebald.federation.site.site_process import join, site_work
+
+    folder = unpack_kit(kit, into)
+    work = site_work(folder, data, target)
+    with locked(folder):
+        replace(options, log_level="error").start_log()
+        with at_work(f"reading the rows {work.source}", tell=_to_terminal):
+            checks = check_site(work)
+        code = _print_checks(checks)
+        # a server that does not answer yet is waited for
+        if any(check.fine is False and check.what != "server" for check in checks):
+            _end(code)
+        print(f"\n{folder} takes part; Ctrl-C ends it", flush=True)
+        options.start_log()
+        print(printable(join(work, True, None)))
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """End the process at once: threads of a connection may still wait for the other end."""
     sys.stdout.flush()
-    os._exit(code)  # the messaging layer keeps threads that nothing ends
+    os._exit(code)
 
 
 @command("sets", "out", *LOG, "as_json", "quiet", log_level="warning")
@@ -182,7 +230,7 @@ def up(
     carry_out(load_settings(file, options, flags), file, options, [StepLog()])
 
 
-@command("as_json")
+@command("as_json", "wide")
 def status(
     options: SharedOptions,
     folder: Annotated[
@@ -203,8 +251,9 @@ def status(
     sites = values.pop("sites", [])
     print_table(("", ""), [item for item in values.items() if item[1] is not None])
     if sites:
+        names = sorted(sites[0], key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
         print()
-        print_table(tuple(sites[0]), [tuple(_short(value) for value in site.values()) for site in sites])
+        print_table(names, [[_short(site.get(name)) for name in names] for site in sites], options.wide)
 
 
 @command()
@@ -238,6 +287,9 @@ def _print_checks(checks: Sequence[Check]) -> int:
     """Print a table of ticks and crosses, and return the exit code."""
     print_table(("", "", ""), [(check.mark, check.what, check.told) for check in checks])
     return 2 if any(check.fine is False for check in checks) else 0
+
+
+_FIRST = ("site", "state", "heard", "working", "finished", "rows", "refused", "seconds", "staleness")  # if not --wide
 
 
 def _short(value: Any) -> Any:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from piebald.core.plain_text import printable
+
+_NO_TERMINAL = 10_000  # letters of a line where nobody looks at it
+_SHORTEST = 12  # letters of a cell that is cut
 
 if TYPE_CHECKING:
     from piebald.cli.app import SharedOptions
@@ -30,10 +34,20 @@ def _finite(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def print_table(
+    heading: Sequence[str], rows: Sequence[Sequence[Any]], wide: bool = True, width: int | None = None
+) -> None:
     """Print rows under a heading, with a dash for None.
 
     Cells are printed as they are: square brackets in a name are no markup, and no name moves the cursor.
+
+    Args:
+        heading: names of the columns, the most important ones first.
+        rows: the cells of each row.
+        wide: whether all columns are printed, and long cells go on below; else the columns that have a value, as far
+            as they fit.
+        width: letters of a line; by default those of the terminal, or of the variable COLUMNS where not all columns
+            are wanted.  Output that is no terminal has lines as long as it takes, for grep.
     """
     from rich.console import Console
     from rich.table import Table
@@ -41,13 +55,43 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
     from piebald.report.page.markup import plain_cell
 
+    sized = sys.stdout.isatty() or (not wide and os.environ.get("COLUMNS", "").isdecimal())
+    console = Console(width=width if width or sized else _NO_TERMINAL, highlight=False)
+    cells = [[printable(plain_cell(cell)) for cell in row] for row in rows]
+    heading = [printable(name) for name in heading]
+    shown = list(range(len(heading)))
+    if not wide and console.width < _NO_TERMINAL:
+        shown, cells = _fitting(heading, cells, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(heading))
-    for name in heading:
-        table.add_column(Text(printable(name)))
-    for row in rows:
-        table.add_row(*(Text(printable(plain_cell(cell))) for cell in row))
-    # Lines are not wrapped where output is not a terminal, for grep.
-    Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
+    for column in shown:
+        table.add_column(Text(heading[column]), no_wrap=not wide)
+    for row in cells:
+        table.add_row(*(Text(row[column]) for column in shown))
+    console.print(table)
+    if lost := [name for column, name in enumerate(heading) if column not in shown]:
+        print(f"\nnot shown: {', '.join(lost)} (--wide shows them)")
+
+
+def _fitting(heading: Sequence[str], cells: list[list[str]], width: int) -> tuple[list[int], list[list[str]]]:
+    """Return the columns that fit a width, and the cells, of which the last one that fits in part is cut."""
+    shown, room = list[int](), width
+    for column, name in enumerate(heading):
+        values = [row[column] for row in cells]
+        if column and set(values) <= {"-", ""}:
+            continue
+        longest = max(map(len, [name, *values]))
+        space = room - (2 if shown else 0)
+        if longest > space >= max(len(name), _SHORTEST) or not shown:
+            longest = min(longest, space)
+            values = [
+                value if len(value) <= longest else f"{value[: longest - 1]}\N{HORIZONTAL ELLIPSIS}" for value in values
+            ]
+            cells = [[*row[:column], value, *row[column + 1 :]] for row, value in zip(cells, values, strict=True)]
+        elif longest > space:
+            continue
+        shown.append(column)
+        room = space - longest
+    return shown, cells
 
 
 def facts(history: History) -> dict[str, Any]:

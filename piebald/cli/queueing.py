@@ -68,7 +68,7 @@ def add(
     print(f"experiment {entry.number} of the queue: {entry.label}, to {entry.out}")
 
 
-@command("as_json", name="list", group=group)
+@command("as_json", "wide", name="list", group=group)
 def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None:
     """List the experiments of a server's queue, those that have ended as well."""
     from piebald.federation.operate.status import running_process
@@ -90,7 +90,7 @@ def list_(options: SharedOptions, credentials: Annotated[Path, _SERVER]) -> None
     if options.as_json:
         return print_json({"server": serves, "experiments": rows})
     if rows:
-        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows], options.wide)
     else:
         print("the queue is empty")
     if not serves and any(row["state"] in ("waiting", "interrupted") for row in rows):
@@ -117,7 +117,7 @@ def resume(options: SharedOptions, credentials: Annotated[Path, _SERVER], number
 def _opened(credentials: Path) -> tuple[Credentials, ExperimentQueue]:
     """Return a server's credentials, and its queue."""
     from piebald.federation.credentials.provisioning import read
-    from piebald.federation.link.flare_link import SERVER
+    from piebald.federation.link.messaging import SERVER
     from piebald.federation.operate.experiment_queue import ExperimentQueue
 
     server = read(credentials)

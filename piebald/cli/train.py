@@ -77,14 +77,13 @@ def carry_out(
     print_run(history, options)
 
 
-@command("sets", "out", "runtime", "deterministic", "as_json", "quiet", "verbose")
+@command("sets", "out", "runtime", "deterministic", "as_json", "quiet", "verbose", "wide")
 def compare(
     options: SharedOptions,
     file: Annotated[Path, typer.Argument(help="An experiment file with [[recipes]], [grid] or seeds.")],
     tune: Annotated[
         bool, typer.Option("--tune", help="First choose each recipe's settings by validation rows, see [tune].")
     ] = False,
-    wide: Annotated[bool, typer.Option("--wide", help="Print all columns, however wide the table is.")] = False,
 ) -> None:
     """Train with several recipes on the same clients and compare the results."""
     end_on_term()
@@ -120,7 +119,7 @@ def compare(
         }
         print_json(values | ({} if tuned is None else {"tuning": tuned.plain()}))
     elif not options.quiet:
-        print_comparison(comparison, wide)
+        print_comparison(comparison, options.wide)
         print(f"\nsaved in {folder}; write a report with: piebald report {folder}")
 
 

@@ -1,4 +1,4 @@
-"""A real federation: sites in processes of their own, connected to the server by mutual TLS (extra `federation`).
+"""A real federation: sites in processes of their own, connected to the server by mutual TLS.
 
     credentials/  certificates, revocation, signatures, the audit log, and the files of a party's folder
     link/         connections, frames, and messages of declared fields, which are never unpickled
@@ -6,7 +6,7 @@
     hub/          the server: its settings, its members, the terms of a run, and the runtime (`contracts.Runtime`)
     operate/      status, page, metrics, logs, the queue of experiments, and checks of machines
 
-Nothing here imports NVIDIA FLARE before a connection is made.  Training itself belongs to `piebald.engines` and
+Training itself belongs to `piebald.engines` and
 `piebald.server`, which a federation uses as a simulation does.
 """
 

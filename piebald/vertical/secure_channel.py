@@ -17,7 +17,7 @@ from typing import Any
 from piebald.core.errors import RuntimeFault, SettingError, unknown
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.revocation import Admission, name_in
-from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.shared_socket import SharedSocket
 from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting
 from piebald.federation.link.tls import refusal as handshake_refusal
@@ -116,7 +116,8 @@ def open_channel(credentials: Credentials, timeout: float, partner: str | None =
     address = f"{credentials.host}:{credentials.port}"
     if credentials.party == SERVER:
         return _listen(credentials, carry, refusal, channels, timeout)
-    arguments = (credentials.host, credentials.port), _context(credentials, server=False), carry, refusal, over
+    contexts = RenewedContext(credentials.folder, server=False)
+    arguments = (credentials.host, credentials.port), contexts, carry, refusal, over
     threading.Thread(target=keep_connecting, args=arguments, name="transfer connection", daemon=True).start()
     try:
         return channels.get(timeout=timeout)
@@ -135,17 +136,16 @@ def _listen(
     admission = Admission(credentials.folder)
     channel: SecureChannel | None = None
 
-    def reject(certificate: Any) -> bool:
-        reason = admission.reject_reason(certificate)
-        if reason is None:
-            return False
-        log.warning("refused %s: %s", name_in(certificate), reason)
-        if channel is not None and certificate == channel.certificate:
-            channel.unwelcome = f"the other party, {channel.partner}, is not admitted any more: {reason}"
-        return True
+    def reject_reason(certificate: Any) -> str | None:
+        if (reason := admission.reject_reason(certificate)) is not None:
+            log.warning("refused %s: %s", name_in(certificate), reason)
+            if channel is not None and certificate == channel.certificate:
+                channel.unwelcome = f"the other party, {channel.partner}, is not admitted any more: {reason}"
+        return reason
 
     try:
-        listener = Listener((host, credentials.port), _context(credentials, server=True), carry, refusal, reject)
+        contexts = RenewedContext(credentials.folder, server=True)
+        listener = Listener((host, credentials.port), contexts, carry, refusal, reject_reason)
     except OSError as error:
         raise SettingError(f"cannot listen on address {address!r}: {(error.strerror or str(error)).lower()}") from None
     threading.Thread(target=listener.serve_forever, args=(0.1,), name="transfer listener", daemon=True).start()
@@ -157,12 +157,6 @@ def _listen(
         raise RuntimeFault(f"the other party did not come to {address} within {timeout:g} seconds") from None
     channel.listener = listener
     return channel
-
-
-def _context(credentials: Credentials, server: bool) -> RenewedContext:
-    role = "server" if server else "client"
-    files = {"ca_cert": "authority.pem", f"{role}_cert": "certificate.pem", f"{role}_key": "key.pem"}
-    return RenewedContext({name: str(credentials.folder / file) for name, file in files.items()}, server)
 
 
 def _name(connection: ssl.SSLSocket) -> str:

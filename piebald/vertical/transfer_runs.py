@@ -22,7 +22,7 @@ from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
 from piebald.federation.credentials.provisioning import Description, provision
 from piebald.federation.credentials.provisioning import read as read_credentials
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.messaging import SERVER
 from piebald.vertical import party_data, table_files
 from piebald.vertical.channel import Channel, InMemoryChannel, connect, is_this_machine, listen, parse
 from piebald.vertical.chunks import exposures, warning

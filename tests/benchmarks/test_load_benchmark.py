@@ -32,7 +32,6 @@ FINE: dict[str, Any] = {
     ],
 )
 def test_what_does_not_come_back_is_said(change: dict[str, Any], said: str) -> None:
-    pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
     benchmark = loaded(Path(__file__).parents[2] / "benchmarks" / "load" / "run.py")
     found = benchmark.wrong_after(FINE | change)
     assert len(found) == bool(said)
@@ -41,7 +40,6 @@ def test_what_does_not_come_back_is_said(change: dict[str, Any], said: str) -> N
 
 @pytest.mark.long
 def test_a_minute_of_disturbance_loses_nothing() -> None:
-    pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
     benchmark = loaded(Path(__file__).parents[2] / "benchmarks" / "load" / "run.py")
     found = benchmark.chaos(1.0, 4)
     assert sum(found["events"].values()) > 1

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 RUN = Path(__file__).parents[2] / "benchmarks" / "networks" / "run.py"
 
 

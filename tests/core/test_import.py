@@ -44,7 +44,7 @@ HEAVY = {
         "torchvision",
         "torchaudio",
     ),
-    *("datasets", "PIL", "h5py", "transformers", "peft", "onnx", "onnxruntime", "dp_accounting", "opacus", "nvflare"),
+    *("datasets", "PIL", "h5py", "transformers", "peft", "onnx", "onnxruntime", "dp_accounting", "opacus"),
     *("flwr", "tenseal", "gmpy2", "pooch", "threadpoolctl", "mlflow", "wandb", "tensorboard", "typer"),
 }
 BEGIN = (

@@ -128,6 +128,5 @@ def test_workers_and_ray_give_the_same_run(lab: Path) -> None:
 
 @pytest.mark.long
 def test_a_federation_on_this_machine(lab: Path) -> None:
-    pytest.importorskip("nvflare")
     said = piebald(lab, "up", "mine.toml", "--local", "2", "--out", "up", "--json")
     assert json.loads(said)["rounds"] == 3

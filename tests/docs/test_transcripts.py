@@ -128,7 +128,6 @@ class Federation:
 
 @pytest.fixture
 def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
-    pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
     from piebald.federation.hub.local_federation import free_port
 
     monkeypatch.chdir(tmp_path)
@@ -293,8 +292,7 @@ def test_rounding_grows_with_the_number_of_steps(tmp_path: Path, monkeypatch: py
 @pytest.mark.full
 def test_one_file_in_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the first loop of the page, and the program that compares their models."""
-    for package in ("ray", "nvflare"):
-        pytest.importorskip(package)
+    pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     page = HOWTO / "where-it-runs.md"
     file, loop, *_ = [block.text for block in pages.blocks(page) if block.language in ("toml", "sh")]

@@ -1,29 +1,29 @@
 """An attacker in a process of its own: python attacker.py ATTACK CREDENTIALS NAME PORT; prints replies as JSON.
 
-It speaks to the cell layer directly, without the filter that parties have.
+It sends frames over a connection of its own, without what parties do to theirs.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
-import logging
 import os
 import socket
 import ssl
+import struct
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvflare.fuel.f3 import communicator
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.utils import new_cell_message
-
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.federation.link.flare_driver import SCHEME, make_driver
-from piebald.federation.link.tls import context
+from piebald.federation.link.frames import FRAMING, Connection, Frame, Kind
+from piebald.federation.link.tls import context, shared
 from piebald.federation.link.wire_format import digest, pack_update, unpack_task
 from piebald.federation.link.wire_messages import (
     LONGEST,
@@ -37,42 +37,67 @@ from piebald.federation.link.wire_messages import (
     encode,
 )
 
-logging.getLogger("nvflare").setLevel(logging.CRITICAL + 1)
 HELLO = encode(Hello(protocol=PROTOCOL, version=__version__, incarnation="ab"))
-FILES = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
 
 
 class Attacker:
-    """A cell that sends what parties would not."""
+    """A site that sends what parties would not."""
 
     def __init__(self, credentials: Path, name: str, port: int) -> None:
-        self.name, self.port = name, port
-        self.files: dict[str, Any] = {key: str(credentials / file) for key, file in FILES.items()}
-        communicator.driver_mgr.register(make_driver())
-        self.cell = CoreCell(name, f"{SCHEME}://127.0.0.1:{port}", True, {**self.files, "connection_security": "mtls"})
+        self.credentials, self.name, self.port = credentials, name, port
+        self.numbers = itertools.count(1)
+        self.on_task: Callable[[memoryview], bytes] | None = None
 
     def start(self) -> None:
-        self.cell.start()
-        time.sleep(1.0)
+        """Connect; strangers may find their connection ended."""
+        self.replies: dict[int, Frame] = {}
+        self.arrived = threading.Condition()
+        self.connection: Connection | None = None
+        with suppress(OSError):
+            made = context(self.credentials, server=False)
+            secured = made.wrap_socket(socket.create_connection(("127.0.0.1", self.port)))
+            self.connection = Connection(shared(secured, 60.0))
+            self.connection.open()
+            threading.Thread(target=self.read, daemon=True).start()
 
-    def ask(
-        self, payload: Any, topic: str = "hello", target: str = "server", channel: str = "piebald", wait: float = 0.5
-    ) -> str | None:
+    def read(self) -> None:
+        assert self.connection is not None
+        with suppress(OSError):
+            while (frame := self.connection.read()) is not None:
+                if frame.kind is Kind.REPLY:
+                    with self.arrived:
+                        self.replies[frame.number] = frame
+                        self.arrived.notify_all()
+                elif self.on_task is not None and frame.topic == "task":
+                    answer = self.on_task(frame.message)
+                    if frame.kind is Kind.REQUEST:
+                        self.connection.send(Kind.REPLY, frame.number, "", answer)
+                    else:
+                        self.connection.send(Kind.MESSAGE, 0, "receipt", answer)
+
+    def ask(self, payload: bytes, topic: str = "hello", wait: float = 0.5) -> str | None:
         """Send a request; returns the reply in hexadecimal, or None where none comes in a while."""
-        reply = self.cell.send_request(channel, topic, target, new_cell_message({}, payload), timeout=wait)
-        fine = reply is not None and reply.get_header("cn__return_code") in (None, "ok")
-        return bytes(reply.payload).hex() if fine and reply.payload is not None else None
+        number = next(self.numbers)
+        if self.connection is None:
+            return None
+        self.connection.send(Kind.REQUEST, number, topic, payload)
+        with self.arrived:
+            self.arrived.wait_for(lambda: number in self.replies, wait)
+            reply = self.replies.pop(number, None)
+        return None if reply is None else bytes(reply.message).hex()
+
+    def raw(self, data: bytes) -> str:
+        """Send bytes as they are on a connection of their own, after the opening; returns whether it was ended."""
+        with context(self.credentials, server=False).wrap_socket(
+            socket.create_connection(("127.0.0.1", self.port))
+        ) as secured:
+            secured.settimeout(60)
+            secured.sendall(b"piebald" + bytes([FRAMING]) + data)
+            return self.closed(secured)
 
     def answer(self, payload: Any, topic: str = "hello") -> bytes:
         """The reply to a request that the server answers, however busy the machine is."""
         return bytes.fromhex(self.ask(payload, topic, wait=60.0) or "")
-
-    def forge(self, **headers: Any) -> str | None:
-        """Send a hello with forged headers."""
-        self.cell.add_outgoing_request_filter("*", "*", lambda message: message.add_headers(headers))
-        answer = self.ask(HELLO)
-        self.cell.out_req_filter_reg.reg.clear()
-        return answer
 
     @staticmethod
     def piece(welcome: Welcome, id: int, body: bytes) -> Piece:
@@ -89,20 +114,18 @@ class Attacker:
     def insider(self) -> Any:
         """Send what a site is not allowed to send."""
         found = {
-            "origin": self.forge(cn__origin="site-1"),
-            "destination": self.forge(cn__destination="site-1"),
-            "client to client": self.ask(HELLO, "task", "site-1"),
-            "another channel": self.ask(HELLO, "hello", channel="admin"),
             "another topic": self.ask(HELLO, "shell"),
-            "certificates": self.ask(HELLO, "certificate", channel="credential_manager"),
-            "bulk": self.ask([{"target": "server"}], "bulk", channel="cellnet.channel"),
-            "objects": self.ask({"a": [1, 2]}),
+            "a topic of sites": self.ask(HELLO, "task"),
+            "a long topic": self.ask(HELLO, "a" * 255),
             "no head": self.ask(b"\x00"),
             "garbage": self.ask(os.urandom(5000)),
             "unknown field": self.ask(encode(Reply(status="done"))),
             "deep": self.ask(len(deep := b'{"protocol":' + b"[" * 100_000).to_bytes(4, "little") + deep),
             "long": self.ask(HELLO + bytes(LONGEST)),
         }
+        assert self.connection is not None
+        for number in range(3):  # replies to nothing that was asked
+            self.connection.send(Kind.REPLY, number, "", HELLO)
         return found | {"still served": bool(self.answer(HELLO))}
 
     def replay(self) -> Any:
@@ -127,12 +150,12 @@ class Attacker:
         """Take part, and send a result of a wrong form; returns the status of the reply."""
         tasks: list[bytes] = []
 
-        def take(message: Any) -> Any:
-            data = decode(Piece, message.payload)[1]
+        def take(message: memoryview) -> bytes:
+            piece, data = decode(Piece, message)
             tasks.append(bytes(data))
-            return new_cell_message({}, encode(Reply(status="done")))
+            return encode(Reply(status="done", digest=piece.digest, received=len(data)))
 
-        self.cell.register_request_cb("piebald", "task", take)
+        self.on_task = take
         welcome = decode(Welcome, self.answer(HELLO))[0]
         self.answer(encode(TermsRequest(start=0)), "terms")
         ready = Hello(protocol=PROTOCOL, version=__version__, incarnation="cd", run=welcome.run, ready=welcome.terms)
@@ -151,12 +174,16 @@ class Attacker:
         return decode(Reply, self.answer(encode(self.piece(welcome, task.id, body), body), "result"))[0].status
 
     def frame(self) -> Any:
-        """A frame that claims to be two gigabytes long, on a connection that is otherwise fine."""
-        made = context(self.files, server=False)
-        with made.wrap_socket(socket.create_connection(("127.0.0.1", self.port))) as secured:
-            secured.settimeout(60)
-            secured.sendall((2_000_000_000).to_bytes(4, "big") + bytes(12))
-            return self.closed(secured)
+        """Frames that are none, each on a connection that is otherwise fine."""
+        head = struct.Struct("<IBQB")
+        frames = {
+            "two gigabytes": (2_000_000_000).to_bytes(4, "little") + bytes(12),
+            "no head": (1).to_bytes(4, "little") + bytes(1),
+            "unknown kind": head.pack(10, 77, 1, 0),
+            "topic beyond the frame": head.pack(11, 1, 1, 200) + b"h",
+            "topic that is no text": head.pack(11, 1, 1, 1) + b"\xff",
+        }
+        return {name: self.raw(data) for name, data in frames.items()}
 
     def nameless(self) -> Any:
         """No certificate at all, and a host that says nothing."""

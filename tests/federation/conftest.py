@@ -20,8 +20,6 @@ from piebald.federation.hub.local_federation import free_port
 from piebald.storage.store import RunStore
 from tests import processes
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 SITES = ["site-1", "site-2", "site-3"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

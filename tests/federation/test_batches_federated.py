@@ -10,7 +10,6 @@ import pytest
 
 from tests import processes
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 pytest.importorskip("transformers")
 
 MODULE = """

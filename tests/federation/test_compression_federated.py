@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 
 from .conftest import Sites, carry_out, settings
 

@@ -10,8 +10,6 @@ from types import ModuleType
 
 import pytest
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 from piebald.cli import main
 from piebald.federation.credentials import audit
 from piebald.federation.hub.local_federation import free_port

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
-from piebald.federation.link.flare_driver import make_driver
-from piebald.federation.link.flare_link import SERVER, Link
-from piebald.federation.link.wire_messages import Reply, TermsRequest, decode
+from piebald.federation.credentials.revocation import write_revoked
+from piebald.federation.link import tls
+from piebald.federation.link.frames import Kind, decode_frame, encode_frame
+from piebald.federation.link.messaging import SERVER, Link
+from piebald.federation.link.wire_messages import Refused, Reply, TermsRequest, decode, encode
 from tests import processes
 
-from .conftest import ENVIRONMENT, provisioned
+from .conftest import ENVIRONMENT, provisioned, until
 
 # A server that says it was asked, and answers only if it is told to.
 SERVER_SIDE = """
 import sys, threading
 from pathlib import Path
 from piebald.federation.credentials import provisioning
-from piebald.federation.link.flare_link import Link
+from piebald.federation.link.messaging import Link
 from piebald.federation.link.wire_messages import Reply, TermsRequest, encode
 
 def answer(origin, head, body):
@@ -46,18 +55,107 @@ def begin(folder: Path, how: str) -> subprocess.Popen[str]:
     return processes.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
-def test_a_server_that_is_closed_before_it_listens_ends(tmp_path: Path) -> None:
-    """Its thread may come to listening after `shutdown`, which then has no listener to end."""
-    folder = provisioned(tmp_path / "credentials", ["site-1"]) / SERVER
-    names = {"ca_cert": "authority.pem", "server_cert": "certificate.pem", "server_key": "key.pem"}
-    params = {"host": "127.0.0.1", "port": 0} | {name: str(folder / file) for name, file in names.items()}
-    driver = make_driver()()
-    driver.shutdown()
-    connector = SimpleNamespace(params=params | {"reject": lambda certificate: False})
-    listening = threading.Thread(target=driver.listen, args=(connector,), daemon=True)
-    listening.start()
-    listening.join(60)
-    assert not listening.is_alive()
+def link(folder: Path, party: str, knows: str, report: Callable[[str], None] = lambda _: None) -> Link:
+    credentials = provisioning.read(folder / party)
+    return Link(party, ("127.0.0.1", credentials.port), credentials.folder, knows.__eq__, report)
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Iterator[tuple[Link, Link, Path]]:
+    """A server that answers "known" to a hello, a site, and the folder of their credentials."""
+    folder = provisioned(tmp_path / "credentials", ["site-1"])
+    server, site = link(folder, SERVER, "site-1"), link(folder, "site-1", SERVER)
+    server.on("hello", TermsRequest, lambda *_: encode(Reply(status="known")))
+    server.start()
+    site.start()
+    until(lambda: site.request(SERVER, "hello", TermsRequest(start=0)) is not None)
+    yield server, site, folder
+    site.stop()
+    server.stop()
+
+
+def test_a_server_that_was_stopped_says_so_and_leaves_its_port(
+    parties: tuple[Link, Link, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, site, folder = parties
+    server.stop()
+    until(lambda: "the server ended the connection: the server was stopped" in caplog.text)
+    again = link(folder, SERVER, "site-1")
+    again.on("hello", TermsRequest, lambda *_: encode(Reply(status="known")))
+    again.start()
+    try:
+        until(lambda: site.request(SERVER, "hello", TermsRequest(start=0)) is not None)
+        assert site.trouble == ""
+    finally:
+        again.stop()
+
+
+def test_a_port_that_is_used_is_a_sentence(parties: tuple[Link, Link, Path]) -> None:
+    with pytest.raises(SettingError, match=r"port \d+ cannot be listened on: address already in use"):
+        link(parties[2], SERVER, "site-1").start()
+
+
+def test_a_site_that_is_shut_out_reads_the_reason_in_the_last_frame(parties: tuple[Link, Link, Path]) -> None:
+    _, site, folder = parties
+    write_revoked(folder / SERVER, ["site-1"])
+    until(lambda: "the server ended the connection: its certificate was revoked on" in site.trouble)
+    assert site.request(SERVER, "hello", TermsRequest(start=0)) is None
+
+
+def test_a_party_that_the_server_does_not_list_reads_that_it_is_not_one(tmp_path: Path) -> None:
+    folder, reports = provisioned(tmp_path / "credentials", ["site-1"]), list[str]()
+    server, site = link(folder, SERVER, "site-2", reports.append), link(folder, "site-1", SERVER)
+    server.start()
+    site.start()
+    try:
+        until(lambda: "'site-1' is not one of this federation's parties" in site.trouble)
+        assert reports == ["site-1 is not one of this federation's parties"]
+    finally:
+        site.stop()
+        server.stop()
+
+
+def test_another_version_of_the_framing_is_told_so_at_both_ends(
+    parties: tuple[Link, Link, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, _, folder = parties
+    port = provisioning.read(folder / SERVER).port
+    made = tls.context(folder / "site-1", False)
+    for opening, says in (
+        (b"piebald\x63", b"version 99 of Piebald's framing, where"),
+        (b"GET / HT", b"another protocol"),
+    ):
+        with made.wrap_socket(socket.create_connection(("127.0.0.1", port))) as secured:
+            secured.settimeout(20)
+            secured.sendall(opening)
+            arrived = bytearray()
+            with suppress(OSError):
+                while piece := secured.recv(1 << 14):
+                    arrived += piece
+        assert says in bytes(arrived)
+
+
+def test_a_reply_is_of_the_connection_that_was_asked_over(parties: tuple[Link, Link, Path]) -> None:
+    """A party cannot answer what another one was asked: numbers alone do not pair replies."""
+    server, site, _ = parties
+    other, waiting = object(), Future[memoryview]()
+    site._replies[2**40] = other, waiting  # type: ignore[assignment]
+    next(iter(server._open["site-1"].values())).send(Kind.REPLY, 2**40, "", b"forged")
+    assert site.request(SERVER, "hello", TermsRequest(start=0)) is not None  # after it, on the same connection
+    assert not waiting.done()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=600) | st.tuples(st.integers(0, 5), st.integers(0, 255), st.binary(max_size=300)))
+def test_bytes_are_a_frame_or_refused(found: bytes | tuple[int, int, bytes]) -> None:
+    if isinstance(found, tuple):
+        kind, name, rest = found
+        found = struct.pack("<IBQB", 10 + len(rest), kind, 1, name) + rest
+    try:
+        frame = decode_frame(bytearray(found))
+    except Refused:
+        return
+    assert encode_frame(frame.kind, frame.number, frame.topic, frame.message)[4:] == found[4:]
 
 
 @pytest.mark.full
@@ -101,16 +199,16 @@ def test_nobody_waits_for_a_server_that_died_and_the_one_after_it_is_reached(tmp
 def test_a_server_that_ends_connections_unanswered_is_told_from_one_that_went_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    credentials = provisioning.read(provisioned(tmp_path / "credentials", ["site-1"]) / "site-1")
-    address = (credentials.host, credentials.port)
-    site = Link(credentials.party, address, credentials.folder, SERVER.__eq__, lambda sentence: None)
-    certificate = {"subject": ((("commonName", SERVER),),), "notAfter": "Nov 23 00:00:00 2027 GMT"}
-    site._on_lost()
-    site._on_connected("127.0.0.1", certificate)
-    site._on_lost()  # as where the site's certificate was revoked: TLS itself tells a site nothing
+    site = link(provisioned(tmp_path / "credentials", ["site-1"]), "site-1", SERVER)
+    for answered in (True, False):
+        connection = Mock(farewell="", ended=False, expires=2e9, address="127.0.0.1")
+        connection.name = SERVER
+        site._register(connection, connection)
+        site._answered = answered
+        site._forget(connection, connection)
     first, second = (record.getMessage() for record in caplog.records)
     assert "ended the connection;" in first
-    assert "ended the connection before it answered: its log says whether this site is shut out;" in second
-    site._on_failed(TimeoutError("_ssl.c:989: The handshake operation timed out"))
+    assert "ended the connection before it answered;" in second
+    site._on_refused("the server", TimeoutError("_ssl.c:989: The handshake operation timed out"))
     assert "takes connections and does not answer" in caplog.text
     assert "_ssl" not in caplog.text

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 from piebald.federation.credentials import provisioning
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.pieces import Assembly
 from piebald.federation.link.transfer import send_body
 from piebald.federation.link.wire_format import digest

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 from piebald.contracts import Task
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub import member_list
 from piebald.federation.hub.member_list import SLOWEST, Member, OpenTask
 from piebald.federation.link import tls
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.pieces import Assembly, Packer, piece_at
 from piebald.federation.link.transfer import fetch_terms, send_body
 from piebald.federation.link.wire_format import digest

@@ -31,7 +31,7 @@ from piebald.federation.credentials.expiry import ExpiryWatch
 from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.link import tls
-from piebald.federation.link.flare_link import Link, serve
+from piebald.federation.link.messaging import Link, serve
 from piebald.federation.link.tls import context
 from piebald.federation.link.wire_messages import CheckRequest, encode
 from piebald.federation.operate import machine_checks
@@ -324,14 +324,8 @@ def test_a_handshake_says_what_is_wrong_with_the_other_end_s_certificate(
 
 def handshake(credentials: Path) -> list[ssl.SSLError]:
     """Connect a site to a server in memory; returns the errors of both ends."""
-
-    def named(role: str, party: str) -> dict[str, Any]:
-        folder = credentials / party
-        files = {"ca_cert": "authority", f"{role}_cert": "certificate", f"{role}_key": "key"}
-        return {name: str(folder / f"{file}.pem") for name, file in files.items()}
-
     there, back, errors = ssl.MemoryBIO(), ssl.MemoryBIO(), list[ssl.SSLError]()
-    made = [context(named("client", "site-1"), False), context(named("server", "server"), True)]
+    made = [context(credentials / "site-1", False), context(credentials / "server", True)]
     for one in made:
         one.sslsocket_class = ssl.SSLSocket
     pair = [made[0].wrap_bio(back, there), made[1].wrap_bio(there, back, server_side=True)]
@@ -476,4 +470,6 @@ def test_rows_that_disappear_are_one_sentence_at_both_ends(tmp_path: Path, caplo
     assert "there is no file or folder" in cross.told
     with pytest.raises(SettingError, match="its rows cannot be used for this run; the site's own log says why"):
         work(values)
-    assert caplog.records[-1].getMessage().endswith("--check says why; mend them, and start this site again")
+    said = caplog.records[-1].getMessage()
+    assert f"cannot be used: there is no file or folder {str(rows)!r}" in said
+    assert said.endswith("; mend them, and start this site again")

@@ -74,19 +74,13 @@ def listener(tmp_path: Path) -> Iterator[tuple[Listener, Path]]:
         made.got = secured.recv(100)  # type: ignore[attr-defined]
         secured.sendall(b"thanks")
 
-    made = Listener(("127.0.0.1", 0), contexts(folder / "server", True), carry, lambda *_: None)
+    made = Listener(("127.0.0.1", 0), RenewedContext(folder / "server", True), carry, lambda *_: None)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     yield made, folder
     made.shutdown()
     thread.join()
     made.server_close()
-
-
-def contexts(folder: Path, server: bool) -> RenewedContext:
-    role = "server" if server else "client"
-    params = {"ca_cert": "authority.pem", f"{role}_cert": "certificate.pem", f"{role}_key": "key.pem"}
-    return RenewedContext({name: str(folder / file) for name, file in params.items()}, server)
 
 
 def test_tls_goes_through_a_proxy_that_reads_nothing(
@@ -102,7 +96,7 @@ def test_tls_goes_through_a_proxy_that_reads_nothing(
         got.append(secured.recv(100))
         over.set()
 
-    keep_connecting(("server.example", 8400), contexts(folder / "north", False), carry, refuse, over)
+    keep_connecting(("server.example", 8400), RenewedContext(folder / "north", False), carry, refuse, over)
     proxy.close()
     assert (server.got, got) == (SECRET, [b"thanks"])  # type: ignore[attr-defined]
     head, _, rest = bytes(proxy.seen).partition(b"\r\n\r\n")

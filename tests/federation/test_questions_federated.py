@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.federation.site.policy import Policy
 from piebald.statistics.exact_at_sites import statistics_at_sites

@@ -9,8 +9,6 @@ from piebald.federation.hub import server_state
 from piebald.federation.hub.server_state import FederationState, Timeouts
 from piebald.federation.link.wire_messages import Hello
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 
 def test_the_runs_clock_begins_when_the_sites_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, half a minute of waiting for sites made a run of two seconds 95 % idle time."""

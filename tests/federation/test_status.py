@@ -21,7 +21,7 @@ import pytest
 from piebald.cli import main
 from piebald.core.errors import SettingError
 from piebald.federation.hub.local_federation import free_port
-from piebald.federation.operate import page_server
+from piebald.federation.operate import page_server, status_page
 from piebald.federation.operate.experiment_queue import ExperimentQueue
 from piebald.federation.operate.page_server import PageAddress, serving_page
 from piebald.federation.operate.prometheus import exposition
@@ -75,7 +75,7 @@ def test_the_lock_and_the_record_say_how_a_server_is(places: tuple[Path, Path], 
     with RunStore.open(run) as store:
         store.set_meta(status=recorded)
         for folder in places:
-            assert read_status(folder)["state"] == ("finished" if recorded == "finished" else "running")
+            assert read_status(folder)["state"] == ("finished" if recorded == "finished" else "training")
             assert read_status(folder)["process"] == os.getpid()
     for folder in places:
         found = read_status(folder)
@@ -85,7 +85,7 @@ def test_the_lock_and_the_record_say_how_a_server_is(places: tuple[Path, Path], 
     shutil.rmtree(run)
     assert read_status(credentials)["state"] == "stopped"  # nothing runs, and no record says how it ended
     lock = RunLock(credentials)
-    assert read_status(credentials)["state"] == "running"
+    assert read_status(credentials)["state"] == "training"
     lock.release()
 
 
@@ -96,7 +96,7 @@ def test_a_run_that_the_server_has_left_or_a_restored_one_is_not_said_to_run(pla
     again = run.with_name("again")
     shutil.copytree(run, again)
     lock = RunLock(credentials)  # a server serves, and its credentials name the first of the two
-    assert [read_status(folder)["state"] for folder in (run, again)] == ["running", "killed"]
+    assert [read_status(folder)["state"] for folder in (run, again)] == ["training", "killed"]
     assert "sites" not in read_status(again)
     lock.release()
 
@@ -107,6 +107,38 @@ def test_a_killed_site_is_no_stopped_one(tmp_path: Path, recorded: str, capsys: 
     (folder / "status.json").write_text(json.dumps({"party": "site-1", "state": recorded}))
     assert main(["status", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == ("killed" if recorded == "running" else recorded)
+
+
+def test_what_a_server_does_is_one_word_everywhere(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    credentials, run = places
+    with RunStore.open(run) as store:
+        store.set_meta(status="running")
+    written = json.loads((credentials / "status.json").read_text())
+    lock = RunLock(credentials)
+    for state, ends, code in (
+        ("waiting for north", "north is heard", 0),
+        ("failing", "a task succeeds", 2),
+        ("stalled", "south delivers", 2),
+        ("training", "the last step is made", 0),
+    ):
+        activity = {"state": state, "since": time.time() - 90, "ends": ends}
+        (credentials / "status.json").write_text(json.dumps(written | {"federation": "oncology", "activity": activity}))
+        assert main(["status", str(run)]) == 0
+        told = capsys.readouterr().out
+        for words in ("oncology", state, " s ago", ends):
+            assert words in told, (words, told)
+        view = Viewer(*places).view()
+        assert f'piebald_state{{state="{state.split()[0]}"}} 1.0' in exposition(view)[0].decode()
+        page = status_page.page(view)
+        for words in ("<title>Piebald: oncology: fedavg</title>", state, f" s, until {ends}"):
+            assert words in page, words
+        assert main(["status", str(credentials), "--check"]) == code
+        assert (f"is {state} until {ends}" in capsys.readouterr().err) == bool(code)
+    os.utime(credentials / "status.json", (1e9, 1e9))
+    assert read_status(run)["state"] == "stalled"  # whatever it wrote a long time ago
+    lock.release()
 
 
 def killed_holder(folder: Path) -> int:

@@ -17,7 +17,7 @@ from piebald.contracts import Query, Result, Task, Update
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.server_runtime import FederationServer
 from piebald.federation.hub.server_state import Timeouts
-from piebald.federation.link.flare_link import serve
+from piebald.federation.link.messaging import serve
 from piebald.federation.link.wire_format import digest, pack_update
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Reply, Welcome, decode, encode
 from piebald.runs.options import RunOptions

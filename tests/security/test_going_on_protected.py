@@ -9,7 +9,6 @@ import pytest
 import torch
 
 pytest.importorskip("dp_accounting", reason="needs the extra: pip install 'piebald[privacy]'")
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 import piebald
 from piebald import recipes

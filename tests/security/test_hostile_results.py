@@ -34,8 +34,6 @@ from tests.fakes import SGD, FakeRuntime, few, make_server, update
 
 from .server_entry import PATIENT, Entry, packed, rewritten, true_update
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 Values = dict[str, Any]
 
 

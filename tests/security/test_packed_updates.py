@@ -24,8 +24,6 @@ from piebald.methods.transforms.compression import Compressor, WireContext, as_b
 
 from .server_entry import Entry
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,6 +14,8 @@ from piebald import recipes
 from piebald.contracts import ClientContext, Query, ResultForm, Split, SumDemands, Task, TrainInput, TrainOutput, Trains
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError
+from piebald.federation.site.policy import Policy
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.queries import Evaluate
 from piebald.methods.queries.server_rows import RootLoss, RootTraining
 from piebald.methods.queries.validate import Validate
@@ -22,11 +24,6 @@ from piebald.methods.training.lowest_loss import LowestLoss
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import PreparedRun, prepare
 from tests.fakes import classified, seeded
-
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
-from piebald.federation.site.policy import Policy
-from piebald.federation.site.task_runner import SiteClient, TaskRunner
 
 NOISY = {"kind": "gaussian", "clip": 1.0, "noise": 1.0, "where": "client"}
 CENTRAL = {"kind": "gaussian", "clip": 1.0, "noise": 1.0}

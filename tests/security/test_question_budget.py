@@ -29,6 +29,11 @@ from piebald.contracts import Task
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import keys_of
 from piebald.data.partition import clients_from
+from piebald.federation.site import consent
+from piebald.federation.site.policy import UNTRAINED, Policy
+from piebald.federation.site.row_records import row_records
+from piebald.federation.site.site_rows import SiteSource
+from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.models import Logistic
 from piebald.privacy import SecureAggregation
@@ -42,14 +47,6 @@ from piebald.statistics.queries.columns import StatisticsQuery
 from piebald.statistics.queries.trees import TreeScoresQuery
 from piebald.statistics.request import statistics_request
 from piebald.statistics.trees.settings import TreeSettings
-
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
-from piebald.federation.site import consent
-from piebald.federation.site.policy import UNTRAINED, Policy
-from piebald.federation.site.row_records import row_records
-from piebald.federation.site.site_rows import SiteSource
-from piebald.federation.site.task_runner import SiteClient, TaskRunner, rows_of
 from tests import processes
 from tests.federation.conftest import ENVIRONMENT, Sites, provisioned, until
 from tests.statistics.sites import InProcess

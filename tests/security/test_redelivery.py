@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 from piebald.contracts import Task
 from piebald.core.errors import RuntimeFault
 from piebald.federation.credentials import provisioning

@@ -31,7 +31,6 @@ from piebald.federation.link import tls
 from tests.federation.conftest import until
 
 from .server_entry import Entry
-from .test_connections import files
 
 
 class Gate:
@@ -49,18 +48,18 @@ class Gate:
     def start(self) -> None:
         admission = Admission(self.folder / "server")
 
-        def reject(certificate: dict[str, object]) -> bool:
+        def reject_reason(certificate: dict[str, object]) -> str | None:
             reason = admission.reject_reason(certificate)
             self.shut += [] if reason is None else [f"{name_in(certificate)}: {reason}"]
-            return reason is not None
+            return reason
 
         def echo(secured: ssl.SSLSocket) -> None:
             with suppress(OSError):
                 while data := secured.recv(10):
                     secured.sendall(data)
 
-        contexts = tls.RenewedContext(files(self.folder / "server", "server"), True)
-        self.listener = tls.Listener(self.address, contexts, echo, lambda *_: None, reject)
+        contexts = tls.RenewedContext(self.folder / "server", True)
+        self.listener = tls.Listener(self.address, contexts, echo, lambda *_: None, reject_reason)
         threading.Thread(target=self.listener.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
@@ -68,7 +67,7 @@ class Gate:
         self.listener.server_close()
 
     def connect(self, folder: Path) -> ssl.SSLSocket:
-        made = tls.context(files(folder, "client"), False)
+        made = tls.context(folder, False)
         with closing(socket.create_connection(self.address)) as plain:  # which the other one takes over
             connection = made.wrap_socket(plain)
         self.opened.append(connection)
@@ -170,7 +169,7 @@ def test_nothing_is_read_from_a_party_whose_certificate_has_expired(
 
 def test_a_new_certificate_with_the_old_key_is_refused_and_a_running_end_waits_for_both(gate: Gate) -> None:
     north = gate.folder / "north"
-    contexts, old = tls.RenewedContext(files(north, "client"), False), (north / "key.pem").read_bytes()
+    contexts, old = tls.RenewedContext(north, False), (north / "key.pem").read_bytes()
     first = contexts.current()
     provisioning.renew(gate.described, gate.folder, ["north"])
     new = (north / "key.pem").read_bytes()

@@ -8,24 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from piebald import recipes
 from piebald.contracts import Result, Task, Update
 from piebald.data.partition import clients_from
-from piebald.models import Logistic
-from piebald.privacy.secure_aggregation.client_side import SimulatedSigner
-from piebald.privacy.secure_aggregation.key_queries import KeyQuery
-from piebald.runs.options import RunOptions
-from piebald.runs.prepare import PreparedRun, prepare
-
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
-
 from piebald.federation.link.wire_format import pack_update, task_body, unpack_task, unpack_update
 from piebald.federation.link.wire_messages import Refused
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.models import Logistic
+from piebald.privacy.secure_aggregation.client_side import SimulatedSigner
+from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
 
 Change = Callable[[Update], Update]
 

@@ -27,7 +27,6 @@ from piebald.statistics.trees.site_clients import SiteSums
 from piebald.statistics.trees.targets import Target
 
 pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
-pytest.importorskip("nvflare", reason="needs the extra: pip install 'piebald[federation]'")
 
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner

@@ -141,8 +141,7 @@ def unlisted(folder: Path, port: int) -> Credentials:
 def test_strangers_are_refused_and_the_right_party_is_served_after_them(tmp_path, caplog, stranger, said: str) -> None:
     found = credentials(tmp_path / "credentials")
     thief = stranger(tmp_path, found["server"].port)
-    files = {"ca_cert": "authority.pem", "client_cert": "certificate.pem", "client_key": "key.pem"}
-    made = context({name: str(thief.folder / file) for name, file in files.items()}, server=False)
+    made = context(thief.folder, server=False)
     made.check_hostname, made.verify_mode = False, ssl.CERT_NONE  # a thief need not check anybody
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
         server = pool.submit(open_channel, found["server"], 30.0)

@@ -2,7 +2,7 @@
 
 The site asks for the model and gets it as the reply, then sends the update: two requests of its streaming cell, over
 its TCP driver, without TLS, with its defaults.  What fails is tried again, as its clients do.  The server is a process
-of its own; no job layer and no training are in the way.
+of its own; no job layer and no training are in the way.  Piebald does not depend on it: `pip install "nvflare<2.10"`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes
 from piebald.federation.credentials.revocation import EARLY
-from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.messaging import SERVER
 
 _PEM = serialization.Encoding.PEM
 

@@ -25,7 +25,7 @@ from piebald.core.format_versions import FormatVersions
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_json, settings_text
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
-from piebald.federation.link.flare_link import INSTALL, SERVER
+from piebald.federation.link.messaging import SERVER
 from piebald.settings.toml_document import Document
 
 if TYPE_CHECKING:
@@ -189,10 +189,8 @@ def _check_authority(out: Path) -> None:
 
 def _authority(description: Description, out: Path) -> Authority:
     """The authority of the federation in a folder, made where there is none."""
-    try:
-        from piebald.federation.credentials.certificates import Authority
-    except ImportError:
-        raise SettingError(INSTALL) from None
+    from piebald.federation.credentials.certificates import Authority
+
     _check_same(description, out)
     out.mkdir(parents=True, exist_ok=True)
     return Authority.at(out / "authority", description.name, description.days)

@@ -21,7 +21,7 @@ from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_text
 from piebald.core.references import folders
 from piebald.federation.credentials.provisioning import SITE_TOML, Description, provision, read
-from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.messaging import SERVER
 
 log = logging.getLogger("piebald.federation")
 

@@ -9,7 +9,7 @@ from typing import Any
 from piebald.contracts import Clients, Split, Task
 from piebald.core.errors import SettingError
 from piebald.federation.credentials.provisioning import Credentials
-from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.messaging import SERVER
 from piebald.federation.link.pieces import Assembly
 from piebald.federation.link.wire_messages import Hello
 

@@ -18,7 +18,7 @@ from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.hub.member_list import Member, OpenTask, stated_rows
 from piebald.federation.hub.server_state import FederationState
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.pieces import Packer, piece_at
 from piebald.federation.link.transfer import WAIT, send_body
 from piebald.federation.link.wire_format import StoredBody, contents, task_body, unpack_update

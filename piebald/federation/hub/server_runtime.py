@@ -37,8 +37,8 @@ from piebald.federation.hub.member_list import CHANCES, Member, OpenTask, client
 from piebald.federation.hub.run_terms import terms
 from piebald.federation.hub.server_messages import ServerMessages
 from piebald.federation.hub.server_state import FederationState, Timeouts
-from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.heartbeat import EVERY, Heartbeat
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.wire_format import digest
 from piebald.methods.client_work import ClientWork
 from piebald.version import __version__
@@ -351,7 +351,9 @@ class FederationServer:
                 | {"received": link.received[member.name], "sent": link.sent[member.name]}
                 for member in self.shared.members
             ]
-            status = {"party": SERVER, **self.shared.status(), "sites": sites, "audit": self._messages.audit.head}
+            about = {"party": SERVER, "federation": self.credentials.federation, **self.shared.status()}
+            activity = self.shared.activity(self._gathered)
+            status = {**about, "activity": activity, "sites": sites, "audit": self._messages.audit.head}
         with self._writing:
             if self._status_ended:  # the watching thread was late, and the folder may be gone
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -18,7 +19,25 @@ from piebald.federation.link.pieces import Assembly
 from piebald.federation.link.wire_messages import Hello, Welcome
 from piebald.version import __version__
 
+log = logging.getLogger("piebald.federation")
+
 _NAMED = 5  # sites that one line names, at most
+_STALLED = 60.0  # seconds without any progress of work that is under way, at least, after which a run is stalled
+_SLOWER = 3.0  # times the longest training task so far after which it is
+_FAILURES = 3  # failed tasks in a row, and one of each site, after which a run is failing
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a running server does.
+
+    Attributes:
+        state: "waiting for" and the names of sites, "training", "stalled", "failing", "stopped" or "finished".
+        ends: what would end that state.
+    """
+
+    state: str
+    ends: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,9 @@ class FederationState:
         self.version, self.now = 0, 0.0
         self.started = self.dismissed = self.closing = False
         self.began = time.monotonic()
+        self._moved = self.began  # when the work that is under way moved last
+        self._failed = 0  # tasks that failed one after another
+        self._activity = Activity(""), time.time()  # and since when it is so
         self._before = 0.0  # seconds of the run's clock before this process began
         self._arrived: deque[Result] = deque()
         self._last_id = self._restored = 0
@@ -118,10 +140,47 @@ class FederationState:
                 return f"no site is present: waiting for {_listed(map(_presence, missing))}"
             return f"the server is at work on step {self.version + 1}"
 
+    def activity(self, gathered: bool) -> dict[str, Any]:
+        """Return what the server does, since when (in seconds since the epoch), and what would end it.
+
+        Args:
+            gathered: true once the run has begun.
+        """
+        with self.lock:
+            now = self._activity_now(gathered)
+            if now.state != self._activity[0].state:
+                if self._activity[0].state:
+                    told = {"event": "state", "state": now.state, "ends": f" until {now.ends}" if now.ends else ""}
+                    log.info("state: %(state)s%(ends)s", told)
+                self._activity = now, time.time()
+            return {"state": now.state, "since": self._activity[1], "ends": now.ends or None}
+
+    def _activity_now(self, gathered: bool) -> Activity:
+        if self.closing or self.dismissed:
+            return Activity("finished" if self.dismissed else "stopped")
+        silence = self.timeouts.silence
+        missing = [member for member in self.members if not member.ready(self.terms, silence)]
+        working = [member for member in self.members if member.open]
+        if gathered and self._failed >= max(_FAILURES, len(self.members)):
+            return Activity("failing", f"a task succeeds: the last {self._failed} failed, see the log")
+        if not gathered or (not working and len(missing) == len(self.members)):
+            return _waiting(missing) if missing else Activity("training", "the first step begins")
+        if working and all(member in missing for member in working):
+            return _waiting(working, f", or {self.timeouts.patience:g} s pass without a word of them")
+        moved = max([self._moved, *(open_task.moved for member in working for open_task in member.open.values())])
+        longest = max((member.seconds or 0.0 for member in self.members), default=0.0)
+        if working and time.monotonic() - moved > max(_STALLED, _SLOWER * longest):
+            names = _listed(member.name for member in working)
+            return Activity(
+                "stalled", f"{names} deliver, or {self.timeouts.task_timeout:g} s pass since they were asked"
+            )
+        return Activity("training", "the last step is made")
+
     # -- tasks and results
 
     def add(self, task: Task) -> None:
         """Add a task for a site."""
+        self._moved = time.monotonic()
         if task.query is None:
             self._last_id = max(self._last_id, task.id)
         self.members[task.client].open[task.id] = OpenTask(task, self.clock())
@@ -142,6 +201,7 @@ class FederationState:
 
     def add_result(self, one: OpenTask, update: Update | None, failure: str | None, refused: bool = False) -> None:
         """Add the outcome of a task."""
+        self._moved, self._failed = time.monotonic(), 0 if update is not None else self._failed + 1
         free = one.task.free
         down = 0 if free else nbytes(self._cut(one.task).vectors)
         up = 0 if free or update is None else update.nbytes
@@ -219,6 +279,17 @@ class FederationState:
     def status(self) -> dict[str, Any]:
         """Return the federation's status as plain values, without its sites."""
         return {"version": __version__, "run": self.run, "steps": self.version, "over": self.dismissed}
+
+
+def _waiting(members: Sequence[Member], or_else: str = "") -> Activity:
+    """Return that these sites are waited for, and what each of them lacks."""
+    approve = [member.name for member in members if member.hello is not None and member.hello.pending]
+    refuse = [member.name for member in members if member.refused]
+    hear = [member.name for member in members if member.name not in (*approve, *refuse)]
+    ends = [f"{_listed(hear)} {'is' if len(hear) == 1 else 'are'} heard"] if hear else []
+    ends += [f"somebody at {_listed(approve)} approves the experiment"] if approve else []
+    ends += [f"{_listed(refuse)} no longer refuses: see its log"] if refuse else []
+    return Activity(f"waiting for {_listed(member.name for member in members)}", " and ".join(ends) + or_else)
 
 
 def _word(member: Member) -> str:

@@ -63,9 +63,6 @@ class Federation(RuntimeSettings):
 
     def open(self, work: ClientWork, clients: Clients) -> Runtime:
         """Listen for sites; without `credentials`, start them as well."""
-        from piebald.federation.link.flare_link import check_installed
-
-        check_installed()
         if self.experiment is None:
             raise SettingError(
                 "a federation's sites rebuild model and data from an experiment file: write one, and start it with "

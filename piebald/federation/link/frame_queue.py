@@ -1,19 +1,20 @@
 """Frames of connections, on their way to the threads that handle them.
 
-The cell layer has a hundred threads for all frames, and a queue without end before them.  A member that sends and does
-not read what it is answered would hold all these threads, since each of them waits to answer it, and fill the memory.
-Where a hundred members send their results at once, these would all be in memory before the first of them is handled.
+A member that sends and does not read what it is answered holds the few threads of its own connection, each of which
+waits to answer it, and nothing more of it is read.  Where a hundred members send their results at once, these wait in
+the network for room, and not in memory.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from typing import Any, Generic, TypeVar
 
 from piebald.federation.link.wire_messages import WINDOW
 
-Frame = bytes | bytearray
+F = TypeVar("F", bound=Sized)
 
 THREADS = 4  # that handle frames of one connection at a time
 MOST_BYTES = 2 * WINDOW  # of frames that wait: no honest end has more under way, since pieces need receipts
@@ -30,10 +31,10 @@ class FrameRoom:
 
     def __init__(self, most: int = ALL_BYTES) -> None:
         self._most, self._taken = most, 0
-        self._asking: dict[FrameQueue, None] = {}  # those that were turned away, in order
+        self._asking: dict[FrameQueue[Any], None] = {}  # those that were turned away, in order
         self._lock = threading.Lock()
 
-    def take(self, who: FrameQueue, size: int, always: bool) -> bool:
+    def take(self, who: FrameQueue[Any], size: int, always: bool) -> bool:
         """Take room, and return whether there was enough; else `who` is woken when there may be.
 
         Args:
@@ -61,26 +62,23 @@ class FrameRoom:
             first.wake()
 
 
-class FrameQueue:
-    """Hands frames to a few threads of a pool at a time, and takes no more while many wait.
+class FrameQueue(Generic[F]):
+    """Hands the frames of a connection to a few threads, and takes no more while many wait.
 
     Args:
-        submit: runs a function in a thread of the pool.
-        handle: handles a frame.
+        handle: handles a frame; it raises nothing.
         room: what the connections of a party have together.  A queue without a frame of its own in it always gets room
             for one, so that nobody who fills it keeps the others out.
     """
 
-    def __init__(
-        self, submit: Callable[[Callable[[], None]], object], handle: Callable[[Frame], None], room: FrameRoom
-    ) -> None:
-        self._submit, self._handle, self._room = submit, handle, room
-        self._waiting = deque[Frame]()
+    def __init__(self, handle: Callable[[F], None], room: FrameRoom) -> None:
+        self._handle, self._room = handle, room
+        self._waiting = deque[F]()
         self._bytes, self._threads, self._over = 0, 0, False
         self._held = 0  # frames that wait or are being handled
         self._changed = threading.Condition()
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: F) -> None:
         """Have a frame handled; meanwhile this waits where too many are waiting, so that nothing more is read."""
         with self._changed:
             while not self._over and (self._full() or not self._room.take(self, len(frame), not self._held)):
@@ -93,10 +91,7 @@ class FrameQueue:
             if self._threads == THREADS:
                 return
             self._threads += 1
-        try:
-            self._submit(self._work)
-        except RuntimeError:  # the pool has been shut down
-            self.end()
+        threading.Thread(target=self._work, name="frames", daemon=True).start()
 
     def end(self) -> None:
         """Drop what waits; whoever waits in `put` goes on."""
@@ -125,7 +120,7 @@ class FrameQueue:
                     self._changed.notify_all()
                 self._room.give(len(frame))
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> F | None:
         with self._changed:
             if not self._waiting:
                 self._threads -= 1

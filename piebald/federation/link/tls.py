@@ -45,22 +45,27 @@ _ALERTS = {
 
 Carry = Callable[[SharedSocket], None]
 Refusal = Callable[[str, Exception], None]
-Reject = Callable[[Any], bool]
+RejectReason = Callable[[Any], str | None]
+End = Callable[[SharedSocket, str], None]
 
 
-def context(params: dict[str, Any], server: bool) -> ssl.SSLContext:
-    """Return the TLS context of one end; `params` names the files of the credentials."""
+def context(credentials: Path, server: bool) -> ssl.SSLContext:
+    """Return the TLS context of one end, from its folder of credentials."""
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     tls_context.sslsocket_class = SharedSocket
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_3
-    tls_context.check_hostname = False  # the name in the certificate is compared with the name of the cell, by the cell
+    tls_context.check_hostname = False  # parties have names of the federation in their certificates, not those of hosts
     tls_context.verify_mode = ssl.CERT_REQUIRED
     if server:
         tls_context.num_tickets = 0  # sessions are not resumed, so nothing but frames follows the handshake
-    role = "server" if server else "client"
-    tls_context.load_verify_locations(params["ca_cert"])
-    tls_context.load_cert_chain(params[f"{role}_cert"], params[f"{role}_key"])
+    authority, certificate, key = _files(credentials)
+    tls_context.load_verify_locations(authority)
+    tls_context.load_cert_chain(certificate, key)
     return tls_context
+
+
+def _files(credentials: Path) -> list[Path]:
+    return [credentials / name for name in ("authority.pem", "certificate.pem", "key.pem")]
 
 
 class RenewedContext:
@@ -69,24 +74,22 @@ class RenewedContext:
     So certificates are renewed without a stop: connections that are open go on, later ones use the new files.
 
     Args:
-        params, server: as of `context`.
+        credentials, server: as of `context`.
     """
 
-    def __init__(self, params: dict[str, Any], server: bool) -> None:
-        self._params, self._server = params, server
-        role = "server" if server else "client"
-        self._files = [Path(params[name]) for name in ("ca_cert", f"{role}_cert", f"{role}_key")]
-        self._stamp, self._made = self._look(), context(params, server)
+    def __init__(self, credentials: Path, server: bool) -> None:
+        self._credentials, self._server = credentials, server
+        self._stamp, self._made = self._look(), context(credentials, server)
 
     def current(self) -> ssl.SSLContext:
         """Return the context for the next connection; while files are being replaced, the one before."""
         if (stamp := self._look()) != self._stamp:
             with suppress(OSError):  # an `ssl.SSLError` is one: a new certificate beside the old key
-                self._made, self._stamp = context(self._params, self._server), stamp
+                self._made, self._stamp = context(self._credentials, self._server), stamp
         return self._made
 
     def _look(self) -> list[tuple[int, int] | None]:
-        return [stamp_of(path) for path in self._files]
+        return [stamp_of(path) for path in _files(self._credentials)]
 
 
 class _Handler(BaseRequestHandler):
@@ -102,9 +105,10 @@ class _Handler(BaseRequestHandler):
         except (OSError, ValueError) as error:
             return self.server.refusal(self.client_address[0], error)
         secured = shared(wrapped, IDLE)
-        if not self.server.rejects(secured):
-            with self.server.admitted(secured):
-                self.server.carry(secured)
+        if (why := self.server.reject_reason_of(secured)) is not None:
+            return self.server.end(secured, why)
+        with self.server.admitted(secured):
+            self.server.carry(secured)
         with suppress(OSError):
             secured.close()
 
@@ -117,8 +121,9 @@ class Listener(ThreadingTCPServer):
         contexts: the TLS context.
         carry: handles a connection, and returns when it ends.
         refusal: called with the address of a connection that was refused, and the error.
-        reject: called with the certificate of a party, before its connection is carried and every second from then on;
-            the connection ends where it returns True.
+        reject_reason: called with the certificate of a party, before its connection is carried and every second from
+            then on; the connection ends where it returns a reason.
+        end: ends a connection, after it has told the other end the reason.
     """
 
     allow_reuse_address = True
@@ -128,16 +133,17 @@ class Listener(ThreadingTCPServer):
 
     def __init__(
         self, address: tuple[str, int], contexts: RenewedContext, carry: Carry, refusal: Refusal,
-        reject: Reject = lambda _: False,
+        reject_reason: RejectReason = lambda _: None, end: End = lambda secured, _: secured.close(),
     ) -> None:  # fmt: skip
-        self.contexts, self.carry, self.refusal, self._reject = contexts, carry, refusal, reject
+        self.contexts, self.carry, self.refusal = contexts, carry, refusal
+        self._reject_reason, self.end = reject_reason, end
         self._looked = time.monotonic()
-        self._open: dict[bytes, list[ssl.SSLSocket]] = {}  # by certificate, the oldest first
+        self._open: dict[bytes, list[SharedSocket]] = {}  # by certificate, the oldest first
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
     @contextmanager
-    def admitted(self, secured: ssl.SSLSocket) -> Iterator[None]:
+    def admitted(self, secured: SharedSocket) -> Iterator[None]:
         """A connection, among the few of its certificate: a further one ends the oldest.
 
         One member cannot take all threads and files of the server, and a site whose old connections hang gets through.
@@ -148,8 +154,7 @@ class Listener(ThreadingTCPServer):
             connections.append(secured)
             oldest = connections.pop(0) if len(connections) > CONNECTIONS else None
         if oldest is not None:
-            with suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)
+            self._end_soon(oldest, f"its certificate has more than {CONNECTIONS} connections, and this is the oldest")
         try:
             yield
         finally:
@@ -165,17 +170,24 @@ class Listener(ThreadingTCPServer):
         with self._lock:
             connections = [secured for sockets in self._open.values() for secured in sockets]
         for secured in connections:
-            if self.rejects(secured):
-                with suppress(OSError):
-                    secured.shutdown(socket.SHUT_RDWR)
+            if (why := self.reject_reason_of(secured)) is not None:
+                self._end_soon(secured, why)
 
-    def rejects(self, secured: ssl.SSLSocket) -> bool:
-        """Return whether the party at the other end is not admitted (any more)."""
+    def reject_reason_of(self, secured: SharedSocket) -> str | None:
+        """Return why the party at the other end is not admitted (any more), None where it is."""
         try:
             certificate = secured.getpeercert()
         except (OSError, ValueError):  # it has ended meanwhile
-            return False
-        return bool(certificate) and self._reject(certificate)
+            return None
+        return self._reject_reason(certificate) if certificate else None
+
+    def _end_soon(self, secured: SharedSocket, why: str) -> None:
+        """End a connection in a thread of its own, as the other end may take its time to read the reason."""
+        with self._lock:
+            for connections in self._open.values():
+                if secured in connections:
+                    connections.remove(secured)
+        threading.Thread(target=self.end, args=(secured, why), name="farewell", daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing where a connection breaks off."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from piebald.federation.link.flare_link import Link
+from piebald.federation.link.messaging import Link
 from piebald.federation.link.pieces import Assembly, Packer, piece_at
 from piebald.federation.link.wire_format import Body, digest
 from piebald.federation.link.wire_messages import PIECE, WINDOW, Piece, Refused, Reply, TermsRequest, decode

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from piebald.core.errors import PiebaldError
 from piebald.core.plain_text import printable
 
-PROTOCOL = 4
+PROTOCOL = 5
 PIECE = 1 << 18  # bytes of a body in one message, at most
 WINDOW = 16 * PIECE  # bytes of a body that are sent before the receiver has confirmed the first of them
 HEAD = 1 << 20  # bytes of a head, at most

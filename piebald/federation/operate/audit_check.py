@@ -8,7 +8,7 @@ from pathlib import Path
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.federation.credentials.audit import FILE, HEAD, Verified, knows, missing, received, verify
 from piebald.federation.credentials.provisioning import read
-from piebald.federation.link.flare_link import SERVER
+from piebald.federation.link.messaging import SERVER
 from piebald.federation.operate.status import credentials_folder, run_of, was_started, written_head
 from piebald.storage.store import RunStore
 

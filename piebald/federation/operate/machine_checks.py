@@ -13,7 +13,7 @@ from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.reading.files import read_bytes
 from piebald.federation.credentials import provisioning
 from piebald.federation.hub.member_list import sites_of
-from piebald.federation.link.flare_link import INSTALL, SERVER
+from piebald.federation.link.messaging import SERVER
 
 SPACE = 100 << 20  # bytes that must be free where little is known about what will be written
 _SOON = 30  # days before a certificate expires from which it is mentioned
@@ -27,13 +27,11 @@ class Check:
         what: its name.
         fine: whether it is as it must be; None where that cannot be known yet.
         told: what was found; where it is not fine, one sentence with what to do.
-        logged: the same for a log, where `told` may quote a row; None for `told`.
     """
 
     what: str
     fine: bool | None
     told: str
-    logged: str | None = None
 
     @property
     def mark(self) -> str:
@@ -51,17 +49,15 @@ def refuse_crosses(checks: Sequence[Check], again: str) -> None:
     crosses = [check for check in checks if check.fine is False]
     if crosses:
         rest = f" (and {len(crosses) - 1} more: {again})" if len(crosses) > 1 else ""
-        raise SettingError(f"{crosses[0].what}: {crosses[0].logged or crosses[0].told}{rest}")
+        raise SettingError(f"{crosses[0].what}: {crosses[0].told}{rest}")
 
 
 def check_certificate(folder: Path, name: str = "certificate") -> Check:
     """Check that the certificate in a folder of credentials is valid now, the authority's, and of the key."""
-    try:
-        from cryptography import x509
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives import serialization
-    except ImportError:
-        return Check(name, False, INSTALL)
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
+
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     try:
         certificate = x509.load_pem_x509_certificate(read_bytes(folder / "certificate.pem"))

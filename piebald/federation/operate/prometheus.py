@@ -8,8 +8,8 @@ from typing import Any
 
 from piebald.core.plain_text import printable
 from piebald.federation.operate.run_view import RunView
+from piebald.federation.operate.status import STATES
 
-_STATES = ("running", "waiting", "stopped", "killed", "failed", "finished")
 _OF_SITES = {  # metric: field of a site's status, whether it only grows, help
     "piebald_site_received_bytes": ("received", True, "Bytes of messages from a site."),
     "piebald_site_sent_bytes": ("sent", True, "Bytes of messages to a site."),
@@ -52,8 +52,8 @@ class _Collector:
         }
         yield InfoMetricFamily("piebald", "The federation's server.", value=labels)
         state = GaugeMetricFamily("piebald_state", "1 for the state of the run, 0 for the others.", labels=["state"])
-        for name in _STATES:
-            state.add_metric([name], float(status.get("state") == name))
+        for name in STATES:
+            state.add_metric([name], float(str(status.get("state")).partition(" ")[0] == name))
         yield state
         yield GaugeMetricFamily("piebald_steps", "Server steps made.", value=float(status.get("steps", 0)))
         if self._view.meta.get("rounds") is not None:

@@ -24,6 +24,8 @@ except ImportError:  # Windows, where a process must be stopped by hand
 
 RUN = "run.json"  # in the server's credentials: the run folder that it writes
 STALLED = 60.0  # seconds without a sign of life after which a process counts as ill
+STATES = ("waiting", "training", "stalled", "failing", "stopped", "killed", "failed", "finished")  # the first word
+_RUNS = "running"  # what its process does is in its status
 _STATUS = "status.json"  # in each party's credentials: what its process wrote last
 
 
@@ -52,7 +54,7 @@ def give_sign(credentials: Path) -> None:
 
 
 def check_health(folder: Path) -> None:
-    """Raise a `SettingError` where a party's process does not run, or has given no sign of life for a minute.
+    """Raise a `SettingError` where a party's process does not run, has given no sign of life for a minute, or fails.
 
     Args:
         folder: a party's credentials, or the run folder of a federation.
@@ -65,6 +67,9 @@ def check_health(folder: Path) -> None:
         raise SettingError(f"nothing is running with {credentials}{gone}")
     if (silent := signs_of_life(credentials)) > STALLED:
         raise SettingError(f"process {process} has given no sign of life for {silent:.0f} seconds: see its log")
+    activity = (_written(credentials) or {}).get("activity") or {}
+    if activity.get("state") in ("stalled", "failing"):
+        raise SettingError(f"process {process} is {activity['state']} until {activity.get('ends')}")
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     values = status_values(folder)
     now = time.time()
     for row in (values, *values.get("sites", ())):
-        for name in ("last_sign", "heard"):
+        for name in ("last_sign", "heard", "since"):
             if row.get(name) is not None:
                 row[name] = f"{max(0.0, now - row[name]):.0f} s ago"
     return values
@@ -85,9 +90,11 @@ def status_values(folder: Path) -> dict[str, Any]:
         folder: a party's credentials, or the run folder of a federation.
 
     Returns:
-        Its values by name, "state" among them: "running", "stopped" (by Ctrl-C, SIGTERM or `piebald stop`), "killed",
-        "failed", "finished", or "waiting" for an experiment of the queue.  For the credentials of a server that takes
-        experiments from a queue, this is the state of its process, else that of the run.
+        Its values by name, among them "state", since when it is so ("since") and what would end it ("ends").  The
+        state is "waiting for" sites, the server, or an experiment of the queue; "training"; "stalled" (work is under
+        way and does not move); "failing" (all of the last tasks failed); "stopped" (by Ctrl-C, SIGTERM or `piebald
+        stop`), "killed", "failed" or "finished".  For the credentials of a server that takes experiments from a queue,
+        this is the state of its process, else that of the run.
 
     Raises:
         SettingError: there is no status.
@@ -110,19 +117,28 @@ def status_values(folder: Path) -> dict[str, Any]:
         values |= {} if steps is None else {"steps": steps}
     values.pop("over", None)
     values.pop("audit", None)
-    status = {"party": values.pop("party"), "state": _state(recorded, process, killed), "process": process}
+    activity = values.pop("activity", None) or {}
+    status: dict[str, Any] = {name: values.pop(name) for name in ("federation", "party") if name in values}
+    status["state"] = _state(recorded, process, killed)
+    if status["state"] == _RUNS:
+        silent = signs_of_life(credentials) > STALLED
+        now = {"state": "stalled", "ends": "it gives a sign of life: see its log"} if silent else activity
+        status |= {"state": "training", **{name: value for name, value in now.items() if value is not None}}
+    status["process"] = process
     queue = ExperimentQueue(credentials)
     if queue.folder.is_dir():
         status["queue"] = queue.summary(serves=process is not None) or "empty"
         if process is not None and recorded != "running":
-            status["state"] = "waiting"  # for an experiment
+            status |= {"state": "waiting for an experiment", "ends": f"piebald queue add {credentials} FILE"}
         elif process is None and folder == credentials and (killed is not None or queue.next() is not None):
             status["state"] = "stopped" if killed is None else "killed"
     if status["state"] in ("killed", "stopped"):
         status |= _gone(credentials, run, queue)
     if run is not None:
         status["folder"] = str(run)
-    if process is None or status["state"] == "waiting":  # what it knew of its sites is no news of theirs
+    if (
+        process is None or status["state"] == "waiting for an experiment"
+    ):  # what it knew of its sites is no news of theirs
         values["sites"] = [{**row, "state": None} for row in values.get("sites", ())]
     return {name: value for name, value in (status | values).items() if name != "sites" or value}
 
@@ -181,11 +197,14 @@ def server_credentials(run: Path) -> Path | None:
 
 
 def _state(recorded: str | None, process: int | None, killed: int | None) -> str:
-    """Return a party's state, from its run's record, the process with the lock, and the one that was killed."""
+    """Return a party's state, from its run's record, the process with the lock, and the one that was killed.
+
+    It is `_RUNS` where there is a process.
+    """
     if recorded == "finished":
         return recorded
     if process is not None:
-        return "running"
+        return _RUNS
     if recorded == "running" or (recorded is None and killed is not None):
         return "killed"
     return recorded or "stopped"

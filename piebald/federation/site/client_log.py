@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from piebald.contracts import Task
-from piebald.federation.link.flare_link import Peer
+from piebald.federation.link.messaging import Peer
 from piebald.federation.site.client_session import Delivery, StartedTask
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 

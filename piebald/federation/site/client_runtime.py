@@ -28,8 +28,8 @@ from piebald.federation.credentials.party_files import DiskWrites, Ended
 from piebald.federation.credentials.provisioning import Credentials
 from piebald.federation.credentials.signing import CertificateSigner
 from piebald.federation.hub.run_terms import read_values
-from piebald.federation.link.flare_link import SERVER, Link
 from piebald.federation.link.heartbeat import Heartbeat, repeated
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import WAIT, fetch_terms
 from piebald.federation.link.wire_format import pack_update
 from piebald.federation.link.wire_messages import Piece, Refused, Reply, Welcome, decode, encode
@@ -370,11 +370,19 @@ class FederationClient:
 
     # -- status
 
+    def _activity(self) -> dict[str, Any]:
+        """Return what the site does, and what would end it; see `server_state.Activity`."""
+        if self._at_work:
+            return {"state": "training", "ends": "its task is done"}
+        return {"state": "waiting for the server", "ends": self._link.trouble or "the server sends a task"}
+
     def _write_status(self) -> None:
         """Write the status file that `piebald status` reads."""
         status = {
             "party": self.credentials.party,
+            "federation": self.credentials.federation,
             "state": self._ended or "running",
+            "activity": self._activity(),
             "version": __version__,
             **self.session.status(),
             "updates": self._updates.sent,

@@ -11,7 +11,7 @@ from typing import Any
 
 from piebald.federation.credentials.audit import AuditLog
 from piebald.federation.credentials.party_files import DiskWrites, Ended
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.transfer import WAIT, send_body
 from piebald.federation.link.wire_format import contents, digest
 from piebald.federation.link.wire_messages import Piece

@@ -11,7 +11,7 @@ from piebald.contracts import Clients
 from piebald.core import pytree
 from piebald.core.errors import PiebaldError, SettingError
 from piebald.federation.hub.run_terms import read_values
-from piebald.federation.link.flare_link import SERVER, Link
+from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.proxy import proxy_for
 from piebald.federation.link.transfer import fetch_terms
 from piebald.federation.link.wire_format import digest
@@ -73,7 +73,7 @@ def _rows(work: SiteWork) -> Check:
     try:
         return Check("rows", True, described(rows_before_a_run(data, work.folder, work.credentials.party), 0))
     except Exception as error:  # whatever a file holds
-        return _unusable(error, data.where)
+        return _unusable(error)
 
 
 def _questions(work: SiteWork, rows: Check) -> list[Check]:
@@ -95,13 +95,10 @@ def _questions(work: SiteWork, rows: Check) -> list[Check]:
     return [Check("questions", True, f"{'; '.join(sentences)}; counted in its credentials{place}")]
 
 
-def _unusable(error: BaseException, source: str) -> Check:
-    """Rows that cannot be used; the message may quote one, so it is for the terminal."""
+def _unusable(error: BaseException) -> Check:
+    """Rows that cannot be used; the message may quote one, so it is for this site and not for the server."""
     message = str(error) if isinstance(error, PiebaldError) else f"{type(error).__name__}: {error}"
-    hidden = (
-        f"the rows in {source} cannot be used ({type(error).__name__}): piebald client CREDENTIALS --check says why"
-    )
-    return Check("rows", False, " ".join(message.split()), hidden)
+    return Check("rows", False, " ".join(message.split()))
 
 
 def described(clients: Clients, number: int) -> str:
@@ -189,7 +186,7 @@ def _met(work: SiteWork, rows: Check, body: bytes) -> list[Check]:
             raise SettingError(reason)
     except Exception as error:  # whatever a site's own rows and plugins do
         if error.__cause__ is not None and work.settings.data is not None and rows.fine:
-            return [_unusable(error.__cause__, work.settings.data.where), Check("run", None, "-")]
+            return [_unusable(error.__cause__), Check("run", None, "-")]
         return [rows, Check("run", False, str(error) if isinstance(error, PiebaldError) else type(error).__name__)]
     layout = prepared.work.layout
     summary = f"client {prepared.client + 1} of {len(prepared.clients)}, a model of {layout.size:,} parameters"

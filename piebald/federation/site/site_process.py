@@ -20,10 +20,11 @@ from piebald import models
 from piebald.contracts import Rows
 from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.core import pytree
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import PiebaldError, SettingError, shown
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
 from piebald.core.parameters import Layout
+from piebald.core.plain_text import printable
 from piebald.core.reading.files import settings_text
 from piebald.core.references import USERS, Outside, Resolver
 from piebald.data.clients.standardise import StandardisedClients
@@ -31,6 +32,7 @@ from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_models import GivenModels
 from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.hub.run_terms import RunTerms
+from piebald.federation.operate.logs import without_message
 from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.row_records import place_of
@@ -128,16 +130,11 @@ class SiteWork:
             clients = self._rows(terms, settings, number)
             objective = _objective(terms, settings, clients.rows(number, "train"))
         except Exception as error:
-            # the message may quote a row ("got text like 'Miller'"), which is for the terminal and not for a log
+            # the message may quote a row ("got text like 'Miller'"): it is for this site, and the server gets none
+            why = str(error) if isinstance(error, PiebaldError) else without_message(error)
             log.warning(
-                "the rows %(source)s cannot be used (%(kind)s): piebald client %(folder)s --check says why; mend "
-                "them, and start this site again",
-                {
-                    "event": "rows",
-                    "source": self.source,
-                    "kind": type(error).__name__,
-                    "folder": self.credentials.folder,
-                },
+                "the rows %(source)s cannot be used: %(why)s; mend them, and start this site again",
+                {"event": "rows", "source": self.source, "why": printable(" ".join(why.split()))},
             )
             if isinstance(error, _OtherForm):
                 raise

@@ -36,7 +36,7 @@ def document(
     """Return a page as HTML.
 
     Args:
-        kind: "report", "answer", "status" or "transfer": what stands beside the name, and a CSS class of the page.
+        kind: "report", "answer", "status", "transfer" or "runs": what stands beside the name, and the page's CSS class.
         title: the page's title.
         top: its head, as HTML.
         sections: its sections; empty ones are left out.

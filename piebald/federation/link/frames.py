@@ -1,0 +1,205 @@
+"""Frames of a connection: requests, replies, messages without a reply, and a last word (docs/reference/protocol.md).
+
+    opening   b"piebald" and the version of the framing (1 byte), once in each direction
+    frame     length of the rest (4 bytes), kind (1), number (8), length of the topic (1), topic, message
+
+Who sent a frame is the name in the certificate of the connection; no frame claims a name.  A frame that claims to be
+longer than any message ends its connection.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+
+from piebald.core.plain_text import printable
+from piebald.federation.credentials.revocation import name_in
+from piebald.federation.link.shared_socket import SharedSocket
+from piebald.federation.link.tls import receive, send
+from piebald.federation.link.wire_messages import LONGEST, Refused
+
+FRAMING = 1  # version of the opening and of the head of a frame
+FRAME = LONGEST + (1 << 16)  # bytes of a frame, at most; a message a little too long is dropped, and no more
+_MAGIC = b"piebald"
+_HEAD = struct.Struct("<IBQB")
+_LENGTH = 4  # bytes of the length, which does not count itself
+_LAST_WORD = 2.0  # seconds in which the other end can read why the connection ends
+_REASON = 300  # characters of a reason, at most
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    REQUEST = 1
+    REPLY = 2  # with the number of its request
+    MESSAGE = 3  # nobody waits for a reply
+    FAREWELL = 4  # the last frame: its message says why the sender ends the connection
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that has arrived.
+
+    Attributes:
+        kind: what it is.
+        number: the number of a request, which its reply carries as well.
+        topic: the topic of a request or a message.
+        message: its bytes.
+    """
+
+    kind: Kind
+    number: int
+    topic: str
+    message: memoryview
+
+    def __len__(self) -> int:
+        """Bytes of its message."""
+        return len(self.message)
+
+
+def encode_frame(kind: Kind, number: int, topic: str, message: bytes | memoryview) -> bytes:
+    """Return the bytes of a frame.
+
+    Examples:
+        >>> frame = decode_frame(bytearray(encode_frame(Kind.REQUEST, 7, "hello", b"bytes")))
+        >>> frame.kind.name, frame.number, frame.topic, bytes(frame.message)
+        ('REQUEST', 7, 'hello', b'bytes')
+    """
+    name = topic.encode("ascii")
+    length = _HEAD.size - _LENGTH + len(name) + len(message)
+    return b"".join((_HEAD.pack(length, kind, number, len(name)), name, message))
+
+
+def decode_frame(data: bytearray) -> Frame:
+    """Return the frame in these bytes.
+
+    Raises:
+        Refused: they are none.
+    """
+    if len(data) < _HEAD.size:
+        raise Refused("a frame without a whole head")
+    _, kind, number, name = _HEAD.unpack_from(data)
+    if kind not in set(Kind):
+        raise Refused(f"a frame of kind {kind}, which is not used here")
+    start = _HEAD.size + name
+    topic = bytes(data[_HEAD.size : start])
+    if len(topic) < name or not topic.isascii():
+        raise Refused("a frame without a whole topic")
+    return Frame(Kind(kind), number, topic.decode("ascii"), memoryview(data)[start:])
+
+
+class Connection:
+    """One connection to a party, over which several threads send while one reads.
+
+    Args:
+        secured: the connection, after its handshake.
+
+    Attributes:
+        name: the name in the other end's certificate.
+        address: where it connected from, or the address that was connected to; "" where it has gone already.
+        certificate: as of `ssl.SSLSocket.getpeercert`.
+        farewell: why the other end has ended it, "" as long as it has not.
+        ended: whether this end has ended it: what still arrives is not handled.
+    """
+
+    def __init__(self, secured: SharedSocket) -> None:
+        self._secured, self._sending = secured, threading.Lock()
+        self._greeted = False  # whether the opening was sent
+        self.farewell, self.ended, self.address = "", False, ""
+        self.certificate = secured.getpeercert() or {}
+        self.name = printable(name_in(self.certificate), 64) if self.certificate else ""
+        with suppress(OSError):
+            self.address = str(secured.getpeername()[0])
+
+    @property
+    def expires(self) -> float:
+        """When the other end's certificate expires, in seconds since the epoch."""
+        return ssl.cert_time_to_seconds(str(self.certificate["notAfter"]))
+
+    def open(self) -> None:
+        """Exchange the openings.
+
+        Raises:
+            OSError: the connection has ended.
+            Refused: the other end speaks another protocol, or another version of it.
+        """
+        with self._sending:
+            self._greet()
+        opening = bytearray()
+        if not receive(self._secured.recv, opening, len(_MAGIC) + 1):
+            raise OSError("the connection was closed by the other end")
+        if not opening.startswith(_MAGIC):
+            raise Refused("bytes of another protocol than Piebald's")
+        if opening[-1] != FRAMING:
+            raise Refused(
+                f"version {opening[-1]} of Piebald's framing, where this end speaks version {FRAMING}: "
+                "install one version of Piebald at both ends"
+            )
+
+    def send(self, kind: Kind, number: int, topic: str, message: bytes | memoryview) -> bool:
+        """Send a frame, and return whether the connection took all of it."""
+        frame = encode_frame(kind, number, topic, message)
+        with self._sending:
+            if self.ended:
+                return False
+            try:
+                send(self._secured, frame)
+            except (OSError, ValueError):  # a frame that was sent in part leaves the connection unusable
+                self._secured.close()
+                return False
+        return True
+
+    def read(self) -> Frame | None:
+        """Return the next frame, None where the connection has ended; memory is taken as its bytes arrive.
+
+        Raises:
+            OSError: the connection broke, or nothing came for too long.
+            Refused: the other end sent what is no frame.
+        """
+        data = bytearray()
+        if not receive(self._secured.recv, data, _LENGTH):
+            return None
+        length = int.from_bytes(data, "little")
+        if not _HEAD.size - _LENGTH <= length <= FRAME:
+            raise Refused(f"a frame that claims {length:,} bytes, where at most {FRAME:,} are allowed")
+        if not receive(self._secured.recv, data, _LENGTH + length):
+            return None
+        frame = decode_frame(data)
+        if frame.kind is Kind.FAREWELL:
+            self.farewell = printable(bytes(frame.message[: 4 * _REASON]).decode("utf-8", "replace"), _REASON)
+            return None
+        return frame
+
+    def end(self, reason: str = "") -> None:
+        """Tell the other end why the connection ends, and close it once that was read, or some time has passed."""
+        self.ended = True
+        until = time.monotonic() + _LAST_WORD
+        with suppress(OSError, ValueError):
+            if self._sending.acquire(timeout=_LAST_WORD / 2):  # else it does not read, so it reads no reason either
+                try:
+                    self._greet()
+                    word = encode_frame(Kind.FAREWELL, 0, "", reason[:_REASON].encode())
+                    self._secured.send_within(word, _LAST_WORD / 2)
+                    self._secured.shutdown(socket.SHUT_WR)
+                finally:
+                    self._sending.release()
+                # bytes that were not read when a connection is closed would take the last word with them
+                while (rest := until - time.monotonic()) > 0 and self._secured.recv_within(1 << 14, rest):
+                    pass
+        self._secured.close()
+
+    def close(self) -> None:
+        """Close it, unless `end` is about to."""
+        if not self.ended:
+            self._secured.close()
+
+    def _greet(self) -> None:
+        if not self._greeted:
+            send(self._secured, _MAGIC + bytes([FRAMING]))
+            self._greeted = True

@@ -1,0 +1,54 @@
+"""Tables of the command line at several widths."""
+
+from __future__ import annotations
+
+import pytest
+
+from piebald.cli.printing import print_table
+
+HEADING = ("site", "state", "heard", "nothing", "refused", "megabytes")
+ROWS = [
+    ["north", "training", "2 s ago", None, None, 12.5],
+    ["a-very-long-name-of-a-hospital", "waiting for the server", "7 s ago", None, "x" * 60, 3.25],
+]
+
+
+def lines(capsys: pytest.CaptureFixture[str], width: int, wide: bool) -> list[str]:
+    print_table(HEADING, ROWS, wide, width)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 120])
+def test_a_table_fits_and_says_what_it_leaves_out(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = lines(capsys, width, wide=False)
+    table, note = (found[:3], found[-1]) if "not shown" in found[-1] else (found, "")
+    assert len(table) == 3  # no row goes on below
+    assert all(len(line.rstrip()) <= width for line in table)
+    shown = table[0].split()
+    assert shown[0] == "site"
+    assert "nothing" not in shown  # it has no value
+    for name in HEADING:
+        assert (name in shown) != (name in note)
+    if width == 80:
+        assert shown == ["site", "state", "heard", "refused"]
+        assert table[2].rstrip().endswith("\N{HORIZONTAL ELLIPSIS}")
+    if width == 120:
+        assert shown == ["site", "state", "heard", "refused"] or shown == [*HEADING[:3], *HEADING[4:]]
+
+
+def test_a_wide_table_has_all_columns_and_all_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    found = lines(capsys, 200, wide=True)
+    assert found[0].split() == list(HEADING)
+    assert "x" * 60 in found[2]
+    assert "not shown" not in "".join(found)
+
+
+def test_output_that_is_no_terminal_is_whole_for_grep(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table(HEADING, ROWS, wide=False)
+    assert "x" * 60 in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(HEADING, ROWS, wide=False)
+    assert "x" * 60 not in capsys.readouterr().out
