@@ -138,6 +138,18 @@ def unknown(
     return SettingError(f"there is no {what} {shown(written)}: {hint}")
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    Piebald is on no index yet, so anybody could put a package of its name there.
+
+    Examples:
+        >>> install("trees")
+        "pip install '.[trees]' in a clone of Piebald"
+    """
+    return f"pip install '.[{extra}]' in a clone of Piebald"
+
+
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse the first unknown name; `what` names its kind, e.g. ``"argument of resume"``."""
     allowed = list(known)
