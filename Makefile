@@ -11,7 +11,7 @@ COVERAGE := --cov --cov-report term:skip-covered
 
 TEST_DEVICE ?= cuda
 
-.PHONY: demo test test-all test-long test-gpu mutants coverage check docs bench clean
+.PHONY: demo test test-all test-long test-gpu mutants coverage check dist release-check docs bench clean
 
 demo: .venv/installed                  ## train on scikit-learn's digits and write the report into demo/
 	$(BIN)/python examples/demo.py --out demo
@@ -40,6 +40,14 @@ check: .venv/installed-dev             ## style, types, and who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+dist: .venv/installed-dev              ## a wheel and a source archive in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
+release-check: dist                    ## what RELEASING.md asks for before a release: archives, and the wheel on each Python
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tests/release_check.py dist
 
 docs: .venv/installed-dev              ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

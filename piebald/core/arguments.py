@@ -149,6 +149,9 @@ def check_some(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
         _Check(_resolved(parameter.annotation, function), parameter.default).value(name, value)
 
 
+_OF_RECIPES = ("lr", "epochs", "batch", "steps", "momentum", "optimizer", "weightdecay", "cohort", "clip", "mu")
+
+
 def checked_class(made: type[C]) -> type[C]:
     """Check the arguments with which instances of a class are made, as `checked` does."""
     made.__init__ = checked(made.__init__)  # type: ignore[method-assign]
@@ -166,7 +169,9 @@ def _bound(
         strange = next((name for name in kwargs if name not in names), None)
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
         if strange is not None and not open_ended:
-            raise unknown(f"argument of {called} called", strange, names) from None
+            its = f"it belongs to the recipe: piebald.recipes.fedavg({strange}=...)"
+            of_recipes = dict.fromkeys(_OF_RECIPES, its) if "recipe" in names or "recipes" in names else None
+            raise unknown(f"argument of {called} called", strange, names, of_recipes) from None
         raise SettingError(f"{called} was called with arguments that do not fit: {error}") from None
 
 

@@ -13,7 +13,7 @@ PiebaldError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class PiebaldError(Exception):
@@ -112,23 +112,42 @@ def shown(value: object, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def unknown(what: str, name: object, allowed: Iterable[str]) -> SettingError:
+def unknown(
+    what: str, name: object, allowed: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> SettingError:
     """The error for an unknown name, with the most similar known name.
 
     Args:
         what: what was named, e.g. ``"recipe"``.
         name: the unknown name.
         allowed: the known names.
+        elsewhere: what does the same here, by names of other programs in small letters without "_" and "-".
 
     Examples:
         >>> unknown("recipe", "fedavgg", ["fedavg", "fedprox"])
         SettingError("there is no recipe 'fedavgg': did you mean 'fedavg'?")
+        >>> unknown("recipe", "Fed-Per", ["fedavg", "hdafl"], {"fedper": "hdafl keeps the classifier private, too"})
+        SettingError("there is no recipe 'Fed-Per': hdafl keeps the classifier private, too")
     """
     names = sorted(allowed)
     written = name if isinstance(name, str) else shown(name)
+    if same := (elsewhere or {}).get(written[:100].lower().replace("_", "").replace("-", "")):
+        return SettingError(f"there is no {what} {shown(written)}: {same}")
     near = difflib.get_close_matches(written[:100], names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names) or 'none are known'}"
     return SettingError(f"there is no {what} {shown(written)}: {hint}")
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    Piebald is on no index yet, so anybody could put a package of its name there.
+
+    Examples:
+        >>> install("trees")
+        "pip install '.[trees]' in a clone of Piebald"
+    """
+    return f"pip install '.[{extra}]' in a clone of Piebald"
 
 
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:

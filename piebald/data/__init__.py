@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from piebald.data.sets.folders import audio_folder as audio_folder
     from piebald.data.sets.folders import image_folder as image_folder
     from piebald.data.sets.har import har as har
+    from piebald.data.sets.mnist import mnist as mnist
     from piebald.data.sets.mnist_writers import mnist_writers as mnist_writers
     from piebald.data.sets.named import load as load
     from piebald.data.sets.named import names as names

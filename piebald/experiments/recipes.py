@@ -52,7 +52,7 @@ def _recipe(
     key: Key, table: dict[str, Any], changes: Mapping[str, Any], places: SettingPlaces, resolver: Resolver
 ) -> Recipe:
     """One recipe; `changes` are the settings that come from the grid."""
-    from piebald.methods.recipes.named import lookup
+    from piebald.methods.recipes.named import lookup, recipes_with
 
     name = table.pop("name")
     try:
@@ -67,7 +67,7 @@ def _recipe(
         for axis in sorted(Recipe.axes, key="transforms".__eq__)  # last, since the others must fit beside them
         if axis in table and (axis not in setting_names or isinstance(table[axis], dict))
     }
-    places.check_names(key, table, [*setting_names, *Recipe.axes], f"recipe {name!r}", changes)
+    places.check_names(key, table, [*setting_names, *Recipe.axes], f"recipe {name!r}", changes, recipes_with)
     try:
         recipe = method.make(**read(table, resolver))
     except SettingError as error:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from piebald.core.arguments import Count, PathLike, Seed, Share, checked, checked_class
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError, install, unknown
 from piebald.core.model_settings import bounded_build
 from piebald.core.randomness import key, torch_seed
 from piebald.methods.training.checkpointing import enable_own
@@ -116,7 +116,7 @@ def pretrained(
     machine, and neither kept for a client nor sent; only adapters and head are trained, travel and are counted.
 
     The network's code is that of transformers.  No other code is run, and pickled weights are never read.  Needs
-    `pip install 'piebald[hf]'`.
+    `pip install '.[hf]'`.
 
     Args:
         weights: a folder with a config.json and safetensors, or the name of a model on the Hugging Face Hub, which is
@@ -166,7 +166,7 @@ def _installed() -> Any:
         import peft  # noqa: F401
         import transformers
     except ImportError:
-        raise SettingError("transformers and peft are missing: pip install 'piebald[hf]'") from None
+        raise SettingError(f"transformers and peft are missing: {install('hf')}") from None
     return transformers
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from piebald.core.arguments import DEEPEST
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import SettingError, install, shown
 from piebald.core.reading.files import read_json, regular
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -112,7 +112,7 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise SettingError("transformers and peft are missing: pip install 'piebald[hf]'") from None
+        raise SettingError(f"transformers and peft are missing: {install('hf')}") from None
     return huggingface_hub
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from piebald.contracts import Clients
 from piebald.core.arguments import Count, Fraction, NotNegative, Whole, checked
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
@@ -362,7 +362,7 @@ def _event(noise: float, share: float, releases: int) -> Any:
     try:
         import dp_accounting
     except ImportError:
-        raise SettingError("the privacy accountants are missing: pip install 'piebald[privacy]'") from None
+        raise SettingError(f"the privacy accountants are missing: {install('privacy')}") from None
     if share == 1:  # so many releases are one with less noise, exactly
         return dp_accounting.GaussianDpEvent(noise / math.sqrt(releases))
     sampled = dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(noise))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -74,12 +74,13 @@ class SettingPlaces:
         return self.document.origin(key)
 
     def check_names(
-        self, key: Key, table: Iterable[str], known: Sequence[str], what: str, changes: Container[str] = ()
-    ) -> None:
-        """Refuse a setting of a section that `what`, as messages call it, does not have."""
+        self, key: Key, table: Iterable[str], known: Sequence[str], what: str, changes: Container[str] = (),
+        elsewhere: Callable[[str], Mapping[str, str] | None] = lambda name: None,
+    ) -> None:  # fmt: skip
+        """Refuse a setting of a section that `what`, as messages call it, does not have; see `errors.unknown`."""
         for name in table:
             if name not in known:
-                error = unknown(f"setting of {what} called", name, known)
+                error = unknown(f"setting of {what} called", name, known, elsewhere(name))
                 raise SettingError(f"{self._of(key, name, changes)}: {error}")
 
     def placed(

@@ -236,7 +236,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_without_optuna_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(SettingError, match=r"optuna is missing: pip install 'piebald\[tune\]'"):
+    with pytest.raises(SettingError, match=r"optuna is missing: pip install '\.\[tune\]'"):
         tune("fedavg", federation(), network)
 
 

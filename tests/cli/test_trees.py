@@ -9,7 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
-pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 FILE = """\
 model = {{ name = "logistic" }}

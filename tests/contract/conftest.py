@@ -166,7 +166,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two nodes on this machine, each with one core, and a connection to them."""
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'piebald[ray]'")
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -303,7 +303,7 @@ def test_code_that_a_node_does_not_have_is_an_error(cluster: Any) -> None:
 
 
 def test_an_address_where_nobody_is() -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'piebald[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
     code = (
         "import piebald; from piebald import data, models, partition; "
         "clients, model = partition.Iid(clients=2).split(data.digits()), models.build_model('mlp', (1, 8, 8), 10); "
@@ -315,7 +315,7 @@ def test_an_address_where_nobody_is() -> None:
 
 def test_without_ray_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SettingError, match=r"pip install 'piebald\[ray\]'"):
+    with pytest.raises(SettingError, match=r"pip install '\.\[ray\]'"):
         on_ray(method("fedavg"))
 
 

@@ -346,7 +346,7 @@ def test_credit_from_the_published_sheet(server: Server, monkeypatch: pytest.Mon
 
 def test_an_old_sheet_without_xlrd_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xlrd", None)
-    with pytest.raises(SettingError, match=r"needs xlrd: pip install 'piebald\[xls\]'"):
+    with pytest.raises(SettingError, match=r"needs xlrd: pip install '\.\[xls\]'"):
         read_xls(b"", 0, "sheet")
 
 

@@ -26,7 +26,7 @@ def test_every_notebook_has_a_page() -> None:
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_prints_what_its_page_shows(name: str, tmp_path: Path) -> None:
     for package in ("jupytext", "nbclient", "ipykernel"):
-        pytest.importorskip(package, reason="needs the extra: pip install 'piebald[docs]'")
+        pytest.importorskip(package, reason="needs the extra: pip install '.[docs]'")
     if name == "cifar10" and not Path(os.environ.get("PIEBALD_DATA", ""), "cifar10", "cifar10_train.npz").is_file():
         pytest.skip("cifar10 is not there: set PIEBALD_DATA to a folder that has it")
     script = pages.ROOT / "docs" / "make_examples.py"

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.long
 def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="needs the extra: pip install 'piebald[docs]'")
-    pytest.importorskip("mkdocstrings", reason="needs the extra: pip install 'piebald[docs]'")
+    pytest.importorskip("mkdocs", reason="needs the extra: pip install '.[docs]'")
+    pytest.importorskip("mkdocstrings", reason="needs the extra: pip install '.[docs]'")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,

@@ -167,7 +167,7 @@ def written(numbers: np.ndarray) -> set[str]:
 
 @pytest.mark.full
 def test_the_logs_of_a_federation_tell_what_happens_and_hold_no_row_and_no_secret(tmp_path: Path) -> None:
-    pytest.importorskip("starlette", reason="needs the extra: pip install 'piebald[page]'")
+    pytest.importorskip("starlette", reason="needs the extra: pip install '.[page]'")
     names = ["north", "south"]
     folder = provisioned(tmp_path / "credentials", names)
     rng = np.random.default_rng(7)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
 from piebald.statistics.exact_at_sites import statistics_at_sites

@@ -236,7 +236,7 @@ def test_others_whose_bounds_hide_their_rows(five: Sites, monkeypatch: pytest.Mo
 
 def test_others_whose_thresholds_count_nothing(five: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the counts of which thresholds are made were those of the victim's rows."""
-    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     table = {"secure": True, "form": "histogram", "rounds": 1, "max_depth": 1, "max_bin": 4}
     file, flags = as_file(five, trees=table)
     server, true = LyingServer(monkeypatch), list[int]()

@@ -27,8 +27,8 @@ from piebald.runs.prepare import prepare
 
 from .conftest import SITES, provisioned
 
-transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
-pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install '.[hf]'")
+pytest.importorskip("peft", reason="needs the extra: pip install '.[hf]'")
 NAME = "hospital/notes"  # what the experiment calls the weights
 
 

@@ -32,7 +32,7 @@ from piebald.storage.store import RunStore
 
 from .conftest import provisioned
 
-pytest.importorskip("starlette", reason="needs the extra: pip install 'piebald[page]'")
+pytest.importorskip("starlette", reason="needs the extra: pip install '.[page]'")
 HOSTILE = "<script>alert(1)</script>\x1b[2J\"'"
 SITE = {
     "version": "0.1.0", "refused": None, "rows": 133, "working": [], "finished": 7, "staleness": 1, "late": 0,

@@ -363,5 +363,5 @@ def test_a_model_of_which_nothing_trained_is_shared_is_refused() -> None:
 
 def test_without_zstandard_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(SettingError, match=re.escape("pip install 'piebald[compression]'")):
+    with pytest.raises(SettingError, match=re.escape("pip install '.[compression]'")):
         simulate(recipes.fedavg().with_(transforms="zstandard"), CLIENTS, MODEL)

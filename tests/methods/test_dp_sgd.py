@@ -57,7 +57,7 @@ def one_step(model: nn.Module, clients: Any, lr: float = 1.0, **settings: Any) -
 @pytest.mark.parametrize("clip", [0.05, 0.5, 100.0])
 def test_the_clipped_sum_is_that_of_opacus(clip: float) -> None:
     """On the same batch."""
-    opacus = pytest.importorskip("opacus", reason="needs opacus: pip install 'piebald[privacy]'")
+    opacus = pytest.importorskip("opacus", reason="needs opacus: pip install '.[privacy]'")
     clients = images(ROWS)
     mine = one_step(seeded(convolutional), clients, clip=clip, noise=0.0)
     rows = clients.rows(0, "train")

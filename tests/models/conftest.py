@@ -11,7 +11,7 @@ import torch
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small DistilBERT for 40 words, texts of 7 tokens and three classes, without dropout; not to be changed."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs the extra: pip install '.[hf]'")
     made = tmp_path_factory.mktemp("weights") / "tiny"
     config = transformers.DistilBertConfig(
         vocab_size=40, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=7, num_labels=3,

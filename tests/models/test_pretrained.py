@@ -23,8 +23,8 @@ from piebald.methods.training import DpSgd
 from piebald.models.weights_folder import cached, find, mapped_tensors
 from piebald.runtimes import Simulator
 
-transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
-peft = pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install '.[hf]'")
+peft = pytest.importorskip("peft", reason="needs the extra: pip install '.[hf]'")
 
 LENGTH, WORDS = 7, 40
 

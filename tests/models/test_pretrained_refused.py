@@ -15,8 +15,8 @@ from piebald import models
 from piebald.core.errors import SettingError
 from piebald.models.weights_folder import read_config
 
-pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
-pytest.importorskip("peft", reason="needs the extra: pip install 'piebald[hf]'")
+pytest.importorskip("transformers", reason="needs the extra: pip install '.[hf]'")
+pytest.importorskip("peft", reason="needs the extra: pip install '.[hf]'")
 
 
 def changed_config(folder: Path, values: dict[str, Any]) -> None:
@@ -124,5 +124,5 @@ def test_settings_that_do_not_fit_are_refused(folder: Path, settings: dict[str, 
 @pytest.mark.parametrize("package", ["peft", "transformers", "huggingface_hub"])
 def test_a_missing_extra_is_named(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SettingError, match=r"pip install 'piebald\[hf\]'"):
+    with pytest.raises(SettingError, match=r"pip install '\.\[hf\]'"):
         models.pretrained("someone/weights" if package == "huggingface_hub" else folder, adapter="lora")

@@ -90,7 +90,7 @@ def test_a_run_records_what_it_spent() -> None:
 
 def test_rows_are_accounted_as_opacus_does() -> None:
     """PLD and PRV agree, the Renyi bound is no smaller, and opacus computes the same Renyi bound."""
-    pytest.importorskip("opacus", reason="needs opacus: pip install 'piebald[privacy]'")
+    pytest.importorskip("opacus", reason="needs opacus: pip install '.[privacy]'")
     from opacus.accountants import RDPAccountant
 
     budget = rows(1.1, 0.05, 40, 1e-5)
@@ -148,7 +148,7 @@ def test_a_missing_accountant_says_what_to_install(monkeypatch: pytest.MonkeyPat
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SettingError, match=r"pip install 'piebald\[privacy\]'"):
+    with pytest.raises(SettingError, match=r"pip install '\.\[privacy\]'"):
         central(1.2345, 1.0, 1, 1e-5)  # nobody has asked before, so no answer is kept
 
 

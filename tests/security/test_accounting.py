@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from piebald.privacy.accounting import PrivacyBudget, central, fixed_cohorts, local, rows
 
-pytest.importorskip("dp_accounting", reason="needs the extra: pip install 'piebald[privacy]'")
+pytest.importorskip("dp_accounting", reason="needs the extra: pip install '.[privacy]'")
 
 STEP, REACH = 2e-4, 30.0  # of the grid of losses
 DELTA = 1e-5

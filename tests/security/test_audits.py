@@ -20,7 +20,7 @@ from tests.fakes import federation, simulate
 from .audits import Scores, from_one_run, from_pairs
 from .test_central_noise import NOISE, moves, recipe
 
-pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'piebald[privacy]'")
+pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install '.[privacy]'")
 
 RUNS = 3000
 DELTA = 0.05  # as large as an audit of so few runs can use

@@ -671,7 +671,7 @@ def test_a_network_of_absurd_settings_is_refused_before_it_has_numbers(
 )  # fmt: skip
 def test_a_configuration_of_absurd_settings_is_refused(tmp_path: Path, name: str, value: int) -> None:
     """Before, num_hidden_layers = 10^7 built layers until the memory was full."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'piebald[hf]'")
+    transformers = pytest.importorskip("transformers", reason="needs the extra: pip install '.[hf]'")
     config = transformers.DistilBertConfig(
         vocab_size=50, dim=8, n_layers=1, n_heads=2, hidden_dim=16, max_position_embeddings=16
     )
@@ -739,7 +739,7 @@ def test_weights_of_torch_are_tensors_in_a_zip_that_does_not_expand(tmp_path: Pa
 
 
 def test_an_hdf5_file_opens_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    h5py = pytest.importorskip("h5py", reason="needs the extra: pip install 'piebald[weights]'")
+    h5py = pytest.importorskip("h5py", reason="needs the extra: pip install '.[weights]'")
     layer = next(iter(extractors.LAYERS.values()))
     (tmp_path / "secret").write_bytes(bytes(range(64)))
     with h5py.File(tmp_path / "other.h5", "w") as other:
@@ -810,7 +810,7 @@ def test_text_tables_are_measured_by_any_separator(tmp_path: Path, little_memory
 
 @pytest.mark.parametrize("kind", ["view", "trigger", "pipe"])
 def test_a_study_of_a_stranger_computes_nothing(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="needs the extra: pip install 'piebald[tune]'")
+    pytest.importorskip("optuna", reason="needs the extra: pip install '.[tune]'")
     from piebald.advice.tuning.study import storage_in
 
     file = tmp_path / "study.db"

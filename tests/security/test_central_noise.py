@@ -161,7 +161,7 @@ def test_fixed_cohorts_are_not_accounted_as_poisson_samples() -> None:
 @pytest.mark.full
 def test_budgets_are_those_of_dp_accounting() -> None:
     """The mechanism described to another program in its own terms: the events, and what neighbours are."""
-    dp = pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install 'piebald[privacy]'")
+    dp = pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install '.[privacy]'")
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 

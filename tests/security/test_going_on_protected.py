@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("dp_accounting", reason="needs the extra: pip install 'piebald[privacy]'")
+pytest.importorskip("dp_accounting", reason="needs the extra: pip install '.[privacy]'")
 
 import piebald
 from piebald import recipes

@@ -352,7 +352,7 @@ def counting_box(column: int, threshold: float) -> torch.Tensor:
 ])  # fmt: skip
 def test_forests_of_a_servers_choice_read_no_row(policy: Policy) -> None:
     """Before, each of 58 was scored to the bit."""
-    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     where, rows = site(policy), CLIENTS.rows(0, "test")
     query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))
     edges = np.linspace(-1, 1, 58)
@@ -490,7 +490,7 @@ def test_a_server_that_scores_its_own_forests_at_processes_reads_no_row(
     tmp_path: Path, rows: Path, opened: list[Federation]
 ) -> None:
     """A server that lies about versions, too: one row's place is to be found between 58 thresholds."""
-    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     opened.append(made := Federation(tmp_path, "queries = ['masked_tree_sums', 'tree_scores']", rows))
     server, masks = made.credentials / "server", (SecureAggregation(bits=64),)
     query = TreeScoresQuery(ask="scores", boosting=BOOSTING, objective="binary", classes=2, start=(0.0,))

@@ -16,7 +16,7 @@ from piebald.core.private_files import write_private
 from piebald.federation.operate import page_server
 from piebald.federation.operate.page_server import FREE, TOKEN, Token, WrongTokens, token_of
 
-pytest.importorskip("starlette", reason="needs the extra: pip install 'piebald[page]'")
+pytest.importorskip("starlette", reason="needs the extra: pip install '.[page]'")
 
 
 class Clock:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-zstandard = pytest.importorskip("zstandard", reason="needs the extra: pip install 'piebald[he]'")
-sealapi = pytest.importorskip("tenseal.sealapi", reason="needs the extra: pip install 'piebald[he]'")
+zstandard = pytest.importorskip("zstandard", reason="needs the extra: pip install '.[he]'")
+sealapi = pytest.importorskip("tenseal.sealapi", reason="needs the extra: pip install '.[he]'")
 
 from piebald.vertical.encryption.backend import InvalidMessage  # noqa: E402
 from piebald.vertical.encryption.bfv import context  # noqa: E402

@@ -164,7 +164,7 @@ def test_what_ends_while_it_is_ended_leaves_no_error_behind() -> None:
 
 def test_boosting_at_a_site_ends_at_its_limit() -> None:
     """Before, 1,500 rounds went to their end, whatever `seconds` said."""
-    pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
     plan, _ = prepared(json.dumps({"name": "fedavg"}))
     policy = Policy(queries=["trees"], work=WorkLimits(seconds=0.5))
     runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu")

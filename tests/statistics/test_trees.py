@@ -21,7 +21,7 @@ from piebald.statistics.trees.encoding import tree_data
 from piebald.statistics.trees.forest import Forest, nodes, reject_reason
 from piebald.statistics.trees.local_clients import margins_of
 
-xgboost = pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+xgboost = pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 Objective = Any
 KINDS = {"binary": "binary:logistic", "multiclass": "multi:softprob", "regression": "reg:squarederror"}

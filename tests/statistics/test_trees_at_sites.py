@@ -24,7 +24,7 @@ from piebald.statistics.trees.boosted_trees import BoostedTrees
 from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.site_clients import trees_at_sites
 
-pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner

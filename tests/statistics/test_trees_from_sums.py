@@ -26,7 +26,7 @@ from piebald.statistics.trees.settings import TreeSettings
 from piebald.statistics.trees.site_clients import SiteSums
 from piebald.statistics.trees.targets import Target
 
-pytest.importorskip("xgboost", reason="needs the extra: pip install 'piebald[trees]'")
+pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
 
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner

@@ -23,7 +23,7 @@ LIBRARY = {"bfv": "tenseal", "paillier": "gmpy2"}
 def encrypted(kind: str, **settings: object) -> object:
     """A backend for parametrize, skipped where its library is not installed."""
     missing = importlib.util.find_spec(LIBRARY[kind]) is None
-    reason = f"{LIBRARY[kind]} is not installed: pip install 'piebald[he]'"
+    reason = f"{LIBRARY[kind]} is not installed: pip install '.[he]'"
     return pytest.param({"kind": kind, **settings}, marks=pytest.mark.skipif(missing, reason=reason), id=kind)
 
 

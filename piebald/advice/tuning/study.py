@@ -25,7 +25,7 @@ from piebald.advice.tuning.budget import Budget, Cost
 from piebald.advice.tuning.space import Choices, Point, Range, SearchSpace, Values
 from piebald.advice.tuning.trial import State, Trial, lag_beyond_noise, outside_one_standard_error, words
 from piebald.advice.tuning.trial_runs import TrialRuns, cost_of
-from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError
+from piebald.core.errors import DeviceLost, PiebaldError, RunFolderError, SettingError, install
 from piebald.core.plain_text import printable
 from piebald.core.randomness import generator
 from piebald.core.reading.files import UnfitFile, regular
@@ -347,7 +347,7 @@ def imported() -> Any:
     try:
         import optuna
     except ImportError:
-        raise SettingError("optuna is missing: pip install 'piebald[tune]'") from None
+        raise SettingError(f"optuna is missing: {install('tune')}") from None
     return optuna
 
 

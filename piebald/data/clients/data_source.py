@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from piebald.contracts import Clients, HoldsRows
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.reading.packed import read_arrays
 from piebald.core.references import Reference, Text
 from piebald.data.clients.client_tables import ClientTable, from_frame, from_hub, is_table, read_table
@@ -203,9 +203,7 @@ def _saved(path: Path) -> Any:
     try:
         from datasets import load_from_disk
     except ImportError:
-        raise SettingError(
-            f"{path} is a Hugging Face data set, which needs datasets: pip install 'piebald[hf]'"
-        ) from None
+        raise SettingError(f"{path} is a Hugging Face data set, which needs datasets: {install('hf')}") from None
     try:
         dataset = load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piebald.core.arguments import Count, checked
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.model_settings import checked_network, whole
 from piebald.core.progress import Bar
 from piebald.core.reading.files import check_size, read_bytes, regular
@@ -146,7 +146,7 @@ class SqueezeNet(nn.Module):
 def squeezenet(side: int = 224) -> SqueezeNet:
     """SqueezeNet 1.1 with weights trained on ImageNet, frozen.
 
-    Without the prepared file, the original file is downloaded, which needs `pip install 'piebald[weights]'`.
+    Without the prepared file, the original file is downloaded, which needs `pip install '.[weights]'`.
 
     Args:
         side: height and width in pixels to which images are resized.
@@ -174,7 +174,7 @@ def _published(names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     try:
         import h5py
     except ImportError:
-        raise SettingError(f"{path} is an HDF5 file, which needs h5py: pip install 'piebald[weights]'") from None
+        raise SettingError(f"{path} is an HDF5 file, which needs h5py: {install('weights')}") from None
     stored: dict[tuple[str, int], NDArray[np.float32]] = {}
     try:
         regular(path)

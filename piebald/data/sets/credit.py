@@ -34,7 +34,7 @@ def credit() -> DataSet:
 
     Owners: "education" (codes 0, 5 and 6 are not documented), "sex" and "age" (by decade).  `PERSONAL`, `HISTORY`,
     `BILLS` and `PAYMENTS` group the features' names.  Without the prepared file, the published Excel file is read,
-    which needs `pip install 'piebald[xls]'`.
+    which needs `pip install '.[xls]'`.
 
     Raises:
         SettingError: credit/credit_default.csv.gz is missing and the archive cannot be downloaded, or xlrd is

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-
-from piebald.core.errors import SettingError
 from piebald.data.sets.dataset import DataSet
-from piebald.data.sets.download import official
-from piebald.data.sets.formats import read_idx
+from piebald.data.sets.idx_images import idx_images
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 # The authors publish MD5 only.
@@ -27,17 +22,11 @@ def fashion_mnist() -> DataSet:
     Raises:
         SettingError: the files are not in fashion_mnist/ and cannot be downloaded.
     """
-    arrays = [read_idx(official("fashion_mnist", f"{URL}/{file}", check)) for file, check in CHECKSUMS.items()]
-    x, y, x_test, y_test = arrays
-    if x.ndim != 3 or x_test.shape[1:] != x.shape[1:] or (len(x), len(x_test)) != (len(y), len(y_test)):
-        raise SettingError("the files in fashion_mnist/ do not fit together: replace them")
-    return DataSet(
-        name="fashion_mnist",
-        x=torch.from_numpy(np.concatenate([x, x_test])[:, None]),
-        y=torch.from_numpy(np.concatenate([y, y_test]).astype(np.int64)),
+    return idx_images(
+        "fashion_mnist",
+        URL,
+        CHECKSUMS,
         classes=CLASSES,
-        train=np.arange(len(x)),
-        test=np.arange(len(x), len(x) + len(x_test)),
         source="Zalando Research, Fashion-MNIST",
         licence="MIT",
         citation="H. Xiao, K. Rasul, R. Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.reading.files import json_value, opened, read_bytes
 from piebald.core.reading.packed import DAMAGE, check_members, read_unpacked, tar_members
 
@@ -127,7 +127,7 @@ def read_xls(raw: bytes, header: int, place: str) -> DataFrame:
         import xlrd
         from xlrd.compdoc import CompDocError
     except ImportError:
-        raise SettingError(f"{place} is an old Excel file, which needs xlrd: pip install 'piebald[xls]'") from None
+        raise SettingError(f"{place} is an old Excel file, which needs xlrd: {install('xls')}") from None
     try:
         sheet = xlrd.open_workbook(file_contents=raw, logfile=io.StringIO()).sheet_by_index(0)
         lines = [sheet.row_values(line) for line in range(header, sheet.nrows)]

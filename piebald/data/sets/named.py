@@ -17,6 +17,7 @@ from piebald.data.sets.digits import digits
 from piebald.data.sets.fashion_mnist import fashion_mnist
 from piebald.data.sets.femnist import femnist
 from piebald.data.sets.har import har
+from piebald.data.sets.mnist import mnist
 from piebald.data.sets.mnist_writers import mnist_writers
 from piebald.data.sets.office_caltech10 import office_caltech10
 from piebald.data.sets.speech_commands import speech_commands
@@ -33,10 +34,19 @@ _LOADERS: dict[str, Callable[[], DataSet]] = {
     "fashion_mnist": fashion_mnist,
     "femnist": femnist,
     "har": har,
+    "mnist": mnist,
     "mnist_writers": mnist_writers,
     "office_caltech10": office_caltech10,
     "speech_commands": speech_commands,
     "traffic": traffic,
+}
+
+_ELSEWHERE = {  # names of other programs
+    "emnist": "femnist has EMNIST's letters and digits by writer",
+    "fmnist": "fashion_mnist",
+    "cifar": "cifar10 or cifar100",
+    "adult": "census",
+    "shakespeare": "give the rows of LEAF's file as a source of your own",
 }
 
 
@@ -68,7 +78,7 @@ def named(name: str) -> DataSet:
     if name in _LOADERS:
         return _LOADERS[name]()
     if not isinstance(name, Reference):
-        raise unknown("data set", name, _LOADERS)
+        raise unknown("data set", name, _LOADERS, _ELSEWHERE)
     value = plugins.call(name, "data set")
     if not isinstance(value, DataSet):
         raise SettingError(f"data set {name!r} must be a function that returns a DataSet, got {type(value).__name__}")

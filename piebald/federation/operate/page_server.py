@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_text
 from piebald.federation.operate.run_view import RunView, Viewer
 from piebald.federation.operate.status import STALLED, read_status, signs_of_life
 
-INSTALL = "the status page needs starlette, uvicorn and prometheus-client: pip install 'piebald[page]'"
+INSTALL = f"the status page needs starlette, uvicorn and prometheus-client: {install('page')}"
 TOKEN = "status-token"  # in the server's credentials: what a browser or Prometheus must know
 FREE = 10  # wrong tokens of an address, after which it waits
 _LONGEST_WAIT = 60.0  # seconds

@@ -62,7 +62,7 @@ class _Named:
     def make(self, **fields: Any) -> Recipe:
         for name in fields:
             if name not in self.defaults:
-                raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults)
+                raise unknown(f"setting of recipe {self.name!r} called", name, self.defaults, recipes_with(name))
         for name, value in fields.items():
             try:
                 fields[name] = settled(value)
@@ -152,6 +152,36 @@ def make(name: str, **fields: Any) -> Recipe:
     return lookup(USERS.mark(name), USERS).make(**read(fields, USERS))
 
 
+_ELSEWHERE = {  # names of other programs and papers
+    "fedper": "hdafl keeps the classifier private, as FedPer does",
+    "pfedhn": "cgau conditions one network on the client, as pFedHN's hypernetwork does",
+    "fedopt": "fedadam, fedyogi and fedavgm step with an optimizer at the server",
+    "fedfomo": "fedamp and fedphp weigh the models of other clients",
+    "fedavgft": "fine_tuned trains each client's model further at the end",
+    "finetuning": "fine_tuned trains each client's model further at the end",
+    "lg": "lg_fedavg",
+    "lgnet": "fine_tuned is what DistFL's paper calls LG-Net, lg_fedavg is LG-FedAvg",
+    "dvw": "sync_dvw, async_dvw and adaptive_dvw are Metis' methods",
+    "metis": "sync_dvw, async_dvw and adaptive_dvw are Metis' methods",
+    "smmd": "piebald transfer trains two parties with different features",
+    "standalone": "local",
+    "localonly": "local",
+    "centralized": "local on one client that has all rows: partition iid with clients = 1",
+    "pooled": "local on one client that has all rows: partition iid with clients = 1",
+    "fedsgd": "fedavg with steps = 1",
+    "krum": 'aggregation = "krum" of any recipe',
+    "median": 'aggregation = "median" of any recipe',
+    "fltrust": 'aggregation = "fltrust" of any recipe',
+}
+
+
+def recipes_with(setting: str) -> dict[str, str] | None:
+    """Return which recipes have a setting, those with the fewest settings first, as `errors.unknown` takes it."""
+    found = sorted((name for name in names() if setting in settings_of(name)), key=lambda name: len(settings_of(name)))
+    listed = f"{', '.join(found[:6])}{' ...' if len(found) > 6 else ''}"
+    return {setting.lower().replace("_", ""): f"it is a setting of {listed}"} if found else None
+
+
 def lookup(name: str, resolver: Resolver) -> _Named:
     """The recipe with a name, as `make` takes it.
 
@@ -167,7 +197,7 @@ def lookup(name: str, resolver: Resolver) -> _Named:
             resolver.discover()
             entry = _made.get(name)
         if entry is None:
-            raise unknown("recipe", name, _made)
+            raise unknown("recipe", name, _made, _ELSEWHERE)
         return entry
     target = name.resolved("recipe")
     if isinstance(target, Recipe):

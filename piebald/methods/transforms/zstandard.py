@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.methods.transforms.bit_fields import Bytes
 from piebald.methods.transforms.compression import Compressed, Compressor, Numbers, WireContext, as_floats
 
@@ -69,6 +69,4 @@ def _module() -> Any:
     try:
         return importlib.import_module("zstandard")
     except ImportError:
-        raise SettingError(
-            "transform 'zstandard' needs the package zstandard: pip install 'piebald[compression]'"
-        ) from None
+        raise SettingError(f"transform 'zstandard' needs the package zstandard: {install('compression')}") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 from piebald.contracts.component import Component, build
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.metrics import LOWER_IS_BETTER
 from piebald.report.callbacks.callback import Callback, RunStart
 from piebald.report.tables import History, mean
@@ -111,7 +111,7 @@ def trackers_of(given: Sequence[str | Tracker | Mapping[str, Any]]) -> list[Trac
     for tracker in trackers:
         if tracker.package is not None and find_spec(tracker.package) is None:
             raise SettingError(
-                f"the package of tracker {tracker.kind!r} is missing: pip install 'piebald[trackers]', or leave it out"
+                f"the package of tracker {tracker.kind!r} is missing: {install('trackers')}, or leave it out"
             )
     return trackers
 

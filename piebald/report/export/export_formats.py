@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from piebald.core.errors import SettingError, unknown
+from piebald.core.errors import SettingError, install, unknown
 from piebald.core.pytree import Tree
 from piebald.report.export.recording import Recorded
 
@@ -132,7 +132,7 @@ def _onnx(exported: Exported, path: Path) -> None:
     try:
         import onnxscript  # noqa: F401 - torch.onnx needs it
     except ImportError:
-        raise SettingError("onnx and onnxscript are missing: pip install 'piebald[onnx]'") from None
+        raise SettingError(f"onnx and onnxscript are missing: {install('onnx')}") from None
     recorded = Recorded.of(exported.module, exported.example())
     try:
         with _quiet_exporter():

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Clients, InMemory
-from piebald.core.errors import PiebaldError, RuntimeFault, SettingError
+from piebald.core.errors import PiebaldError, RuntimeFault, SettingError, install
 from piebald.methods.client_work import ClientWork
 
 _TIMEOUT = 300.0  # seconds to wait while there is no actor at all: a cluster may have to start a node
@@ -34,9 +34,7 @@ def imported() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise SettingError(
-            "runtime 'ray' needs Ray: pip install 'piebald[ray]', or take runtime = 'simulator'"
-        ) from None
+        raise SettingError(f"runtime 'ray' needs Ray: {install('ray')}, or take runtime = 'simulator'") from None
 
 
 def connected() -> bool:

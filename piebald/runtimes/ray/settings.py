@@ -22,7 +22,7 @@ from piebald.runtimes.workers.state_store import ClientStateStore
 
 
 class Ray(Simulated):
-    """The settings of a simulation with Ray (`pip install 'piebald[ray]'`).
+    """The settings of a simulation with Ray (`pip install '.[ray]'`).
 
     Attributes:
         workers: actors, each on one core or GPU; None starts one for each that Ray offers, at most one for each client

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.core.moments import Floats
 from piebald.core.randomness import key
 from piebald.statistics.trees.forest import ABSENT, LEAF, MOST_ROWS, PARTS, Floats32, Forest, nodes
@@ -36,7 +36,7 @@ def xgboost() -> Any:
     try:
         import xgboost
     except ImportError:
-        raise SettingError("boosted trees need xgboost: pip install 'piebald[trees]'") from None
+        raise SettingError(f"boosted trees need xgboost: {install('trees')}") from None
     return xgboost
 
 

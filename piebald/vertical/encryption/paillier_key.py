@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.vertical.encryption.backend import InvalidMessage
 
 WINDOW = 8  # bits of an exponent per entry of a table
@@ -33,9 +33,7 @@ def library() -> Any:
     try:
         import gmpy2
     except ImportError:
-        raise SettingError(
-            "backend 'paillier' needs gmpy2, which is not installed: pip install 'piebald[he]'"
-        ) from None
+        raise SettingError(f"backend 'paillier' needs gmpy2, which is not installed: {install('he')}") from None
     return gmpy2
 
 

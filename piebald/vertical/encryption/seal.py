@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from piebald.core.errors import PiebaldError, SettingError
+from piebald.core.errors import PiebaldError, SettingError, install
 from piebald.vertical.encryption.backend import InvalidMessage
 from piebald.vertical.encryption.seal_bytes import HEADER, MAGIC, packer, unpacked
 
@@ -40,7 +40,7 @@ def library() -> Any:
     try:
         from tenseal import sealapi
     except ImportError:
-        raise SettingError("backend 'bfv' needs tenseal, which is not installed: pip install 'piebald[he]'") from None
+        raise SettingError(f"backend 'bfv' needs tenseal, which is not installed: {install('he')}") from None
     packer()
     return sealapi
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.vertical.encryption.backend import InvalidMessage
 
 HEADER = struct.Struct("<HB2sBHQ")  # magic number, its own size, SEAL's version, how it is packed, nothing, whole size
@@ -29,7 +29,7 @@ def packer() -> Any:
     try:
         import zstandard
     except ImportError:
-        raise SettingError("backend 'bfv' needs zstandard, which is not installed: pip install 'piebald[he]'") from None
+        raise SettingError(f"backend 'bfv' needs zstandard, which is not installed: {install('he')}") from None
     return zstandard
 
 

@@ -1,0 +1,86 @@
+"""Names and settings that users of other programs write."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import piebald
+from piebald.cli import main
+from piebald.core.errors import SettingError
+from piebald.methods import recipes
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("FedPer", "hdafl keeps the classifier private"),
+        ("fed-per", "hdafl"),
+        ("pFedHN", "cgau"),
+        ("FedAvg_FT", "fine_tuned"),
+        ("standalone", "local"),
+        ("fedavgg", "did you mean 'fedavg'"),
+    ],
+)
+def test_a_method_of_another_program_names_what_does_the_same(name: str, says: str) -> None:
+    with pytest.raises(SettingError, match=f"there is no recipe '{name}': {says}"):
+        recipes.make(name)
+
+
+def test_every_recipe_that_such_a_sentence_names_is_there() -> None:
+    from piebald.methods.recipes import named
+
+    known = set(recipes.names())
+    for sentence in named._ELSEWHERE.values():
+        words = {word.strip(",") for word in sentence.split()}
+        assert words & known or sentence.startswith(("aggregation = ", "piebald transfer")), sentence
+    assert not known & set(named._ELSEWHERE)  # a recipe of that name would hide the sentence
+
+
+def test_a_setting_of_another_recipe_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SettingError, match="recipe 'fedavg' called 'mu': it is a setting of fedprox, "):
+        piebald.recipes.fedavg(mu=0.1)
+    assert main(["run", "--set", 'recipe={name="fedavg", mu=0.1}']) == 2
+    assert "it is a setting of fedprox, " in capsys.readouterr().err
+    with pytest.raises(SettingError, match=r"'epochs': it belongs to the recipe: piebald.recipes.fedavg\(epochs=...\)"):
+        piebald.run("fedavg", None, None, epochs=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("name", "says"), [("emnist", "femnist has EMNIST"), ("CIFAR", "cifar10 or cifar100")])
+def test_a_data_set_of_another_name(name: str, says: str) -> None:
+    with pytest.raises(SettingError, match=f"there is no data set '{name}': {says}"):
+        piebald.data.load(name)
+
+
+def test_mnist_is_read_from_its_four_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = importlib.import_module("piebald.data.sets.mnist")
+    checksums = {}
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 6), ("t10k", 3)):
+        for kind, content in (
+            ("images-idx3", struct.pack(">BBBBIII", 0, 0, 8, 3, count, 28, 28) + rng.bytes(count * 784)),
+            ("labels-idx1", struct.pack(">BBBBI", 0, 0, 8, 1, count) + bytes(range(count))),
+        ):
+            path = tmp_path / "mnist" / f"{name}-{kind}-ubyte.gz"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(gzip.compress(content))
+            checksums[path.name] = f"md5:{hashlib.md5(path.read_bytes()).hexdigest()}"
+    monkeypatch.setenv("PIEBALD_DATA", str(tmp_path))
+    monkeypatch.setattr(module, "CHECKSUMS", checksums)
+    mnist = piebald.data.load("mnist")
+    assert mnist.x.shape == (9, 1, 28, 28)
+    assert mnist.y.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+    assert (mnist.train.tolist(), mnist.test.tolist()) == ([0, 1, 2, 3, 4, 5], [6, 7, 8])
+
+
+def test_train_means_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "Train with one recipe" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert "  train " not in capsys.readouterr().out
