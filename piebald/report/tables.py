@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, unknown
@@ -79,7 +79,7 @@ class History:
         if self._owned:
             self._store.close()
 
-    def __enter__(self) -> History:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

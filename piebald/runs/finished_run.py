@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,19 @@ from piebald.data.clients.standardise import Standardisation, constants_of_run
 from piebald.core.pytree import Tree
 from piebald.storage.run_folder import read_chosen_model
 from piebald.storage.store import RunStore
+from piebald.report.page.wording import names
 from piebald.report.tables import History
+from piebald.runs.prediction import Answers, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
 from piebald.server.cluster_state import ModelSnapshot
 from piebald.methods.sharing.base import Sharing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LISTED = 8  # names of clients in a message
 
 
 @checked_class
@@ -123,6 +130,94 @@ class Run(History):
             raise SettingError(f"cluster must be one of {sorted(self.cluster_models)}, got {number}")
         shared = self.cluster_models[number]
         return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
+
+    @checked
+    def predictor(
+        self, client: int | str | None = None, *, cluster: int | None = None, calibrate: bool = False
+    ) -> Predictor:
+        """Return a model with the way from raw rows to its inputs, and from its outputs to answers.
+
+        Args:
+            client: whose model, see `model`; None takes the global model (of the main cluster where there are several).
+            cluster: the number of the cluster whose model it is, instead of a client's.
+            calibrate: divide scores by the temperature of the lowest loss on the validation rows of the client, or of
+                all clients.
+
+        Raises:
+            SettingError: the run has no such model, every client has private layers and none is named, or there are no
+                validation rows here to calibrate with.
+        """
+        number = None if client is None else self._number_of_model(client)
+        if number is not None and cluster is not None:
+            raise SettingError("client and cluster both say which model it is: leave one of them out")
+        if number is None and self.work.layout.private:
+            raise SettingError(
+                f"{self.recipe} keeps layers at its clients, so that there is no global model to predict with: name "
+                f"a client ({names(self._clients.names)}), or fit the model to a new one with piebald adapt"
+            )
+        module = self.model(number)
+        if cluster is not None:
+            self.work.layout.load(module, self.start(cluster))
+        meta, work = self.meta, self.work if number is None else self.work.of(number)
+        settings = meta.get("settings") or {}
+        target = meta.get("target") or (settings.get("data") or {}).get("target")
+        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
+        like = pytree.take(self._clients.rows(first, "train").x, slice(0, 0))
+        features, extractor = meta.get("features"), settings.get("extractor")
+        inputs = RawInputs(like, None if features is None else tuple(features), self.standardisation, extractor)
+        answers = Answers.of(work.objective, work.outputs, self._clients.classes, target)
+        predictor = Predictor(module, inputs, answers)
+        if not calibrate:
+            return predictor
+        if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
+            raise SettingError("calibrate needs validation rows, which are at the sites: leave it out")
+        calibrating = range(len(self._clients)) if number is None else [number]
+        return predictor.calibrated(self._clients.rows(place, "validation") for place in calibrating)
+
+    @checked
+    def predict(
+        self,
+        rows: Any,
+        client: int | str | None = None,
+        *,
+        cluster: int | None = None,
+        calibrate: bool = False,
+    ) -> pd.DataFrame:
+        """Predict for raw rows.
+
+        Args:
+            rows: a pandas DataFrame, the path of a table or of an .npz file with an array x, or inputs as arrays, as
+                the run's source has them.  Columns are found by their names; others, like the target, are not used.
+            client, cluster, calibrate: see `predictor`.
+
+        Returns:
+            A row for each of them, with the probability of each class by its name, or the numbers to predict.
+
+        Raises:
+            SettingError: see `predictor`, or rows that do not fit the run.
+
+        Examples:
+            >>> import piebald as pb
+            >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+            >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+            >>> run = pb.run("fedavg", clients, model, rounds=1, runtime=pb.Simulator(engine="sequential"))
+            >>> run.predict(clients.rows(0, "test").x, client=0).shape
+            (20, 10)
+        """
+        return self.predictor(client, cluster=cluster, calibrate=calibrate).predict(rows)
+
+    def _number_of_model(self, client: int | str) -> int:
+        """Return the number of a client, or say which models there are."""
+        try:
+            return self.number(client)
+        except SettingError as error:
+            models = f"models of {names(self._clients.names, _LISTED)}"
+            if self.work.layout.private:
+                advice = "and no global one: fit one to a new client with piebald adapt"
+            else:
+                clusters = f"and of clusters {names([*map(str, self.cluster_models)])}, " * (len(self.cluster_models) > 1)
+                advice = f"{clusters}and a global one: leave client out for that, or fit one with piebald adapt"
+            raise SettingError(f"{error}; the run has {models} {advice}") from None
 
     @property
     def standardisation(self) -> Standardisation | None:

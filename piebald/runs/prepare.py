@@ -31,7 +31,7 @@ from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import public_rows_of, rows_digest
+from piebald.contracts.data import columns_of_clients, public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
@@ -113,6 +113,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         "trackers": [tracker.table() for tracker in trackers],
     }
     meta["standardise"] = None if constants is None else constants.model_dump()
+    features, target = columns_of_clients(all_clients)
+    meta["features"], meta["target"] = None if features is None else list(features), target
     return PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
         trackers,

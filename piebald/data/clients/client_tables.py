@@ -31,6 +31,7 @@ class ClientTable:
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
     `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
+    `features` and `target` are the columns of inputs [n, d] and of targets, where these have names.
     """
 
     x: Any
@@ -39,6 +40,8 @@ class ClientTable:
     names: Sequence[str]
     classes: Sequence[str] | None = None
     split: Ints | None = None
+    features: Sequence[str] | None = None
+    target: str | None = None
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -203,7 +206,46 @@ def from_frame(
         )
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    for column in (owner, target, *chosen):
+    _check_complete(frame, (owner, target))
+    x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
+    goal = frame[target]
+    if getattr(goal.dtype, "kind", "O") not in "biuf":
+        goal = goal.astype(str)
+    codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
+    y = array(_plain(goal), f"column {target!r}", "targets")
+    return ClientTable(x, y, codes, names, features=chosen, target=target)
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether something is a pandas DataFrame, without importing pandas."""
+    return any(
+        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
+    )
+
+
+def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array:
+    """Return columns of a pandas DataFrame that hold numbers without gaps [n, d], as float64, or whole as they are.
+
+    Raises:
+        SettingError: a column is missing, occurs twice, has gaps, or does not hold numbers.
+    """
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise unknown("column", missing[0], map(str, frame.columns))
+    _check_complete(frame, columns)
+    for column in columns:
+        series = frame[column]
+        if getattr(series.dtype, "kind", "O") not in "biuf":
+            raise SettingError(
+                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
+                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
+            )
+    chosen = frame[list(columns)]
+    return np.asarray(chosen.to_numpy() if whole else chosen.to_numpy(dtype=np.float64))
+
+
+def _check_complete(frame: Any, columns: Sequence[str]) -> None:
+    """Refuse columns that occur twice or have gaps."""
+    for column in columns:
         series = frame[column]
         if getattr(series, "ndim", 1) != 1:
             raise SettingError(f"column {column!r} occurs twice: rename one of them")
@@ -211,19 +253,6 @@ def from_frame(
             raise SettingError(
                 f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
             )
-    for column in chosen:
-        series = frame[column]
-        if getattr(series.dtype, "kind", "O") not in "biuf":
-            raise SettingError(
-                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
-                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
-            )
-    x = inputs(frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64), "the table", tokens)
-    goal = frame[target]
-    if getattr(goal.dtype, "kind", "O") not in "biuf":
-        goal = goal.astype(str)
-    codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
-    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
 
 
 def _no_number(series: Any) -> Any:

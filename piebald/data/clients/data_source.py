@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -159,7 +158,7 @@ class DataSource(BaseModel):
             y=pytree.mapped(torch.from_numpy, y),
             classes=named,
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
-            features=self.features if isinstance(table.x, np.ndarray) and table.x.ndim == 2 else None,
+            features=table.features,
             source="your own",
         )
 

@@ -39,6 +39,8 @@ class PooledClients:
         common: a test set that belongs to no client: rows, or row numbers of the pool.
         server_rows: rows that the server keeps for itself: rows, or row numbers of the pool.
         public_rows: rows that all clients have: rows, or row numbers of the pool.
+        features: names of the columns of inputs [n, d], where they have names.
+        target: name of the column of targets, where it has one.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class PooledClients:
         common: Rows | Ints | None = None,
         server_rows: Rows | Ints | None = None,
         public_rows: Rows | Ints | None = None,
+        features: Sequence[str] | None = None,
+        target: str | None = None,
     ) -> None:
         if "train" not in parts:
             raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
@@ -60,7 +64,7 @@ class PooledClients:
         self._stored, self._y = x, y
         self._parts = {split: parts.get(split, none) for split in SPLITS}
         self.names: Sequence[str] = Numbered(count) if names is None else names
-        self.classes = classes
+        self.classes, self.features, self.target = classes, features, target
         self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
         self._tables: dict[str, Ints] = {}
         if len(self.names) != count:

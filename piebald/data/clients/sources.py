@@ -110,6 +110,8 @@ def clients_from(
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
+        features=table.features,
+        target=table.target,
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.data import public_rows_of
+from piebald.contracts.data import columns_of_clients, public_rows_of
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
@@ -76,6 +76,7 @@ class StandardisedClients:
     def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:
         self.computed = computed
         self.names, self.classes, self.standardisation = clients.names, clients.classes, standardisation
+        self.features, self.target = columns_of_clients(clients)
         self._clients = clients
         self._pool: Rows | None = None
 

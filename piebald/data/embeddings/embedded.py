@@ -114,11 +114,25 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
 
 def embedded_by(clients: Clients, extractor: str, key: str | None = None, batch: int = 64) -> Embedded:
     """`embedded`, where an extractor is one of those with names or a reference, and other text names nothing."""
+    name = key if isinstance(extractor, Reference) else key or extractor
+    return Embedded(clients, _network(extractor), name, batch)
+
+
+def embedding(extractor: str, x: pytree.Tree) -> Tensor:
+    """Return what the extractor of a run, by its name or reference, makes of inputs [n, ...]: embeddings [n, d].
+
+    Raises:
+        SettingError: there is no such extractor, or it cannot read these rows.
+    """
+    return _embedded(_network(extractor), x, None, 64)
+
+
+def _network(extractor: str) -> nn.Module:
     if isinstance(extractor, Reference):
-        return Embedded(clients, _of_plugin(extractor), key, batch)
+        return _of_plugin(extractor)
     if extractor not in EXTRACTORS:
         raise unknown("extractor", extractor, EXTRACTORS)
-    return Embedded(clients, EXTRACTORS[extractor](), key or extractor, batch)
+    return EXTRACTORS[extractor]()
 
 
 def _of_plugin(reference: Reference) -> nn.Module:

@@ -10,7 +10,7 @@ import numpy as np
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core.errors import SettingError
-from piebald.contracts.data import public_rows_of
+from piebald.contracts.data import columns_of_clients, public_rows_of
 from piebald.core.pytree import Tree
 from piebald.core.randomness import generator
 
@@ -27,6 +27,7 @@ class ClientSubset:
         self._clients, self._chosen = clients, list(chosen)
         self.names = [clients.names[number] for number in self._chosen]
         self.classes, self.common = clients.classes, clients.common
+        self.features, self.target = columns_of_clients(clients)
 
     def __len__(self) -> int:
         return len(self._chosen)

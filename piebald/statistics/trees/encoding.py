@@ -81,6 +81,18 @@ class Encoding:
     categories: Mapping[str, tuple[str, ...]]
     missing: float | None
 
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> Encoding:
+        """Return the encoding that `table` has written; what is none raises KeyError, TypeError or ValueError."""
+        categories = {str(name): tuple(map(str, values)) for name, values in table["categories"].items()}
+        missing = table["missing"]
+        return cls(tuple(map(str, table["numbers"])), categories, None if missing is None else float(missing))
+
+    def table(self) -> dict[str, Any]:
+        """Return the encoding as JSON values."""
+        categories = {name: [*values] for name, values in self.categories.items()}
+        return {"numbers": [*self.numbers], "categories": categories, "missing": self.missing}
+
     @property
     def columns(self) -> list[str]:
         """The names of the columns that trees see."""
