@@ -15,7 +15,7 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.methods.choice.candidates import SHARED
 from piebald.methods.choice.knn_per import NEIGHBOURS
 from piebald.methods.client_work import ClientWork
-from piebald.contracts import Clients, OwnChoice, RowsAtSites, Split
+from piebald.contracts import Clients, OwnChoice, Personalizes, RowsAtSites, Split
 from piebald.core.errors import SettingError, unknown
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
 from piebald.models import NearestNeighbours, StandardisedInputs
@@ -153,7 +153,7 @@ class Run(History):
         if number is None and self.work.layout.private:
             raise SettingError(
                 f"{self.recipe} keeps layers at its clients, so that there is no global model to predict with: name "
-                f"a client ({names(self._clients.names)}), or fit the model to a new one with piebald adapt"
+                f"a client ({names(self.client_names)}), or fit the model to a new one with piebald adapt"
             )
         module = self.model(number)
         if cluster is not None:
@@ -211,13 +211,25 @@ class Run(History):
         try:
             return self.number(client)
         except SettingError as error:
-            models = f"models of {names(self._clients.names, _LISTED)}"
+            models = f"models of {names(self.client_names, _LISTED)}"
             if self.work.layout.private:
                 advice = "and no global one: fit one to a new client with piebald adapt"
             else:
                 clusters = f"and of clusters {names([*map(str, self.cluster_models)])}, " * (len(self.cluster_models) > 1)
                 advice = f"{clusters}and a global one: leave client out for that, or fit one with piebald adapt"
             raise SettingError(f"{error}; the run has {models} {advice}") from None
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of all clients, in the order of their numbers."""
+        return [str(name) for name in self._clients.names]
+
+    @property
+    def has_personal_models(self) -> bool:
+        """True if clients may have models that differ from the global one, and from one another."""
+        work = self.work
+        varied = work.choice is not None or work.own_models is not None or len(self.cluster_models) > 1
+        return varied or bool(work.layout.private) or isinstance(work.trainer, Personalizes)
 
     @property
     def standardisation(self) -> Standardisation | None:

@@ -73,7 +73,7 @@ class Answers:
             return cls("labels", tuple(classes) if classes is not None and len(classes) == width else numbered)
         if classes is not None and (objective.name == "token_classification" or len(outputs) > 1):
             return cls("places", tuple(classes))
-        if classes is None or not objective.classifies or width < 2:
+        if classes is None or not objective.classifies or (width < 2 and len(classes) > width):
             return cls("values", numbered)
         spare = (f"output {number}" for number in range(len(classes), width))
         return cls("classes", (*classes, *spare))
