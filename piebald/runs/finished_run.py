@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -20,6 +20,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
 from piebald.models import NearestNeighbours, StandardisedInputs
 from piebald.data.clients.standardise import Standardisation, constants_of_run
+from piebald.data.preparation import Preparation
 from piebald.core.pytree import Tree
 from piebald.storage.run_folder import read_chosen_model
 from piebald.storage.store import RunStore
@@ -158,15 +159,11 @@ class Run(History):
         module = self.model(number)
         if cluster is not None:
             self.work.layout.load(module, self.start(cluster))
-        meta, work = self.meta, self.work if number is None else self.work.of(number)
-        settings = meta.get("settings") or {}
-        target = meta.get("target") or (settings.get("data") or {}).get("target")
-        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
-        like = pytree.take(self._clients.rows(first, "train").x, slice(0, 0))
-        features, extractor = meta.get("features"), settings.get("extractor")
-        inputs = RawInputs(like, None if features is None else tuple(features), self.standardisation, extractor)
-        answers = Answers.of(work.objective, work.outputs, self._clients.classes, target)
-        predictor = Predictor(module, inputs, answers)
+        work = self.work if number is None else self.work.of(number)
+        answers = Answers.of(work.objective, work.outputs, self._clients.classes, self.meta.get("target"))
+        if self.preparation is not None:
+            answers = answers.in_unit_of(self.preparation)
+        predictor = Predictor(module, self._raw_inputs(), answers)
         if not calibrate:
             return predictor
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
@@ -206,6 +203,14 @@ class Run(History):
         """
         return self.predictor(client, cluster=cluster, calibrate=calibrate).predict(rows)
 
+    def _raw_inputs(self) -> RawInputs:
+        """Return the way from rows as the source has them to the models' inputs."""
+        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
+        like = pytree.take(self._clients.rows(first, "train").x, slice(0, 0))
+        features, extractor = self.meta.get("features"), (self.meta.get("settings") or {}).get("extractor")
+        columns = None if features is None else tuple(features)
+        return RawInputs(like, columns, self.preparation, self.standardisation, extractor)
+
     def _number_of_model(self, client: int | str) -> int:
         """Return the number of a client, or say which models there are."""
         try:
@@ -236,6 +241,12 @@ class Run(History):
         """The constants of the standard scores that the models read, None where they read inputs as they are."""
         return constants_of_run(self.meta)
 
+    @property
+    def preparation(self) -> Preparation | None:
+        """The preparation of tables that clients have agreed on, None where models read rows as they are."""
+        recorded = self.meta.get("preparation")
+        return None if recorded is None else Preparation.model_validate(recorded)
+
     @checked
     def save(
         self,
@@ -244,6 +255,7 @@ class Run(History):
         *,
         file_format: ExportFormat | None = None,
         example: Tree | None = None,
+        calibrate: bool = False,
     ) -> Path:
         """Write a model to a file that other programs read.
 
@@ -252,11 +264,13 @@ class Run(History):
 
         Args:
             path: a new file, whose suffix chooses the format: .safetensors, .pt (state dict), .pt2 (torch.export) or
-                .onnx; or a new folder, for Hugging Face, with a model card.
+                .onnx; or a new folder, for Hugging Face, with a model card, and with `score.py`, which scores raw rows
+                without Piebald.
             client: whose model, see `model`.
             file_format: the format, where the suffix should not choose it.
             example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
                 client's first row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
+            calibrate: keep a temperature for the probabilities in a folder, see `predictor`.
 
         Returns:
             The path.
@@ -279,13 +293,20 @@ class Run(History):
             lambda: self._example() if example is None else example,
             lambda: model_card(self, number),
             description,
+            self._scoring(number, calibrate),
         )
         return export_model(exported, Path(path), file_format)
 
+    def _scoring(self, client: int | None, calibrate: bool) -> Callable[[], Mapping[str, Any]] | None:
+        """Return what describes how a client's model scores raw rows, None where it needs more than one tensor."""
+        plain = isinstance(self._raw_inputs().like, Tensor) and not (self.meta.get("settings") or {}).get("extractor")
+        if not plain or (client is None and self.work.layout.private):
+            return None
+        return lambda: self.predictor(client, calibrate=calibrate).described()
+
     def _example(self) -> Tree:
-        """The first row that a client holds on this machine."""
-        at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
-        for client in () if at_sites else range(len(self._clients)):
+        """The first row that a client holds on this machine, or a blank one where rows are at their sites."""
+        for client in range(len(self._clients)):
             for split in get_args(Split):
                 rows = self._clients.rows(client, split)
                 if len(rows):

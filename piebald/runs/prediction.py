@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -25,6 +25,8 @@ from piebald.data.clients.client_tables import is_frame, is_table, numbers_of, r
 from piebald.data.clients.convert import floats, input_arrays
 from piebald.data.clients.standardise import Standardisation
 from piebald.data.embeddings.embedded import embedding
+from piebald.data.preparation import Preparation
+from piebald.data.preparation.preparation import NumberTarget
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +47,14 @@ class Answers:
             "places" of a sequence have the name of a class each.
         names: of the columns of the answers, or of the classes of places.
         temperature: by which scores of classes and labels are divided (Guo et al. 2017), above 0.
+        mean, deviation: of values, where the model predicts their standard scores.
     """
 
     kind: AnswerKind
     names: tuple[str, ...]
     temperature: float = 1.0
+    mean: float = 0.0
+    deviation: float = 1.0
 
     @classmethod
     def of(
@@ -78,6 +83,13 @@ class Answers:
         spare = (f"output {number}" for number in range(len(classes), width))
         return cls("classes", (*classes, *spare))
 
+    def in_unit_of(self, preparation: Preparation) -> Self:
+        """Return the same meaning, with values in the unit of the target that a preparation has scaled."""
+        target = preparation.target
+        if not isinstance(target, NumberTarget) or self.kind != "values":
+            return self
+        return replace(self, mean=target.mean, deviation=target.deviation)
+
     def table(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
         """Return the answers of outputs [n, ...], by the names of columns."""
         if self.kind == "places":
@@ -88,6 +100,8 @@ class Answers:
             flat = functional.softmax(flat / self.temperature, dim=1)
         elif self.kind == "labels":
             flat = torch.sigmoid(flat / self.temperature)
+        elif self.kind == "values":
+            flat = flat * self.deviation + self.mean
         return dict(zip(self.names, flat.numpy().T, strict=True))
 
     def calibrated(self, outputs: Tensor, targets: Tensor) -> Self:
@@ -127,12 +141,14 @@ class RawInputs:
     Attributes:
         like: no rows of the inputs that the model reads, for their form.
         features: the columns of a table, in the order of inputs; None where they have no names.
+        preparation: how the columns of a table become inputs, None where they are numbers already.
         standardisation: constants of standard scores, or None.
         extractor: the frozen extractor before the model, by its name or reference, or None.
     """
 
     like: Any
     features: tuple[str, ...] | None = None
+    preparation: Preparation | None = None
     standardisation: Standardisation | None = None
     extractor: str | None = None
 
@@ -149,6 +165,9 @@ class RawInputs:
         if isinstance(rows, str | Path):
             rows = _read(Path(rows))
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
+        if self.preparation is not None:
+            x = torch.from_numpy(self.preparation.transform(rows if is_frame(rows) else self._frame(rows)))
+            return self._checked(x)
         if is_frame(rows):
             if self.features is None:
                 raise SettingError(
@@ -160,6 +179,19 @@ class RawInputs:
             x = embedding(self.extractor, x)
         if self.standardisation is not None:
             x = self.standardisation.applied(x)
+        return self._checked(x)
+
+    def _frame(self, rows: Any) -> pd.DataFrame:
+        """Return an array of the columns that are prepared, in their order, as a table."""
+        import pandas as pd
+
+        assert self.preparation is not None
+        values, columns = np.asarray(rows), self.preparation.names_in
+        if values.ndim != 2 or values.shape[1] != len(columns):
+            raise SettingError(f"rows must be a table, or [n, {len(columns)}] in its order, got {list(values.shape)}")
+        return pd.DataFrame(values, columns=columns)
+
+    def _checked(self, x: Any) -> Any:
         if pytree.kinds(x) != pytree.kinds(self.like):
             raise SettingError(
                 f"rows must be {pytree.rows_of(self.like)}, as those of the run, got {pytree.rows_of(x)}"
@@ -201,6 +233,13 @@ class Predictor:
             rows = _read(Path(rows))
         index = rows.index if is_frame(rows) else None
         return pd.DataFrame(self.answers.table(self.outputs(self.inputs.read(rows))), index=index)
+
+    def described(self) -> dict[str, Any]:
+        """Return what a program must know to score rows with the exported module alone, as JSON values."""
+        preparation = self.inputs.preparation
+        features = None if self.inputs.features is None else list(self.inputs.features)
+        values = {**asdict(self.answers), "names": list(self.answers.names), "features": features}
+        return {"answers": values, "preparation": None if preparation is None else preparation.model_dump(mode="json")}
 
     def outputs(self, x: Any) -> Tensor:
         """Return the model's scores [n, ...] of inputs [n, ...]."""

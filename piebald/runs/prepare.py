@@ -114,7 +114,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     }
     meta["standardise"] = None if constants is None else constants.model_dump()
     features, target = columns_of_clients(all_clients)
-    meta["features"], meta["target"] = None if features is None else list(features), target
+    meta["features"] = None if features is None else list(features)
+    meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
     return PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
         trackers,
