@@ -76,9 +76,9 @@ class Answers:
         numbered = (name,) if width == 1 else tuple(f"{name}{number}" for number in range(width))
         if objective.name == "multilabel":
             return cls("labels", tuple(classes) if classes is not None and len(classes) == width else numbered)
-        if classes is not None and (objective.name == "token_classification" or len(outputs) > 1):
-            return cls("places", tuple(classes))
-        if classes is None or not objective.classifies or (width < 2 and len(classes) > width):
+        if objective.name == "token_classification":
+            return cls("places", tuple(classes or map(str, range(outputs[-1]))))
+        if classes is None or not objective.classifies or len(outputs) > 1 or width < min(len(classes), 2):
             return cls("values", numbered)
         spare = (f"output {number}" for number in range(len(classes), width))
         return cls("classes", (*classes, *spare))
@@ -94,7 +94,7 @@ class Answers:
         """Return the answers of outputs [n, ...], by the names of columns."""
         if self.kind == "places":
             names = np.array(self.names, dtype=object)
-            return {f"place {place}": names[column] for place, column in enumerate(outputs.argmax(1).T.numpy())}
+            return {f"place {place}": names[column] for place, column in enumerate(outputs.argmax(-1).T.numpy())}
         flat = (outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]).double()
         if self.kind == "classes":
             flat = functional.softmax(flat / self.temperature, dim=1)

@@ -26,7 +26,7 @@ import numpy as np
 GAPS = {"", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "NaT"}
 TRUE, FALSE = {"true", "yes", "y", "t", "1"}, {"false", "no", "n", "f", "0"}
 DATE = re.compile(
-    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(?:\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
+    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
 )
 
 
@@ -54,7 +54,7 @@ class Scorer:
         outputs = np.concatenate([self._run(inputs[at : at + 1024]) for at in range(0, max(len(inputs), 1), 1024)])
         kind, names, temperature = (self.answers[name] for name in ("kind", "names", "temperature"))
         if kind == "places":
-            return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(1).T)}
+            return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(-1).T)}
         scores = outputs.reshape(len(outputs), len(names)).astype(np.float64)
         if kind == "classes":
             scores = np.exp(scores / temperature - (scores / temperature).max(1, keepdims=True))
@@ -178,24 +178,21 @@ def _truth(cell: str, name: str, row: int, gaps: set[str]) -> float | None:
 
 def _dates(cells: list[str], name: str, gaps: set[str]) -> dict[str, np.ndarray]:
     """Return the parts of dates: days since 1970, and those of the calendar in UTC."""
-    parts: dict[str, list[float]] = {part: [] for part in ("days", "day", "month", "weekday", "hour")}
-    for row, cell in enumerate(cells):
-        match = None if cell in GAPS | gaps else DATE.fullmatch(cell)
-        if match is None and cell not in GAPS | gaps:
-            raise ValueError(f"column {name!r} must have a date like 2024-05-31, got {cell!r} in row {row + 1}")
-        if match is None:
-            values = [np.nan] * len(parts)
-        else:
-            *date, hour, minute, second, _, sign, hours, minutes = match.groups()
-            fraction = float("0" + (re.search(r"\.\d+", cell) or [""])[0])
-            zone = timedelta(hours=int(hours or 0), minutes=int(minutes or 0)) * (-1 if sign == "-" else 1)
-            moment = datetime(*map(int, date), int(hour or 0), int(minute or 0), int(second or 0), tzinfo=UTC)
-            moment += timedelta(seconds=fraction) - zone
-            whole = moment + timedelta(seconds=0.5)
-            values = [moment.timestamp() / 86_400, whole.day, whole.month, whole.weekday(), whole.hour]
-        for part, value in zip(parts.values(), values, strict=True):
-            part.append(value)
-    return {part: np.array(values, dtype=np.float64) for part, values in parts.items()}
+    rows = [[np.nan] * 5 if cell in GAPS | gaps else _date(cell, name, row) for row, cell in enumerate(cells)]
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 5).T
+    return dict(zip(("days", "day", "month", "weekday", "hour"), columns, strict=True))
+
+
+def _date(cell: str, name: str, row: int) -> list[float]:
+    match = DATE.fullmatch(cell)
+    if match is None:
+        raise ValueError(f"column {name!r} must have a date like 2024-05-31, got {cell!r} in row {row + 1}")
+    *numbers, fraction, _, sign, hours, minutes = match.groups(default="0")
+    year, month, day, hour, minute, second = map(int, numbers)
+    zone = timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1)
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC) + timedelta(seconds=float(fraction)) - zone
+    parts = moment + timedelta(seconds=0.5)  # to the nearest second
+    return [moment.timestamp() / 86_400, parts.day, parts.month, parts.weekday(), parts.hour]
 
 
 def _column(table: Any, name: str) -> list[str]:
