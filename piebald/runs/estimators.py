@@ -110,7 +110,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             return self._predictor(None).predict(x).to_numpy()
         owners = np.asarray(groups).astype(str)
         check_consistent_length(x, owners)
-        parts = {name: np.flatnonzero(owners == name) for name in np.unique(owners)}
+        parts = {str(name): np.flatnonzero(owners == name) for name in np.unique(owners)}
         answers = [self._predictor(name).predict(_rows(x, places)).to_numpy() for name, places in parts.items()]
         return np.concatenate(answers)[np.argsort(np.concatenate([*parts.values()]))]
 

@@ -26,7 +26,7 @@ from piebald.storage.run_folder import read_chosen_model
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.runs.prediction import Answers, Predictor, RawInputs
+from piebald.runs.prediction import OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
@@ -160,10 +160,10 @@ class Run(History):
         if cluster is not None:
             self.work.layout.load(module, self.start(cluster))
         work = self.work if number is None else self.work.of(number)
-        answers = Answers.of(work.objective, work.outputs, self._clients.classes, self.meta.get("target"))
+        meaning = OutputMeaning.of(work.objective, work.outputs, self._clients.classes, self.meta.get("target"))
         if self.preparation is not None:
-            answers = answers.in_unit_of(self.preparation)
-        predictor = Predictor(module, self._raw_inputs(), answers)
+            meaning = meaning.in_unit_of(self.preparation)
+        predictor = Predictor(module, self._raw_inputs(), meaning)
         if not calibrate:
             return predictor
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:

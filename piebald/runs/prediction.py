@@ -38,7 +38,7 @@ AnswerKind = Literal["classes", "labels", "values", "risk", "places"]
 
 @checked_class
 @dataclass(frozen=True, slots=True, eq=False)
-class Answers:
+class OutputMeaning:
     """The meaning of a model's outputs.
 
     Attributes:
@@ -207,12 +207,12 @@ class Predictor:
     Attributes:
         module: the model.
         inputs: how rows become inputs.
-        answers: what outputs mean.
+        meaning: what its outputs mean.
     """
 
     module: nn.Module
     inputs: RawInputs
-    answers: Answers
+    meaning: OutputMeaning
 
     def predict(self, rows: Any) -> pd.DataFrame:
         """Return predictions for rows, one row for each of them.
@@ -232,14 +232,14 @@ class Predictor:
         if isinstance(rows, str | Path):
             rows = _read(Path(rows))
         index = rows.index if is_frame(rows) else None
-        return pd.DataFrame(self.answers.table(self.outputs(self.inputs.read(rows))), index=index)
+        return pd.DataFrame(self.meaning.table(self.outputs(self.inputs.read(rows))), index=index)
 
     def described(self) -> dict[str, Any]:
         """Return what a program must know to score rows with the exported module alone, as JSON values."""
         preparation = self.inputs.preparation
         features = None if self.inputs.features is None else list(self.inputs.features)
-        values = {**asdict(self.answers), "names": list(self.answers.names), "features": features}
-        return {"answers": values, "preparation": None if preparation is None else preparation.model_dump(mode="json")}
+        values = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
+        return {"outputs": values, "preparation": None if preparation is None else preparation.model_dump(mode="json")}
 
     def outputs(self, x: Any) -> Tensor:
         """Return the model's scores [n, ...] of inputs [n, ...]."""
@@ -252,7 +252,7 @@ class Predictor:
         return torch.cat(blocks).float()
 
     def calibrated(self, parts: Iterable[Rows]) -> Self:
-        """Return the same predictor with a temperature, see `Answers.calibrated`.
+        """Return the same predictor with a temperature, see `OutputMeaning.calibrated`.
 
         Args:
             parts: rows with inputs as the model reads them, and with targets.
@@ -264,7 +264,7 @@ class Predictor:
             )
         outputs = torch.cat([self.outputs(part.x) for part in labelled])
         targets = torch.cat([pytree.single(part.y, "calibrate") for part in labelled])
-        return replace(self, answers=self.answers.calibrated(outputs, targets))
+        return replace(self, meaning=self.meaning.calibrated(outputs, targets))
 
 
 def _read(path: Path) -> Any:

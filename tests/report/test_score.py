@@ -53,7 +53,7 @@ def scored(folder: Path, rows: Path) -> pd.DataFrame:
 def test_a_folder_scores_a_raw_table(run: Run, tmp_path: Path) -> None:
     table()[["dose", "site", "age"]].to_csv(tmp_path / "new.csv", index=False)
     folder = run.save(tmp_path / "folder", calibrate=True)
-    assert json.loads((folder / "answers.json").read_text())["temperature"] != 1
+    assert json.loads((folder / "outputs.json").read_text())["temperature"] != 1
     expected = run.predict(table(), calibrate=True)
     pd.testing.assert_frame_equal(scored(folder, tmp_path / "new.csv"), expected, rtol=1e-5)
     scorer = score.Scorer(folder)

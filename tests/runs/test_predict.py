@@ -160,9 +160,9 @@ def test_a_temperature_has_the_lowest_loss_on_validation_rows() -> None:
         predictor = made.predictor(client, calibrate=True)
         tried = np.exp(np.linspace(np.log(0.05), np.log(20), 4001))
         losses = [float(nn.functional.cross_entropy(scores / temperature, y)) for temperature in tried]
-        assert predictor.answers.temperature == pytest.approx(tried[np.argmin(losses)], rel=2e-3)
+        assert predictor.meaning.temperature == pytest.approx(tried[np.argmin(losses)], rel=2e-3)
         np.testing.assert_allclose(
-            predictor.predict(x), nn.functional.softmax(scores / predictor.answers.temperature, dim=1), rtol=1e-5
+            predictor.predict(x), nn.functional.softmax(scores / predictor.meaning.temperature, dim=1), rtol=1e-5
         )
 
 

@@ -50,7 +50,7 @@ class Exported:
         example: makes a row or more of inputs [n, ...], for formats that record a computation.
         card: makes the model card in Markdown, for "huggingface".
         metadata: text by name, which all formats but "state_dict" keep.
-        scoring: makes what `score.py` in a folder must know: "answers", and "preparation" or None.
+        scoring: makes what `score.py` in a folder must know: "outputs", and "preparation" or None.
     """
 
     module: nn.Module
@@ -198,7 +198,7 @@ def _write_scorer(exported: Exported, scoring: Mapping[str, Any], folder: Path) 
     except SettingError as error:
         log.warning("%s has weights and no program that scores rows: %s", folder.name, error)
         return
-    for name in ("answers", "preparation"):
+    for name in ("outputs", "preparation"):
         if scoring[name] is not None:
             (folder / f"{name}.json").write_text(json.dumps(scoring[name], indent=1) + "\n", encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("score.py"), folder / "score.py")

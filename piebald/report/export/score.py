@@ -5,7 +5,7 @@ This file stands alone.  It needs numpy, and onnxruntime (model.onnx) or torch (
     from score import Scorer
     Scorer("this/folder").predict(table)  # a pandas DataFrame, or a dict of columns
 
-`preparation.json` says how columns become inputs, and `answers.json` what outputs mean; both can be read.
+`preparation.json` says how columns become inputs, and `outputs.json` what outputs mean; both can be read.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Scorer:
     """The model of a folder.
 
     Args:
-        folder: where model.onnx or model.pt2, answers.json and, for tables, preparation.json are.
+        folder: where model.onnx or model.pt2, outputs.json and, for tables, preparation.json are.
     """
 
     def __init__(self, folder: str | Path = ".") -> None:
         self.folder = Path(folder)
-        self.answers: dict[str, Any] = json.loads((self.folder / "answers.json").read_text("utf-8"))
+        self.meaning: dict[str, Any] = json.loads((self.folder / "outputs.json").read_text("utf-8"))
         path = self.folder / "preparation.json"
         self.preparation: dict[str, Any] | None = json.loads(path.read_text("utf-8")) if path.exists() else None
         self._run = _onnx(path) if (path := self.folder / "model.onnx").exists() else _torch(self.folder / "model.pt2")
@@ -52,7 +52,7 @@ class Scorer:
         """
         inputs = self.inputs(table)
         outputs = np.concatenate([self._run(inputs[at : at + 1024]) for at in range(0, max(len(inputs), 1), 1024)])
-        kind, names, temperature = (self.answers[name] for name in ("kind", "names", "temperature"))
+        kind, names, temperature = (self.meaning[name] for name in ("kind", "names", "temperature"))
         if kind == "places":
             return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(-1).T)}
         scores = outputs.reshape(len(outputs), len(names)).astype(np.float64)
@@ -62,7 +62,7 @@ class Scorer:
         elif kind == "labels":
             scores = 1 / (1 + np.exp(-scores / temperature))
         elif kind == "values":
-            scores = scores * self.answers["deviation"] + self.answers["mean"]
+            scores = scores * self.meaning["deviation"] + self.meaning["mean"]
         return dict(zip(names, scores.T, strict=True))
 
     def inputs(self, table: Any) -> np.ndarray:
@@ -71,8 +71,8 @@ class Scorer:
             return table.astype(np.float32)
         if self.preparation is not None:
             return prepared(self.preparation, table)
-        columns = [_numbers(_column(table, name), name, set()) for name in self.answers["features"] or ()]
-        for name, values in zip(self.answers["features"], columns, strict=True):
+        columns = [_numbers(_column(table, name), name, set()) for name in self.meaning["features"] or ()]
+        for name, values in zip(self.meaning["features"], columns, strict=True):
             if np.isnan(values).any():
                 raise ValueError(f"column {name!r} has no value in row {int(np.argmax(np.isnan(values))) + 1}")
         return np.stack(columns, 1).astype(np.float32)
