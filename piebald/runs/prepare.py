@@ -26,6 +26,7 @@ from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
+from piebald.data.clients.prepared import in_own_unit, preparation_of
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.settings.plugins import needed_by, objective_named
@@ -112,6 +113,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         **_meta(recipe, federation, work, runtime, options),
         "trackers": [tracker.table() for tracker in trackers],
     }
+    agreed = preparation_of(all_clients)
+    meta["preparation"] = None if agreed is None else agreed.model_dump()
     meta["standardise"] = None if constants is None else constants.model_dump()
     return PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
@@ -236,7 +239,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
-    objective = objective_named(rows.y, options.loss, options.metrics)
+    objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
     # Refuses a model with room for fewer clients.

@@ -22,6 +22,7 @@ from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
 from piebald.data.partition.split import Ints
+from piebald.data.preparation.columns import CodedTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +32,7 @@ class ClientTable:
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
     `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
+    `columns` says how inputs are columns of a table, where they are to be prepared.
     """
 
     x: Any
@@ -39,6 +41,7 @@ class ClientTable:
     names: Sequence[str]
     classes: Sequence[str] | None = None
     split: Ints | None = None
+    columns: CodedTable | None = None
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -180,13 +183,15 @@ def from_frame(
     tokens: bool = False,
     *,
     owned: bool = True,
+    coded: bool = False,
 ) -> ClientTable:
-    """Make a table from a pandas DataFrame with numeric feature columns.
+    """Make a table from a pandas DataFrame.
 
     Args:
         frame: the rows.
         client, target, features, tokens: see `clients_from`.
         owned: whether there must be a client column; without one, all rows belong to one client.
+        coded: whether the columns are to be prepared, so that they may have gaps and text; else they are numbers.
 
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
@@ -207,23 +212,29 @@ def from_frame(
         series = frame[column]
         if getattr(series, "ndim", 1) != 1:
             raise SettingError(f"column {column!r} occurs twice: rename one of them")
-        if gaps := int(series.isna().sum()):
+        if (gaps := int(series.isna().sum())) and not (coded and column in chosen):
+            remedy = "set prepare = 'federated'" if column in chosen else "fill them in"
             raise SettingError(
-                f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
+                f"column {column!r} has no value in {gaps} of {len(frame)} rows: {remedy}, or drop these rows"
             )
-    for column in chosen:
+    for column in () if coded else chosen:
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
             raise SettingError(
-                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
-                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
+                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: set "
+                "prepare = 'federated', by which all clients encode it alike, or leave it out of features"
             )
-    x = inputs(frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64), "the table", tokens)
+    columns = None
+    if coded:
+        columns, x = CodedTable.of(frame[chosen])
+    else:
+        numbers = frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64)
+        x = inputs(numbers, "the table", tokens)
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
     codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
-    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
+    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names, columns=columns)
 
 
 def _no_number(series: Any) -> Any:
