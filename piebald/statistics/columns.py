@@ -17,7 +17,7 @@ from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.data.clients.client_tables import is_table, read_table
+from piebald.data.clients.client_tables import is_frame, is_table, read_table
 from piebald.data.clients.convert import class_numbers
 from piebald.data.partition import clients_from
 from piebald.statistics.bounded_sums import as_text
@@ -102,13 +102,6 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
     if gaps := int(table[client].isna().sum()):
         raise SettingError(f"column {client!r} names no client in {gaps} of {len(table)} rows: drop these rows")
     return {str(name): part.drop(columns=client) for name, part in table.groupby(client, sort=True)}
-
-
-def is_frame(value: Any) -> bool:
-    """Return whether something is a pandas DataFrame, without importing pandas."""
-    return any(
-        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
-    )
 
 
 def _is_path(value: Any) -> bool:

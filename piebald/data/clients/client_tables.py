@@ -49,6 +49,13 @@ OTHERS = (",", ";", "\t")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
 
 
+def is_frame(value: Any) -> bool:
+    """Return whether something is a pandas DataFrame, without importing pandas."""
+    return any(
+        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
+    )
+
+
 def is_table(path: str | Path) -> bool:
     """Return whether a path is that of a table, judged by its suffix."""
     return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)

@@ -12,7 +12,7 @@ import torch
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.preparation.preparation import NumberTarget, Preparation
@@ -122,6 +122,32 @@ class PreparedClients(ChangedClients):
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
         x = self.preparation.transform(frame_of(self.coded, rows))
         return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
+
+
+def prepared_as(clients: Clients, preparation: Preparation) -> Clients:
+    """Return clients with the rows as a preparation makes them.
+
+    Args:
+        clients: with tables, or with inputs that are the preparation's columns in order, as numbers.
+        preparation: of a run that these clients took no part in.
+
+    Raises:
+        SettingError: they are prepared by another one, or inputs are not its columns.
+    """
+    if (other := preparation_of(clients)) is not None:
+        if other != preparation:
+            raise SettingError("the rows are prepared in another way than those of the run: give them as they are")
+        return clients
+    columns = columns_of(clients)
+    if columns is None:
+        names, form = preparation.names_in, pytree.form(clients.rows(0, "train").x)
+        if form != (len(names),):
+            raise SettingError(
+                f"the run reads the columns {shown(', '.join(names))}, and these inputs are {pytree.plain(form)}: give "
+                "a table with these columns"
+            )
+        columns = CodedTable(tuple(names), {})
+    return PreparedClients(clients, columns, preparation, computed=False)
 
 
 def frame_of(table: CodedTable, rows: Rows, index: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> pd.DataFrame:

@@ -16,7 +16,8 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Moments, merged
 from piebald.core.wording import sentence
-from piebald.data.clients.prepared import ChangedClients
+from piebald.data.clients.prepared import ChangedClients, prepared_as
+from piebald.data.preparation.preparation import Preparation
 
 
 class Standardisation(BaseModel):
@@ -174,8 +175,11 @@ def as_in_run(clients: Clients, meta: Mapping[str, Any]) -> Clients:
     """Clients with inputs as the run has them which `meta` describes: its constants count, also for newcomers.
 
     Raises:
-        SettingError: they are standardised already, by other constants, or the run is not.
+        SettingError: they are standardised already, by other constants, or the run is not; or inputs are not the
+            columns of the run's tables.
     """
+    if meta.get("preparation") is not None:
+        return prepared_as(clients, Preparation(**meta["preparation"]))
     constants, of_run = constants_of(clients), constants_of_run(meta)
     if constants is not None and constants != of_run:
         raise SettingError("the rows are standardised by other constants than the run: give them as they are")

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import SettingError
+from piebald.data.clients.client_tables import is_frame
 from piebald.report.page.markup import html_table
-from piebald.statistics.columns import columns_of, is_frame
+from piebald.statistics.columns import columns_of
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
 from piebald.statistics.trees.growth import OBJECTIVES
