@@ -14,6 +14,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.references import Resolver, Text
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.sites import RemotePartition
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.sections import (
     AdviseSection,
     ComparedRecipe,
@@ -45,6 +46,8 @@ class ExperimentFields(Section):
         label: the name of the run in reports.
         plugins: modules that register components and recipes of your own, or have what "module:name" names.
         data: the data set by name, or a source of your own rows.
+        prepare: how columns of tables become inputs: "federated", the default for tables, as the clients agree from
+            their training rows; a table of settings; or "none" for numbers as they are.
         partition: how rows are divided among clients; by the owners of `data.client` where that is given.
         loss: the name of an objective, a table of its name and the settings of its loss, or "module:name" for a
             function (outputs, targets); chosen by the targets by default.
@@ -73,6 +76,7 @@ class ExperimentFields(Section):
     out: str | None = None
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
+    prepare: Literal["federated", "none"] | PrepareSettings | None = None
     partition: Kind | None = None
     loss: Text | dict[str, Any] | None = None
     model: Named

@@ -12,7 +12,10 @@ from piebald.contracts import Clients
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.core.references import NOBODY, USERS, Resolver, search
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.standardise import Standardisation, constants_of
+from piebald.data.preparation.preparation import Preparation
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.models import models_of
@@ -33,6 +36,7 @@ class ExperimentSettings(ExperimentFields):
     needs_recipe: ClassVar[bool] = True  # `advise` finds one
 
     _constants: Standardisation | None = PrivateAttr(default=None)
+    _agreed: Preparation | None = PrivateAttr(default=None)
 
     @classmethod
     def load(
@@ -91,6 +95,10 @@ class ExperimentSettings(ExperimentFields):
         table = self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
         if self._constants is not None:
             table["data"]["standardise"] = self._constants.model_dump()
+        if self._agreed is not None:
+            settings = self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
+            table["prepare"] = settings.model_copy(update={"agreed": self._agreed}).model_dump(exclude_none=True)
+            table["data"].pop("standardise", None)  # the preparation scales
         return table
 
     def text(self) -> str:
@@ -104,7 +112,7 @@ class ExperimentSettings(ExperimentFields):
         partition = partition_of(self)
         runtime = runtime_of(self, self.table())
         clients = self._read_by_model(clients_of(self, partition))
-        if self._constants is not None:  # sites need the constants
+        if self._constants is not None or self._agreed is not None:  # sites need them
             runtime = runtime_of(self, self.table())
         models: dict[str, Model] = {}
         for index, section in enumerate(self.recipes or ()):
@@ -129,7 +137,7 @@ class ExperimentSettings(ExperimentFields):
 
     def _read_by_model(self, clients: Clients) -> Clients:
         read = as_the_model_reads(self, clients)
-        self._constants = constants_of(read)
+        self._constants, self._agreed = constants_of(read), preparation_of(read)
         return read
 
     def model_for(self, clients: Clients) -> Model:
@@ -138,7 +146,8 @@ class ExperimentSettings(ExperimentFields):
 
     def as_in_the_source(self) -> Self:
         """Return the same settings with inputs as the source has them."""
-        return self.model_copy(update={"data": self.data.model_copy(update={"standardise": None})})
+        as_they_are = {"data": self.data.model_copy(update={"standardise": None}), "prepare": "none"}
+        return self.model_copy(update=as_they_are)
 
     def search_space(self) -> dict[str, Any] | None:
         """Return the values of settings to search among, by the setting's name without "recipe."; None by default."""

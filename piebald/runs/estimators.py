@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,6 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.data.clients.client_tables import is_frame
 from piebald.data.clients.sources import clients_from
-from piebald.data.clients.standardise import standardised
 from piebald.methods import recipes
 from piebald.methods.choice.final_models import Keep
 from piebald.methods.recipe import Recipe
@@ -45,6 +44,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         *,
         rounds: int = 20,
         settings: Mapping[str, Any] | None = None,
+        prepare: Literal["federated", "none"] | Mapping[str, Any] = "federated",
         validation: float = 0.0,
         keep: Keep | Mapping[str, Any] = "last",
         calibrate: bool = False,
@@ -56,6 +56,7 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.model = model
         self.rounds = rounds
         self.settings = settings
+        self.prepare = prepare
         self.validation = validation
         self.keep = keep
         self.calibrate = calibrate
@@ -63,21 +64,24 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
         self.out = out
         self.random_state = random_state
 
-    def _fitted(self, x: Any, y: NDArray[Any], groups: Any, outputs: int, classes: Sequence[str] | None) -> Self:
-        """Train on rows and keep the models; targets are class numbers, or standard scores."""
+    def _fitted(self, frame: pd.DataFrame, y: NDArray[Any], groups: Any, classes: Sequence[str] | None) -> Self:
+        """Train on the rows of a table and keep the models; targets are class numbers, or numbers to predict."""
+        check_consistent_length(frame, y)
         owners = np.full(len(y), _ALONE) if groups is None else np.asarray(groups).astype(str)
         check_consistent_length(y, owners)
         seed = int(check_random_state(self.random_state).randint(_LARGEST_SEED))
-        clients: Clients = standardised(
-            clients_from((x, y, owners), test=0.0, validation=self.validation, seed=seed, classes=classes,
-                         regression=classes is None)
-        )
+        client, target = (_unused(name, frame) for name in ("client", "target"))
+        clients = clients_from(
+            frame.assign(**{client: owners, target: y}), client=client, target=target, features=list(frame.columns),
+            test=0.0, validation=self.validation, seed=seed, classes=classes, regression=classes is None,
+            prepare=self.prepare,
+        )  # fmt: skip
         recipe = self.recipe if isinstance(self.recipe, Recipe) else recipes.make(self.recipe, **(self.settings or {}))
         if isinstance(self.recipe, Recipe) and self.settings:
             raise SettingError("settings are those of a recipe by name: change the recipe itself, or leave them out")
         with tempfile.TemporaryDirectory(prefix="piebald-") as folder:
             finished = run(
-                recipe, clients, self._model_of(clients, outputs), rounds=self.rounds, seed=seed, keep=self.keep,
+                recipe, clients, self._model_of(clients, 1 if classes is None else len(classes)), rounds=self.rounds, seed=seed, keep=self.keep,
                 runtime=self.runtime, out=self.out or Path(folder) / "run", measure="none", evaluate_every=0,
             )  # fmt: skip
             with finished:
@@ -105,13 +109,13 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
     def _predictions(self, x: Any, groups: Any) -> NDArray[np.float64]:
         """Return the answers of the models [n, columns], each row by that of its group."""
         check_is_fitted(self)
-        x = self._checked_inputs(x, reset=False)
+        frame = self._table(x, reset=False)
         if groups is None:
-            return self._predictor(None).predict(x).to_numpy()
+            return self._predictor(None).predict(frame).to_numpy()
         owners = np.asarray(groups).astype(str)
-        check_consistent_length(x, owners)
+        check_consistent_length(frame, owners)
         parts = {str(name): np.flatnonzero(owners == name) for name in np.unique(owners)}
-        answers = [self._predictor(name).predict(_rows(x, places)).to_numpy() for name, places in parts.items()]
+        answers = [self._predictor(name).predict(frame.iloc[rows]).to_numpy() for name, rows in parts.items()]
         return np.concatenate(answers)[np.argsort(np.concatenate([*parts.values()]))]
 
     def _predictor(self, client: str | None) -> Predictor:
@@ -127,8 +131,19 @@ class _FederatedEstimator(BaseEstimator):  # type: ignore[misc]
             raise SettingError(f"{self.recipe} has no global model: give groups, the client of each row")
         return predictor
 
-    def _checked_inputs(self, x: Any, reset: bool) -> Any:
-        return validate_data(self, x, reset=reset, dtype="numeric")
+    def _table(self, x: Any, reset: bool) -> pd.DataFrame:
+        """Return rows [n, d] as a table, after scikit-learn's checks: an array has numbers, a table may have text."""
+        if is_frame(x):
+            validate_data(self, x, reset=reset, skip_check_array=True)
+        else:
+            x = pd.DataFrame(validate_data(self, x, reset=reset, dtype="numeric", ensure_all_finite="allow-nan"))
+        names = getattr(self, "feature_names_in_", [f"x{place}" for place in range(x.shape[1])])
+        return pd.DataFrame(x).set_axis(list(names), axis=1)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.prepare != "none"
+        return tags
 
 
 class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore[misc]
@@ -139,6 +154,7 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         model: the name of a network, a table of its name and settings, a module, or a function of the seed.
         rounds: server steps, at least 1.
         settings: those of a recipe by name, like ``{"lr": 0.1}``.
+        prepare: how the columns of X become inputs, see `piebald.clients_from`; "none" takes them as they are.
         validation: share of each client's rows for validation, in [0, 1), for `keep` and `calibrate`.
         keep: see `piebald.run`.
         calibrate: divide scores by a temperature that is fitted to validation rows.
@@ -168,11 +184,10 @@ class FederatedClassifier(ClassifierMixin, _FederatedEstimator):  # type: ignore
         Raises:
             SettingError: a setting is wrong; or a ValueError, as scikit-learn raises them.
         """
-        X, y = self._checked_inputs(X, reset=True), column_or_1d(y, warn=True)  # noqa: N806
+        frame, y = self._table(X, reset=True), column_or_1d(y, warn=True)
         check_classification_targets(y)
-        check_consistent_length(X, y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        return self._fitted(X, codes.astype(np.int64), groups, len(self.classes_), [str(name) for name in self.classes_])
+        return self._fitted(frame, codes.astype(np.int64), groups, [str(name) for name in self.classes_])
 
     def predict_proba(self, X: Any, groups: Any = None) -> NDArray[np.float64]:  # noqa: N803
         """Return probabilities [n, classes] by the global model, or by that of each row's client in `groups` [n]."""
@@ -207,16 +222,14 @@ class FederatedRegressor(RegressorMixin, _FederatedEstimator):  # type: ignore[m
         Raises:
             SettingError: a setting is wrong; or a ValueError, as scikit-learn raises them.
         """
-        X, y = self._checked_inputs(X, reset=True), column_or_1d(y, warn=True)  # noqa: N806
-        y = y.astype(np.float64)
-        check_consistent_length(X, y)
-        self.mean_, self.scale_ = float(y.mean()), float(y.std()) or 1.0
-        return self._fitted(X, (y - self.mean_) / self.scale_, groups, 1, None)
+        frame, y = self._table(X, reset=True), column_or_1d(y, warn=True)
+        return self._fitted(frame, y.astype(np.float64), groups, None)
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[np.float64]:  # noqa: N803
         """Return numbers [n] by the global model, or by that of each row's client in `groups` [n]."""
-        return self._predictions(X, groups)[:, 0] * self.scale_ + self.mean_
+        return self._predictions(X, groups)[:, 0]
 
 
-def _rows(x: Any, places: NDArray[np.int64]) -> Any:
-    return x.iloc[places] if is_frame(x) else x[places]
+def _unused(name: str, frame: pd.DataFrame) -> str:
+    """Return a name that no column has."""
+    return _unused(f"{name}_", frame) if name in frame.columns else name

@@ -245,7 +245,7 @@ class Run(History):
     def preparation(self) -> Preparation | None:
         """The preparation of tables that clients have agreed on, None where models read rows as they are."""
         recorded = self.meta.get("preparation")
-        return None if recorded is None else Preparation.model_validate(recorded)
+        return None if recorded is None else Preparation(**recorded)
 
     @checked
     def save(

@@ -26,12 +26,13 @@ from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
+from piebald.data.clients.prepared import in_own_unit, preparation_of
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import columns_of_clients, public_rows_of, rows_digest
+from piebald.contracts.data import column_names, public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
@@ -112,8 +113,10 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         **_meta(recipe, federation, work, runtime, options),
         "trackers": [tracker.table() for tracker in trackers],
     }
+    agreed = preparation_of(all_clients)
+    meta["preparation"] = None if agreed is None else agreed.model_dump()
     meta["standardise"] = None if constants is None else constants.model_dump()
-    features, target = columns_of_clients(all_clients)
+    features, target = column_names(all_clients)
     meta["features"] = None if features is None else list(features)
     meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
     return PreparedRun(
@@ -239,7 +242,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
-    objective = objective_named(rows.y, options.loss, options.metrics)
+    objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
     # Refuses a model with room for fewer clients.

@@ -167,10 +167,14 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
         (
             None,
             {"client": "hospital", "target": "ill"},
-            r"column 'job' must hold numbers, got .* like 'x': encode it first, e.g. with pandas.get_dummies",
+            r"column 'job' must hold numbers, got .* like 'x': set prepare = 'federated', by which all",
         ),
         ({"age": ["1", "2", "old", "4", "5", "6"]}, {}, "column 'age' must hold numbers, got .* like 'old'"),
-        ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows: fill them in or drop"),
+        (
+            {"age": [1, None, 3, 4, 5, 6]},
+            {},
+            "column 'age' has no value in 1 of 6 rows: set prepare = 'federated', or drop",
+        ),
         ({"hospital": ["a", None] * 3}, {}, "column 'hospital' has no value in 3 of 6 rows"),
         ({"age": [1, np.inf, 3, 4, 5, 6]}, {}, "must be finite float32 numbers"),
         (

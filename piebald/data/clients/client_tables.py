@@ -22,6 +22,7 @@ from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
 from piebald.data.partition.split import Ints
+from piebald.data.preparation.columns import CodedTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +33,7 @@ class ClientTable:
 
     `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
     `features` and `target` are the columns of inputs [n, d] and of targets, where these have names.
+    `columns` says how inputs are columns of a table, where they are to be prepared.
     """
 
     x: Any
@@ -42,11 +44,19 @@ class ClientTable:
     split: Ints | None = None
     features: Sequence[str] | None = None
     target: str | None = None
+    columns: CodedTable | None = None
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 OTHERS = (",", ";", "\t")  # what files with these suffixes have as well
 PARQUET = (".parquet", ".pq")
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether something is a pandas DataFrame, without importing pandas."""
+    return any(
+        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
+    )
 
 
 def is_table(path: str | Path) -> bool:
@@ -183,13 +193,15 @@ def from_frame(
     tokens: bool = False,
     *,
     owned: bool = True,
+    coded: bool = False,
 ) -> ClientTable:
-    """Make a table from a pandas DataFrame with numeric feature columns.
+    """Make a table from a pandas DataFrame.
 
     Args:
         frame: the rows.
         client, target, features, tokens: see `clients_from`.
         owned: whether there must be a client column; without one, all rows belong to one client.
+        coded: whether the columns are to be prepared, so that they may have gaps and text; else they are numbers.
 
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
@@ -207,20 +219,18 @@ def from_frame(
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
     _check_complete(frame, (owner, target))
-    x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
+    columns = None
+    if coded:
+        _check_once(frame, chosen)
+        columns, x = CodedTable.of(frame[chosen])
+    else:
+        x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
     codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
     y = array(_plain(goal), f"column {target!r}", "targets")
-    return ClientTable(x, y, codes, names, features=chosen, target=target)
-
-
-def is_frame(value: Any) -> bool:
-    """Return whether something is a pandas DataFrame, without importing pandas."""
-    return any(
-        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
-    )
+    return ClientTable(x, y, codes, names, features=chosen, target=target, columns=columns)
 
 
 def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array:
@@ -231,27 +241,31 @@ def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array
     """
     if missing := [column for column in columns if column not in frame.columns]:
         raise unknown("column", missing[0], map(str, frame.columns))
-    _check_complete(frame, columns)
+    _check_complete(frame, columns, "set prepare = 'federated'")
     for column in columns:
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
             raise SettingError(
-                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
-                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
+                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: set "
+                "prepare = 'federated', by which all clients encode it alike, or leave it out of features"
             )
     chosen = frame[list(columns)]
     return np.asarray(chosen.to_numpy() if whole else chosen.to_numpy(dtype=np.float64))
 
 
-def _check_complete(frame: Any, columns: Sequence[str]) -> None:
+def _check_once(frame: Any, columns: Sequence[str]) -> None:
+    """Refuse columns that occur twice."""
+    if twice := next((column for column in columns if getattr(frame[column], "ndim", 1) != 1), None):
+        raise SettingError(f"column {twice!r} occurs twice: rename one of them")
+
+
+def _check_complete(frame: Any, columns: Sequence[str], remedy: str = "fill them in") -> None:
     """Refuse columns that occur twice or have gaps."""
+    _check_once(frame, columns)
     for column in columns:
-        series = frame[column]
-        if getattr(series, "ndim", 1) != 1:
-            raise SettingError(f"column {column!r} occurs twice: rename one of them")
-        if gaps := int(series.isna().sum()):
+        if gaps := int(frame[column].isna().sum()):
             raise SettingError(
-                f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
+                f"column {column!r} has no value in {gaps} of {len(frame)} rows: {remedy}, or drop these rows"
             )
 
 

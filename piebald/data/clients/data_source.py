@@ -77,13 +77,16 @@ class DataSource(BaseModel):
             raise ValueError("give the name of a data set, or a source of your own, and not both")
         return self
 
-    def load(self) -> DataSet | Clients:
+    def load(self, coded: bool = False) -> DataSet | Clients:
         """Read the rows: a data set to divide among clients, or clients where the source has them already.
+
+        Args:
+            coded: whether columns of tables are to be prepared, so that they may have gaps and text.
 
         Raises:
             SettingError: there is no such source, it cannot be read, or holds something else.
         """
-        return self.rows_of(self.read())
+        return self.rows_of(self.read(), coded)
 
     def read(self) -> Any:
         """Return the content of the source: a table, arrays, a data set, or the value of its function.
@@ -114,12 +117,13 @@ class DataSource(BaseModel):
             f"got {self.source!r}"
         )
 
-    def rows_of(self, value: Any) -> DataSet | Clients:
+    def rows_of(self, value: Any, coded: bool = False) -> DataSet | Clients:
         """The rows in a value that a file held or a function returned.
 
         Args:
             value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), a torch
                 data set of such pairs, or anything else that `clients_from` takes.
+            coded: see `load`.
 
         Raises:
             SettingError: it is something else, or settings do not fit it.
@@ -134,7 +138,10 @@ class DataSource(BaseModel):
             return value  # type: ignore[return-value]
         module = type(value).__module__.partition(".")[0]
         if module == "pandas":
-            return self._data_set(from_frame(value, self.client, self.target, self.features, self.tokens, owned=False))
+            columns = self.client, self.target, self.features
+            return self._data_set(
+                from_frame(value, *columns, self.tokens, owned=False, coded=coded and not self.tokens)
+            )
         if module == "datasets":
             return self._data_set(from_hub(value, self.client, self.target, self.features, self.tokens, owned=False))
         self._refuse("target", "features")
@@ -159,6 +166,7 @@ class DataSource(BaseModel):
             classes=named,
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
             features=table.features,
+            columns=table.columns,
             source="your own",
         )
 

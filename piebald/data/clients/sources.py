@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.clients.prepared import PreparedClients, prepared
 from piebald.data.partition.split import Ints
 from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 
 
@@ -47,7 +49,8 @@ def clients_from(
     public_rows: Any = None,
     collate: Collate = "stack",
     length: Count | None = None,
-) -> PooledClients:
+    prepare: Literal["federated", "none"] | PrepareSettings | Mapping[str, Any] | None = None,
+) -> PooledClients | PreparedClients:
     """Make clients from your own data.
 
     Inputs become float32; uint8 images ([n, h, w] or [n, channels, h, w]) are scaled to [0, 1] and get a channel axis.
@@ -77,6 +80,9 @@ def clients_from(
         collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
             of unequal length.
         length: the length to which "pad" fills up, by default that of the longest sequence of all clients.
+        prepare: how the columns of a table become inputs: "federated", the default for files, as the clients agree from
+            their training rows; the settings of that (`PrepareSettings`); or "none", the default for all else, and
+            beside rows of the server's or the public's, for numbers as they are.
 
     Raises:
         SettingError: the data cannot be used; the message names the client or the column.
@@ -96,12 +102,17 @@ def clients_from(
         raise SettingError(f"length is that of padded sequences: leave it out, or set collate = 'pad', got {collate!r}")
     if classes is not None and (twice := [name for name in classes if list(classes).count(name) > 1]):
         raise SettingError(f"classes must be different names, got {twice[0]!r} twice: rename one of them")
-    table = _table(source, client, target, features, tokens, collate, length)
+    alone = common is None and server_rows is None and public_rows is None and not tokens
+    is_file = isinstance(source, str | Path) and is_table(source)
+    wanted = ("federated" if is_file and alone else "none") if prepare is None else prepare
+    table = _table(source, client, target, features, tokens, collate, length, wanted != "none")
+    if wanted != "none" and table.columns is None:
+        raise SettingError("prepare is for the columns of pandas tables and files, and these are arrays: leave it out")
     names = _different(table.names if names is None else names)
     y, named = labelled(table, classes, regression)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
-    return PooledClients(
+    clients = PooledClients(
         pytree.mapped(torch.from_numpy, table.x),
         pytree.mapped(torch.from_numpy, y),
         parts,
@@ -112,7 +123,13 @@ def clients_from(
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
         features=table.features,
         target=table.target,
+        columns=table.columns,
     )
+    if table.columns is None:
+        return clients
+    if not isinstance(wanted, PrepareSettings):
+        wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
+    return prepared(clients, wanted, str(target))
 
 
 def clients_of(clients: Any) -> Clients:
@@ -180,13 +197,13 @@ def _parts(table: ClientTable, label: Ints | None, validation: float, test: floa
 
 def _table(
     source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
-    collate: Collate, length: int | None,
+    collate: Collate, length: int | None, coded: bool,
 ) -> ClientTable:  # fmt: skip
     """Rows of all clients from any allowed source."""
     if isinstance(source, str | Path) and is_table(source):
         source = read_table(Path(source), client)
     if _made_by(source, "pandas") and hasattr(source, "columns"):
-        return from_frame(source, client, target, features, tokens)
+        return from_frame(source, client, target, features, tokens, coded=coded)
     if _made_by(source, "flwr_datasets"):
         return from_partitioner(source, client, target, features, tokens)
     if _made_by(source, "datasets"):

@@ -224,6 +224,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
         public_rows=clients.public_rows,
         features=clients.features,
         target=clients.target,
+        columns=clients.columns,
     )
 
 

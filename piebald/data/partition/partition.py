@@ -111,7 +111,7 @@ class Partition(Component):
             common = test[holder != NOBODY]
         clients = PooledClients(
             data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows,
-            public_rows=public_rows, features=data.features,
+            public_rows=public_rows, features=data.features, columns=data.columns,
         )  # fmt: skip
         return changed(clients, self.changes, data.inputs) if self.changes else clients
 

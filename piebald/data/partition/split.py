@@ -7,8 +7,13 @@ client.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
+
+from piebald.core.errors import SettingError
+from piebald.core.randomness import generator
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -85,3 +90,23 @@ def thin(stratum: Ints, keep: int, key: int) -> Bools:
     chosen = np.empty(n, dtype=bool)
     chosen[order] = (place + 1) * keep // n > place * keep // n
     return chosen
+
+
+def unseen_numbers(clients: int, unseen: float, seed: int) -> list[int]:
+    """Return the numbers of the clients that are held out until the end of a run.
+
+    Args:
+        clients: how many clients there are.
+        unseen: a number of clients, or a share of them below 1.
+        seed: of the choice.
+
+    Raises:
+        SettingError: no client would take part, or `unseen` is not a number.
+    """
+    if isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
+        raise SettingError(f"unseen must be a number of clients (0, 1, ...) or a share of them (0.2), got {unseen!r}")
+    # 1.0 is one client and not all of them: a whole number counts, whatever its type.
+    count = int(unseen) if unseen == int(unseen) else max(1, round(unseen * clients))
+    if count >= clients:
+        raise SettingError(f"unseen = {unseen} leaves none of {clients} clients to train with: lower it")
+    return sorted(generator("unseen", seed).choice(clients, count, replace=False).tolist()) if count else []

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = Literal["number", "category", "boolean", "date", "text", "identifier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -52,17 +54,24 @@ class CodedTable:
             numbers[:, place] = np.where(codes < 0, np.nan, codes)
         return cls(tuple(map(str, frame.columns)), values), numbers
 
-    def frame(self, numbers: NDArray[np.floating]) -> pd.DataFrame:
-        """Return some rows [n, d] as a table: float64 numbers, and text with None for gaps."""
+    def frame(self, numbers: NDArray[np.floating], index: NDArray[np.int64] | None = None) -> pd.DataFrame:
+        """Return some rows [n, d] as a table: float64 numbers, and text with None for gaps.
+
+        Args:
+            numbers: the rows.
+            index: their row numbers in the whole table, for messages.
+        """
+        import pandas as pd
+
         columns: dict[str, Any] = {}
         for place, name in enumerate(self.names):
             column = np.asarray(numbers[:, place], dtype=np.float64)
             if name in self.values:
                 words = np.array([*self.values[name], None], dtype=object)
-                columns[name] = pd.Series(words[np.where(np.isnan(column), -1, column).astype(np.int64)], dtype=object)
+                columns[name] = words[np.where(np.isnan(column), -1, column).astype(np.int64)]
             else:
                 columns[name] = column
-        return pd.DataFrame(columns, index=range(len(numbers)))
+        return pd.DataFrame(columns, index=range(len(numbers)) if index is None else index, copy=False)
 
 
 def is_numeric(series: pd.Series) -> bool:
@@ -74,7 +83,7 @@ def _text(value: Any) -> str:
     """Return a value as text without blanks around it: a date as ISO writes it, 3 for 3.0."""
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else f"{value:.15g}"
-    return value.isoformat() if isinstance(value, pd.Timestamp) else str(value).strip()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value).strip()
 
 
 def factorized(series: pd.Series, gaps: Sequence[str] = ()) -> tuple[NDArray[np.int64], list[str]]:
@@ -84,6 +93,8 @@ def factorized(series: pd.Series, gaps: Sequence[str] = ()) -> tuple[NDArray[np.
         series: the column.
         gaps: values that stand for a gap besides those that are always taken so.
     """
+    import pandas as pd
+
     codes, different = pd.factorize(series)
     texts = np.array([*map(_text, different), ""], dtype=object)
     empty = {*GAPS, *gaps}
@@ -171,6 +182,8 @@ def dates_of(series: pd.Series, gaps: Sequence[str] = ()) -> dict[str, NDArray[n
     Raises:
         SettingError: a value is no date.
     """
+    import pandas as pd
+
     days = _parsed(series, gaps, _days, "a date like 2024-05-31")
     moments = pd.Series(pd.to_datetime(np.round(days * _DAY), unit="s"))
     parts = {
@@ -184,6 +197,8 @@ def dates_of(series: pd.Series, gaps: Sequence[str] = ()) -> dict[str, NDArray[n
 
 
 def _days(word: str) -> float:
+    import pandas as pd
+
     if not _DATE.fullmatch(word):  # pandas would guess which of two numbers is the month
         raise ValueError(word)
     return float(pd.to_datetime(word, utc=True).timestamp()) / _DAY
@@ -201,8 +216,14 @@ def _parsed(series: pd.Series, gaps: Sequence[str], read: Callable[[str], float]
     return np.asarray(numbers[codes])
 
 
+def row_number(series: pd.Series, row: int) -> int:
+    """Return the number of a row for messages, from 1: that in the whole table where the index has it."""
+    label = series.index[row]
+    return 1 + (int(label) if isinstance(label, int | np.integer) else row)
+
+
 def _unusable(series: pd.Series, row: int, form: str) -> SettingError:
     return SettingError(
         f"column {shown(str(series.name), 40)} must have {form} in each row, got {shown(series.iloc[row], 40)} in row "
-        f"{row + 1}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
+        f"{row_number(series, row)}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
     )

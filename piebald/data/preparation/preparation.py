@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
-from sklearn.compose import ColumnTransformer
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.wording import sentence
-from piebald.data.preparation.columns import dates_of, factorized, numbers_of, truths_of, words_of
+from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
 
 Scale = Literal["standard", "log", "power", "rank", "none"]
 Name = Annotated[str, Field(max_length=200)]
@@ -254,6 +256,8 @@ class Preparation(_Fields):
         Raises:
             SettingError: a column is missing, or a value cannot be read.
         """
+        import pandas as pd
+
         values: dict[str, Any] = {}
         for column in self.columns:
             if column.name not in frame.columns:
@@ -264,10 +268,10 @@ class Preparation(_Fields):
                     )
                 frame = frame.assign(**{column.name: np.full(len(frame), np.nan)})
             series = frame[column.name]
-            if isinstance(series, pd.DataFrame):
+            if series.ndim != 1:
                 raise SettingError(f"column {shown(column.name, 40)} occurs twice: rename one of them")
             values |= _values(column, series, self.gaps)
-        return pd.DataFrame(values, index=range(len(frame)))
+        return pd.DataFrame(values, index=frame.index)
 
     def transform(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """Return the inputs [n, d] of a table, whose columns may have any order and may be more.
@@ -290,14 +294,15 @@ class Preparation(_Fields):
             numbers = numbers_of(series, self.gaps)
             _refuse_gap(series, np.isnan(numbers))
             return ((numbers - target.mean) / target.deviation).astype(np.float32)
-        codes, words = factorized(series, self.gaps)
+        # classes of true and false are numbers, as those of a training table are
+        codes, words = factorized(series.astype(int) if series.dtype == bool else series, self.gaps)
         _refuse_gap(series, codes < 0)
         places = {name: place for place, name in enumerate(target.classes)}
         if unknown := next((word for word in words if word not in places), None):
+            row = row_number(series, int(np.argmax(codes == words.index(unknown))))
             raise SettingError(
                 f"column {shown(target.name, 40)} must have one of the classes {shown(', '.join(target.classes))}, got "
-                f"{shown(unknown, 40)} in row {int(np.argmax(codes == words.index(unknown))) + 1}: correct the row, or "
-                "leave it out"
+                f"{shown(unknown, 40)} in row {row}: correct the row, or leave it out"
             )
         return np.array([places[word] for word in words], dtype=np.int64)[codes]
 
@@ -346,5 +351,5 @@ def _refuse_gap(series: pd.Series, gap: NDArray[np.bool_]) -> None:
     if gap.any():
         raise SettingError(
             f"column {shown(str(series.name), 40)} has no value in {int(gap.sum())} of {len(gap)} rows, the first one "
-            f"in row {int(np.argmax(gap)) + 1}: a target must be known, so leave these rows out"
+            f"in row {row_number(series, int(np.argmax(gap)))}: a target must be known, so leave these rows out"
         )

@@ -137,7 +137,7 @@ def _learn(scaler: Any, scale: str, learnt: list[Numbers]) -> None:
 
 
 def _made_up(preparation: Preparation) -> pd.DataFrame:
-    """Return rows of the form of the training rows: with their categories, twice each, and gaps where they have some."""
+    """Return rows of the form of the training rows, with categories, twice each, and gaps where those have some."""
     counts = [len(column.categories) for column in preparation.columns if isinstance(column, CategoryColumn)]
     rows, table = 2 * max(counts, default=0) + 101, dict[str, Any]()
     for column in preparation.columns:

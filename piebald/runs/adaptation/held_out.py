@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core.errors import SettingError
-from piebald.contracts.data import columns_of_clients, public_rows_of
+from piebald.contracts.data import column_names, public_rows_of
 from piebald.core.pytree import Tree
-from piebald.core.randomness import generator
+from piebald.data.partition.split import unseen_numbers
 
 
 class ClientSubset:
@@ -27,7 +26,7 @@ class ClientSubset:
         self._clients, self._chosen = clients, list(chosen)
         self.names = [clients.names[number] for number in self._chosen]
         self.classes, self.common = clients.classes, clients.common
-        self.features, self.target = columns_of_clients(clients)
+        self.features, self.target = column_names(clients)
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -92,15 +91,9 @@ def hold_out(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clien
         SettingError: no client would take part, `unseen` is not a number, or a client that is held out has no rows to
             be adapted with.
     """
-    if isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
-        raise SettingError(f"unseen must be a number of clients (0, 1, ...) or a share of them (0.2), got {unseen!r}")
-    # 1.0 is one client and not all of them: a whole number counts, whatever its type.
-    count = int(unseen) if unseen == int(unseen) else max(1, round(unseen * len(clients)))
-    if count >= len(clients):
-        raise SettingError(f"unseen = {unseen} leaves none of {len(clients)} clients to train with: lower it")
-    if not count:
+    held_out = set(unseen_numbers(len(clients), unseen, seed))
+    if not held_out:
         return clients, None
-    held_out = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
     taking_part = [client for client in range(len(clients)) if client not in held_out]
     pooled = isinstance(clients, InMemory) and clients.in_memory()
     subset = PooledClientSubset if pooled else ClientSubset
