@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @command("plugins", "as_json", "quiet")
 def predict(
     options: SharedOptions,
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of trees.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of a run, trees, or a site's credentials.")],
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="The rows: .csv, .tsv, .parquet, or .npz with x.")],
     client: Annotated[
         str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
@@ -38,7 +38,13 @@ def predict(
         raise SettingError(f"--out must be a .csv file, got {out}")
     if out is not None and out.resolve() == rows.resolve():
         raise SettingError(f"--out would overwrite the rows {rows}: name another file")
-    if (folder / "trees.json").is_file():
+    if (folder / "credentials.json").is_file():
+        if client is not None or cluster is not None or calibrate:
+            raise SettingError(f"{folder} has one model, that of its site: leave --client, --cluster, --calibrate out")
+        from piebald.federation.site.site_model import site_predictor
+
+        predictions, model = site_predictor(folder).predict(rows), "the site's model"
+    elif (folder / "trees.json").is_file():
         if cluster is not None or calibrate:
             raise SettingError("--cluster and --calibrate are for runs of a recipe, and these are trees: leave it out")
         predictions, model = _of_trees(folder, rows, client)

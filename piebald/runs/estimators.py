@@ -27,7 +27,7 @@ from piebald.methods.recipe import Recipe
 from piebald.models import build_model
 from piebald.report.page.wording import names
 from piebald.runs.finished_run import Run
-from piebald.runs.prediction import Predictor
+from piebald.models.prediction import Predictor
 from piebald.runs.run import run
 
 _ALONE = "all"  # the one client of rows without groups

@@ -26,7 +26,7 @@ from piebald.storage.run_folder import read_chosen_model
 from piebald.storage.store import RunStore
 from piebald.report.page.wording import names
 from piebald.report.tables import History
-from piebald.runs.prediction import OutputMeaning, Predictor, RawInputs
+from piebald.models.prediction import OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
@@ -314,6 +314,10 @@ class Run(History):
         raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
 
     def _personal(self, client: int) -> Tensor:
+        if self._at_sites and self.path is not None:
+            tried = self.path / "federation" / f"site-{client + 1}" / "model.safetensors"  # of a trial on this machine
+            if tried.is_file():
+                return self.work.of(client).layout.read(tried)
         choice = self.work.choice
         if choice is not None and (chosen := self._chosen_by(client, choice)) is not None:
             return chosen
