@@ -159,8 +159,8 @@ class ExperimentSettings(ExperimentFields):
             return False
         if not wants_preparation(self):
             raise SettingError(
-                f"{self.places.at('partition')}: inputs must be given where prepare = 'none' or an extractor reads rows: "
-                "the shape of one input"
+                f"{self.places.at('partition')}: inputs, the shape of one input, must be given where prepare = 'none' or "
+                "an extractor reads rows"
             )
         return self.wanted.agreed is None
 

@@ -39,7 +39,7 @@ class KindsQuestion(_Message):
 
 
 class KindsAnswer(_Message):
-    """The kind of each column, None where it has no value; how many rows; and the classes, None where there are none."""
+    """The kind of each column, None where it has no value; how many rows; and the classes, if there are any."""
 
     about: Literal["kinds"] = "kinds"
     rows: Count

@@ -209,8 +209,9 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     Raises:
         SettingError: they cannot be read.
     """
-    value = _read(source, folder, RunRows())
-    clients, client = _client(value, source, folder, site, RunRows())
+    run = RunRows(prepare=PrepareSettings())  # columns of any kind, of which sites may agree later
+    value = _read(source, folder, run)
+    clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
