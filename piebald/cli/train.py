@@ -55,6 +55,10 @@ def carry_out(
         check_run(options.start_from)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
+    if settings.asks_sites:
+        from piebald.statistics.preparation_at_sites import agreed_at_sites
+
+        settings = settings.with_agreed(agreed_at_sites(settings))
     plan = settings.plan()
     # after the settings, so that a mistake in them is told before the slow import
     from piebald.runs.run import run

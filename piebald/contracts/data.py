@@ -117,6 +117,14 @@ class HasPublicRows(Protocol):
 
 
 @runtime_checkable
+class HasTables(Protocol):
+    """Clients whose tables are still to be prepared."""
+
+    def table(self, client: int, split: Split) -> Any:
+        """The rows of one split as `data.preparation.answers.Table`."""
+
+
+@runtime_checkable
 class RowsAtSites(Protocol):
     """Clients whose rows may be at their sites, and not on this machine."""
 

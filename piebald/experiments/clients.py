@@ -5,7 +5,7 @@ from __future__ import annotations
 from piebald.contracts import Clients
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
-from piebald.data.clients.prepared import columns_of, prepared
+from piebald.data.clients.prepared import SitesPrepared, columns_of, prepared
 from piebald.data.clients.published_rows import with_published
 from piebald.data.clients.standardise import Standardisation, standardised
 from piebald.data.embeddings.embedded import embedded_by
@@ -37,10 +37,14 @@ def clients_of(fields: ExperimentFields, partition: Component | None) -> Clients
 
 def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
     """Return the clients: the partition's of the data, or those that the source has already."""
+    from piebald.data.clients.sites import Sites
     from piebald.data.partition import Partition, RemotePartition
 
     if isinstance(partition, RemotePartition):
-        return partition.clients_elsewhere()
+        agreed = fields.prepare.agreed if isinstance(fields.prepare, PrepareSettings) else None
+        if agreed is None or not isinstance(partition, Sites):
+            return partition.clients_elsewhere()
+        return SitesPrepared(partition.prepared(agreed).clients_elsewhere(), agreed)
     with fields.errors_placed("data", fields.data):
         rows = fields.data.load(coded=wants_preparation(fields))
     if not isinstance(rows, DataSet):
@@ -84,7 +88,7 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
         held_out = {number for seed in seeds for number in unseen_numbers(len(clients), fields.unseen, seed)}
         with fields.errors_placed("prepare", fields.data):
             return prepared(clients, settings, fields.data.target or "target", held_out)
-    if fields.prepare not in (None, "none"):
+    if fields.prepare not in (None, "none") and not fields.rows_at_sites:
         raise SettingError(
             f"{at('prepare')}: prepare is for the columns of tables, and these inputs are arrays: leave it out, or set "
             "standardise = 'federated' in [data]"

@@ -16,7 +16,7 @@ from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.standardise import Standardisation, constants_of
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
-from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of
+from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of, wants_preparation
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.models import models_of
 from piebald.experiments.plan import Plan, check_trackers, question_section, runtime_of, stopping_criteria
@@ -96,8 +96,7 @@ class ExperimentSettings(ExperimentFields):
         if self._constants is not None:
             table["data"]["standardise"] = self._constants.model_dump()
         if self._agreed is not None:
-            settings = self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
-            table["prepare"] = settings.model_copy(update={"agreed": self._agreed}).model_dump(exclude_none=True)
+            table["prepare"] = self.wanted.model_copy(update={"agreed": self._agreed}).model_dump(exclude_none=True)
             table["data"].pop("standardise", None)  # the preparation scales
         return table
 
@@ -148,6 +147,31 @@ class ExperimentSettings(ExperimentFields):
         """Return the same settings with inputs as the source has them."""
         as_they_are = {"data": self.data.model_copy(update={"standardise": None}), "prepare": "none"}
         return self.model_copy(update=as_they_are)
+
+    @property
+    def asks_sites(self) -> bool:
+        """True if the sites have still to agree on the preparation of their tables.
+
+        Raises:
+            SettingError: the form of inputs is not known, and nothing is to be prepared.
+        """
+        if not self.rows_at_sites or getattr(self.partition, "inputs", None) is not None:
+            return False
+        if not wants_preparation(self):
+            raise SettingError(
+                f"{self.places.at('partition')}: inputs, the shape of one input, must be given where prepare = 'none' or "
+                "an extractor reads rows"
+            )
+        return self.wanted.agreed is None
+
+    @property
+    def wanted(self) -> PrepareSettings:
+        """The settings of [prepare]."""
+        return self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
+
+    def with_agreed(self, agreed: Preparation | None) -> Self:
+        """Return the same settings with a preparation that clients have agreed on, or with none yet."""
+        return self.model_copy(update={"prepare": self.wanted.model_copy(update={"agreed": agreed})})
 
     def search_space(self) -> dict[str, Any] | None:
         """Return the values of settings to search among, by the setting's name without "recipe."; None by default."""

@@ -125,6 +125,17 @@ class PreparedClients(ChangedClients):
         return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
 
 
+class SitesPrepared(PreparedClients):
+    """Sites that prepare their rows by themselves; blank rows have the agreed form already."""
+
+    def __init__(self, clients: Clients, preparation: Preparation) -> None:
+        super().__init__(clients, CodedTable((), {}), preparation, computed=False)
+
+    def change(self, rows: Rows) -> Rows:
+        """Return the rows as they are."""
+        return rows
+
+
 def prepared_as(clients: Clients, preparation: Preparation) -> Clients:
     """Return clients with the rows as a preparation makes them.
 

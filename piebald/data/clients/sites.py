@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from piebald.contracts import Clients, Rows, Split
 from piebald.contracts.component import Component
 from piebald.core.pytree import Tree
+from piebald.data.preparation.preparation import Preparation
 
 
 class SiteClients:
@@ -65,7 +66,8 @@ class Sites(RemotePartition):
     Attributes:
         clients: names of the sites, as in the description of the federation; "any" for all that the server's
             credentials list.
-        inputs: shape of one input; where inputs are several, a table of their names and shapes.
+        inputs: shape of one input; where inputs are several, a table of their names and shapes.  None for tables that
+            the sites prepare alike, which agree on it.
         tokens: whether inputs are whole numbers; where they are several, the names of those that are.
         classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
         targets: how many numbers to predict, if there are no classes.
@@ -73,7 +75,7 @@ class Sites(RemotePartition):
     """
 
     clients: list[str] = Field(min_length=1)
-    inputs: list[int] | dict[str, list[int]] = Field(min_length=1)
+    inputs: Annotated[list[int] | dict[str, list[int]], Field(min_length=1)] | None = None
     tokens: bool | list[str] = False
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
@@ -84,9 +86,10 @@ class Sites(RemotePartition):
         if isinstance(self.inputs, dict) != isinstance(self.tokens, list) and self.tokens:
             raise ValueError("tokens must be a list of names where inputs have names, else true or false")
         named = self.tokens if isinstance(self.tokens, list) else []
+        inputs = [] if self.inputs is None else self.inputs
         for name in named:
-            if name not in self.inputs:
-                raise ValueError(f"tokens must be among the inputs {', '.join(map(str, self.inputs))}, got {name!r}")
+            if name not in inputs:
+                raise ValueError(f"tokens must be among the inputs {', '.join(map(str, inputs))}, got {name!r}")
         if self.places is not None and self.classes is None:
             raise ValueError("places counts the classes of a row: give classes, or leave places out")
         return self
@@ -101,8 +104,12 @@ class Sites(RemotePartition):
             )
         return clients
 
+    def prepared(self, agreed: Preparation) -> Self:
+        """Return the same sites with the form of rows that they have agreed on."""
+        return self.model_copy(update={"inputs": [len(agreed.feature_names_out)], "classes": agreed.classes})
+
     def clients_elsewhere(self) -> SiteClients:
-        """The sites as clients, with a blank row of the agreed form."""
+        """The sites as clients, with a blank row of the agreed form; of one number where it is not agreed on yet."""
         if self.classes is not None:
             y = torch.zeros(1, *([] if self.places is None else [self.places]), dtype=torch.int64)
         else:
@@ -114,4 +121,4 @@ class Sites(RemotePartition):
         if isinstance(self.inputs, dict):
             kinds = {name: torch.int64 if name in whole else torch.float32 for name in self.inputs}
             return {name: torch.zeros(1, *shape, dtype=kinds[name]) for name, shape in self.inputs.items()}
-        return torch.zeros(1, *self.inputs, dtype=torch.int64 if self.tokens else torch.float32)
+        return torch.zeros(1, *(self.inputs or [1]), dtype=torch.int64 if self.tokens else torch.float32)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from piebald.core.errors import SettingError, shown, unknown
+from piebald.core.errors import PiebaldError, SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments, merged
 from piebald.data.preparation.answers import (
     CountsQuestion,
@@ -52,12 +52,15 @@ def agree(ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str]
         ask: asks all clients a question and returns their answers, in one order.
         settings: what is asked for.
         name: the column to predict.
-        classes: the names of the classes, None where targets are numbers.
+        classes: the names of the classes; None to ask for them, and to take targets as numbers where there are none.
 
     Raises:
         SettingError: a setting names a column that is not there, or no column is left.
     """
-    kinds, left_out = agreed_kinds(ask(KindsQuestion(gaps=settings.gaps)), settings)
+    told = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
+    kinds, left_out = agreed_kinds(told, settings)
+    if classes is None:
+        classes = _common_classes(told)
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
     question = ValuesQuestion(
         kinds=kinds, scale=scale, gaps=settings.gaps, least_rows=settings.least_rows, target=classes is None
@@ -103,6 +106,28 @@ def agree(ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str]
     return Preparation(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows
     )
+
+
+class Unanswered(PiebaldError):
+    """A question about counts has no answer from all clients, as where one hides small numbers of rows."""
+
+
+def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
+    """Return the classes of all clients in the order of their names, None where targets are numbers.
+
+    Raises:
+        SettingError: targets are classes at some clients only.
+    """
+    classes = [one.classes for one in answers]
+    if all(names is None for names in classes):
+        return None
+    if any(names is None for names in classes):
+        raise SettingError(
+            "targets must be classes at all clients or numbers at all: set regression in [data] for numbers"
+        )
+    names = {name for held in classes for name in held or ()}
+    whole = all(name.isdecimal() for name in names)
+    return [str(number) for number in range(max(map(int, names)) + 1)] if whole else sorted(names)
 
 
 def agreed_kinds(answers: Sequence[KindsAnswer], settings: PrepareSettings) -> tuple[dict[str, Kind], dict[str, str]]:
@@ -229,9 +254,14 @@ def quantiles(
     for name, shares in levels.items():
         intervals[name] = _Intervals(moments[name], shares)
     parts = 8 if any(len(shares) > 1 for shares in levels.values()) else 32
-    for _ in range(math.ceil(math.log(1 / _RESOLUTION, parts))):
+    for _ in range(math.ceil(math.log(1 / _RESOLUTION, parts)) if intervals else 0):
         limits = {name: interval.thresholds(parts) for name, interval in intervals.items()}
-        answers = count({name: thresholds.ravel().tolist() for name, thresholds in limits.items()})
+        try:
+            answers = count({name: thresholds.ravel().tolist() for name, thresholds in limits.items()})
+        except Unanswered as error:
+            if parts == 8:
+                raise SettingError(f"ranks need counts of each client: {error}") from None
+            break  # the middle of an interval, whose ends are known
         for name, interval in intervals.items():
             counts = np.sum([one.counts[name] for one in answers], axis=0)
             interval.narrow(limits[name], counts.reshape(limits[name].shape))
@@ -252,6 +282,7 @@ class _Intervals:
         self._ranks = np.stack([np.floor(places), np.ceil(places)]).astype(np.int64)
         self._low = np.full(self._ranks.shape, mean - reach)
         self._high = np.full(self._ranks.shape, mean + reach)
+        self._narrowed = False
 
     def thresholds(self, parts: int) -> Floats:
         """Return what divides each interval into equal parts, with its end [2, quantiles, parts]."""
@@ -260,6 +291,7 @@ class _Intervals:
 
     def narrow(self, thresholds: Floats, counts: Floats) -> None:
         """Take the part of each interval in which its order statistic is."""
+        self._narrowed = True
         reached = counts > self._ranks[..., None]
         place = np.where(reached.any(-1), np.argmax(reached, axis=-1), reached.shape[-1] - 1)[..., None]
         edges = np.concatenate([self._low[..., None], thresholds], axis=-1)
@@ -269,7 +301,8 @@ class _Intervals:
     def values(self) -> tuple[Floats, float]:
         """Return the quantiles, linear between order statistics, and the most by which they are off."""
         simple = np.vectorize(simplest, otypes=[float])
-        below, above = simple(self._low, self._high)
+        # before any count is known, the mean stands for the median
+        below, above = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
         return np.maximum.accumulate(below + (above - below) * self._part), float((self._high - self._low).max())
 
 

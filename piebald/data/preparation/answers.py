@@ -5,10 +5,11 @@ An answer has no row.  A category is named where a client has enough rows of it,
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import yeojohnson
@@ -17,6 +18,9 @@ from piebald.core.errors import SettingError
 from piebald.core.moments import Floats, Moments
 from piebald.data.preparation.columns import Kind, dates_of, factorized, guess_columns, numbers_of, truths_of
 from piebald.data.preparation.preparation import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Thresholds = Annotated[list[Finite], Field(max_length=2048)]
@@ -27,18 +31,20 @@ class _Message(BaseModel):
 
 
 class KindsQuestion(_Message):
-    """Which columns are there, and of which kind?"""
+    """Which columns are there, and of which kind?  `target` asks for the names of classes as well."""
 
     about: Literal["kinds"] = "kinds"
     gaps: list[Name] = []
+    target: bool = False
 
 
 class KindsAnswer(_Message):
-    """The kind of each column, None where it has no value; how many rows, and what targets are."""
+    """The kind of each column, None where it has no value; how many rows; and the classes, if there are any."""
 
     about: Literal["kinds"] = "kinds"
     rows: Count
     kinds: Annotated[dict[Name, Kind | None], Field(max_length=MOST_COLUMNS)]
+    classes: Annotated[list[Name], Field(max_length=MOST_CATEGORIES)] | None = None
 
 
 class ValuesQuestion(_Message):
@@ -131,13 +137,31 @@ Question = Annotated[KindsQuestion | ValuesQuestion | CountsQuestion | PowersQue
 Answer = Annotated[KindsAnswer | ValuesAnswer | CountsAnswer | PowersAnswer, Field(discriminator="about")]
 
 
-def answer(question: Question, frame: pd.DataFrame, y: NDArray[np.floating] | None = None) -> Answer:
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The rows of a client before they are prepared.
+
+    Attributes:
+        frame: its training rows, without the target.
+        y: its targets [n], where they are numbers.
+        classes: the names of the classes that it has, None where targets are numbers.
+    """
+
+    frame: pd.DataFrame
+    y: NDArray[Any] | None = None
+    classes: Sequence[str] | None = None
+
+
+def answer(
+    question: Question, frame: pd.DataFrame, y: NDArray[Any] | None = None, classes: Sequence[str] | None = None
+) -> Answer:
     """Return the answer of one client.
 
     Args:
         question: the question.
         frame: its training rows; a column that is not there counts as one without values.
         y: its targets [n], where they are numbers.
+        classes: the names of the classes that it has.
 
     Raises:
         SettingError: a value cannot be read as the agreed kind.
@@ -146,8 +170,9 @@ def answer(question: Question, frame: pd.DataFrame, y: NDArray[np.floating] | No
         empty = {str(name) for name in frame.columns if (factorized(frame[name], question.gaps)[0] < 0).all()}
         kinds = guess_columns(frame, question.gaps)
         return KindsAnswer(
-            rows=len(frame), kinds={name: None if name in empty else kind for name, kind in kinds.items()}
-        )
+            rows=len(frame), kinds={name: None if name in empty else kind for name, kind in kinds.items()},
+            classes=list(classes) if question.target and classes is not None else None,
+        )  # fmt: skip
     if isinstance(question, PowersQuestion):
         numbers = {name: _column(frame, name, question.gaps) for name in question.exponents}
         return PowersAnswer(
@@ -199,6 +224,8 @@ def signed_logarithms(values: Floats) -> float:
 
 
 def _series(frame: pd.DataFrame, name: str) -> pd.Series:
+    import pandas as pd
+
     return frame[name] if name in frame.columns else pd.Series(np.full(len(frame), np.nan), name=name)
 
 

@@ -186,13 +186,8 @@ def dates_of(series: pd.Series, gaps: Sequence[str] = ()) -> dict[str, NDArray[n
 
     days = _parsed(series, gaps, _days, "a date like 2024-05-31")
     moments = pd.Series(pd.to_datetime(np.round(days * _DAY), unit="s"))
-    parts = {
-        "days": days,
-        **{
-            name: getattr(moments.dt, name.replace("weekday", "day_of_week")).to_numpy(dtype=np.float64)
-            for name in PARTS
-        },
-    }
+    named = {"day": "day", "month": "month", "weekday": "day_of_week", "hour": "hour"}
+    parts = {"days": days, **{part: getattr(moments.dt, named[part]).to_numpy(dtype=np.float64) for part in PARTS}}
     return {name: np.where(np.isnan(days), np.nan, part) for name, part in parts.items()}
 
 

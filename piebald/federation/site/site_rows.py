@@ -20,9 +20,13 @@ from piebald.core.references import USERS, search
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.pairs import given
+from piebald.data.clients.prepared import PreparedClients, columns_of, frame_of
 from piebald.data.clients.published_rows import with_published
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import ByOwner, Iid, clients_from
+from piebald.data.preparation.answers import Table
+from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import grey
@@ -88,6 +92,7 @@ class RunRows:
         inputs: the shape of one input as sites have it, None where it is not known.
         columns: the experiment's section [data], whose columns a site takes where it names none itself.
         extractor: the frozen network that a site runs once over its inputs, None for none.
+        prepare: how columns of tables become inputs, None for numbers as they are.
     """
 
     classes: Sequence[str] | None = None
@@ -95,6 +100,7 @@ class RunRows:
     inputs: Sequence[int] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     extractor: str | None = None
+    prepare: PrepareSettings | None = None
 
 
 class SiteRows:
@@ -135,6 +141,26 @@ class SiteRows:
         return None
 
 
+class UnpreparedRows(SiteRows):
+    """A site's rows before all sites agree on their preparation: blank ones for the run, tables for questions."""
+
+    def __init__(
+        self, names: Sequence[str], number: int, clients: Clients, columns: CodedTable, classes: Sequence[str] | None,
+        records: Records | None,
+    ) -> None:  # fmt: skip
+        kind = torch.float32 if classes is None else torch.int64
+        blank = {split: Rows(torch.zeros(n := len(clients.rows(0, split)), 1), torch.zeros(n, dtype=kind))
+                 for split in SPLITS}  # fmt: skip
+        super().__init__(names, number, blank, classes, records=records)
+        self._clients, self._columns = clients, columns
+
+    def table(self, client: int, split: Split) -> Table:
+        """See `contracts.data.HasTables`; a site has the rows of one client alone."""
+        rows, classes = self._clients.rows(0, split), self._clients.classes
+        y = None if classes is not None else pytree.single(rows.y, "prepare").numpy()
+        return Table(frame_of(self._columns, rows), y, classes)
+
+
 def rows_of_one(clients: Clients, number: int) -> SiteRows:
     """Return one client's rows of a partition, without those of the others."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
@@ -160,9 +186,15 @@ def own_rows(
     """
     value = _read(source, folder, run)
     clients, client = _client(value, source, folder, site, run)
+    records = row_records(source, folder, site, value)
+    if (columns := columns_of(clients)) is not None:
+        agreed = None if run.prepare is None else run.prepare.agreed
+        if agreed is None:
+            return UnpreparedRows(names, number, clients, columns, run.classes, records)
+        clients = PreparedClients(clients, columns, agreed, computed=False)
     return SiteRows(
         names, number, {split: clients.rows(client, split) for split in SPLITS}, run.classes, public_rows_of(clients),
-        row_records(source, folder, site, value),
+        records,
     )  # fmt: skip
 
 
@@ -177,8 +209,9 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     Raises:
         SettingError: they cannot be read.
     """
-    value = _read(source, folder, RunRows())
-    clients, client = _client(value, source, folder, site, RunRows())
+    run = RunRows(prepare=PrepareSettings())  # columns of any kind, of which sites may agree later
+    value = _read(source, folder, run)
+    clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
@@ -231,6 +264,10 @@ def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows) -> tupl
     if not isinstance(rows, DataSet):
         return rows, _number(rows.names, site, source)
     owner = _owner(rows, value, source)
+    if rows.columns is not None:  # columns stay as they are until they are prepared
+        x, y = _own_part(rows, owner, source, site)
+        rows, owner = replace(rows, x=x, y=y, owners={}), None
+        return Iid(clients=1, validation=source.validation, test=source.test).split(rows), 0
     if isinstance(rows.x, Decoded) or rows.groups is not None or rows.test is not None:
         shares = {"validation": source.validation, "test": source.test}
         split = (Iid(clients=1, **shares) if owner is None else ByOwner(owner=owner, **shares)).split(rows)
@@ -280,7 +317,7 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
 
 def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:
     """Return a value as a data set with the classes of the run, or as clients."""
-    rows = _with_columns_of(run, source, value).rows_of(value)
+    rows = _with_columns_of(run, source, value).rows_of(value, coded=run.prepare is not None)
     if not isinstance(rows, DataSet) or rows.classes is None or run.classes is None:
         return rows
     numbered = isinstance(value, tuple | list) and source.classes is None and not is_several(value[1])
