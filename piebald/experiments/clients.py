@@ -37,9 +37,10 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
     from piebald.data.partition import Partition, RemotePartition
 
     if isinstance(partition, RemotePartition):
-        return partition.clients_elsewhere()
+        with fields.errors_placed("split", {}):
+            return partition.clients_elsewhere().divided_by(fields.split)
     with fields.errors_placed("data", fields.data):
-        rows = fields.data.load()
+        rows = fields.data.load(fields.split)
     if not isinstance(rows, DataSet):
         if fields.partition is not None:
             raise SettingError(
@@ -51,7 +52,7 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
         raise SettingError(f"{fields.document.name} needs a section [partition] with a kind, or a client in [data]")
     assert isinstance(partition, Partition)
     with fields.errors_placed("partition", fields.partition or {}):
-        return partition.split(rows)
+        return partition.split(rows, fields.split)
 
 
 def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:

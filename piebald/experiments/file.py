@@ -140,6 +140,15 @@ class ExperimentSettings(ExperimentFields):
         """Return the same settings with inputs as the source has them."""
         return self.model_copy(update={"data": self.data.model_copy(update={"standardise": None})})
 
+    def divisions(self) -> list[Self]:
+        """Return the settings of each division of the rows that [split] asks for; these settings alone without one."""
+        if self.split is None or not self.split.several:
+            return [self]
+        whole = self.model_copy(update={"split": self.split.with_(hold_out=None, folds=None)})
+        names = whole.source_clients().names if self.split.hold_out == "each" else ()
+        with self.errors_placed("split", {}):
+            return [self.model_copy(update={"split": split}) for split in self.split.repeats(names)]
+
     def search_space(self) -> dict[str, Any] | None:
         """Return the values of settings to search among, by the setting's name without "recipe."; None by default."""
         return None if self.tune is None else self.tune.values(self.document.origin)

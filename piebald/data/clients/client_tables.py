@@ -21,7 +21,11 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
+from piebald.data.partition.split_settings import SplitSettings
+
+BY_SHARES = SplitSettings()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +34,8 @@ class ClientTable:
 
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
-    `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
+    `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts, and
+    `keys` what columns say of how rows are divided.
     """
 
     x: Any
@@ -39,6 +44,7 @@ class ClientTable:
     names: Sequence[str]
     classes: Sequence[str] | None = None
     split: Ints | None = None
+    keys: RowKeys | None = None
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -134,7 +140,12 @@ def _counted(names: Any) -> Any:
 
 
 def _columns(
-    columns: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None, owned: bool = False
+    columns: Sequence[str],
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    split: SplitSettings,
+    owned: bool = False,
 ) -> tuple[str, str, list[str]]:
     """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
     client = target if owned else client
@@ -147,7 +158,8 @@ def _columns(
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    chosen = [column for column in columns if column not in (client, target)] if features is None else list(features)
+    apart = (client, target, *split.columns)
+    chosen = [column for column in columns if column not in apart] if features is None else list(features)
     for column in (client, target, *chosen):
         if column not in columns:
             raise unknown("column", column, columns)
@@ -179,13 +191,14 @@ def from_frame(
     features: Sequence[str] | None,
     tokens: bool = False,
     *,
+    split: SplitSettings = BY_SHARES,
     owned: bool = True,
 ) -> ClientTable:
     """Make a table from a pandas DataFrame with numeric feature columns.
 
     Args:
         frame: the rows.
-        client, target, features, tokens: see `clients_from`.
+        client, target, features, tokens, split: see `clients_from`.
         owned: whether there must be a client column; without one, all rows belong to one client.
 
     Raises:
@@ -195,7 +208,8 @@ def from_frame(
         raise SettingError(
             f"column names must be text, got {not_text[0]!r}: rename them with frame.rename(columns=str)"
         )
-    owner, target, chosen = _columns(list(frame.columns), client, target, features, not owned and client is None)
+    alone = not owned and client is None
+    owner, target, chosen = _columns(list(frame.columns), client, target, features, split, alone)
     if features is None and (nameless := next(filter(re.compile(r"Unnamed: \d+").fullmatch, chosen), None)):
         raise SettingError(
             f"the table has a column without a name ({nameless}), as pandas writes row numbers: save it with "
@@ -223,7 +237,8 @@ def from_frame(
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
     codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
-    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
+    keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
+    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names, keys=keys)
 
 
 def _no_number(series: Any) -> Any:
@@ -253,7 +268,13 @@ def _plain(series: Any) -> Array:
 
 
 def from_partitioner(
-    partitioner: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+    partitioner: Any,
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    tokens: bool = False,
+    *,
+    split: SplitSettings = BY_SHARES,
 ) -> ClientTable:
     """Make a table from the partitions of a `flwr_datasets` partitioner that has its data set.
 
@@ -283,10 +304,10 @@ def from_partitioner(
     if not held:
         raise SettingError("the partitioner's data set must have at least one row, got none")
     joined = concatenate_datasets([parts[number] for number in held])
-    x, y, _, classes = _hub_rows(joined, None, target, features, tokens, owned=True)
+    x, y, _, classes, keys = _hub_rows(joined, None, target, features, tokens, split, owned=True)
     ids = getattr(partitioner, "partition_id_to_natural_id", None) or {}
     code = np.repeat(np.arange(len(held)), [len(parts[number]) for number in held])
-    return ClientTable(x, y, code, [str(ids.get(number, number)) for number in held], classes)
+    return ClientTable(x, y, code, [str(ids.get(number, number)) for number in held], classes, keys=keys)
 
 
 def from_hub(
@@ -296,13 +317,14 @@ def from_hub(
     features: Sequence[str] | None,
     tokens: bool = False,
     *,
+    split: SplitSettings = BY_SHARES,
     owned: bool = True,
 ) -> ClientTable:
     """Make a table from a Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
 
     Args:
         dataset: one split of a data set.
-        client, target, features, tokens: see `clients_from`.
+        client, target, features, tokens, split: see `clients_from`.
         owned: whether there must be a client column; without one, all rows belong to one client.
 
     Raises:
@@ -319,16 +341,21 @@ def from_hub(
     if not len(dataset):
         raise SettingError("the data set must have at least one row, got none")
     alone = not owned and client is None
-    x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=alone)
+    x, y, owner, classes, keys = _hub_rows(dataset, client, target, features, tokens, split, owned=alone)
     codes, names = _single_client(len(y)) if alone else owners(owner)
-    return ClientTable(x, y, codes, names, classes)
+    return ClientTable(x, y, codes, names, classes, keys=keys)
 
 
 def _hub_rows(
-    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool, *, owned: bool
-) -> tuple[Any, Array, Array, Sequence[str] | None]:
-    """Inputs, targets, clients (the targets again if rows are `owned` already) and the names of classes."""
-    client, target, chosen = _columns(list(dataset.column_names), client, target, features, owned)
+    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
+    split: SplitSettings, *, owned: bool,
+) -> tuple[Any, Array, Array, Sequence[str] | None, RowKeys]:  # fmt: skip
+    """Inputs, targets, clients (the targets again if rows are `owned` already), names of classes, and keys."""
+    import pandas
+
+    named, names = client, list(dataset.column_names)
+    client, target, chosen = _columns(names, client, target, features, split, owned)
+    keys = RowKeys.of_table(names, lambda column: pandas.Series(dataset[column][:]), split, named)
     rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
     columns = [_input_column(rows[column], column, described[column]) for column in chosen]
@@ -340,7 +367,7 @@ def _hub_rows(
     owner = _simple(rows[client], client)
     if client != target and (called := getattr(described[client], "names", None)):  # numbers of a ClassLabel
         owner = np.array(called)[owner]
-    return x, y, owner, getattr(described[target], "names", None)
+    return x, y, owner, getattr(described[target], "names", None), keys
 
 
 def _simple(values: Any, column: str) -> Array:

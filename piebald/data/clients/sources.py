@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -23,8 +23,10 @@ from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
-from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
+from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.partition.three_way_split import check_shares, three_ways
 from piebald.data.sets.dataset import DataSet
 
 
@@ -38,6 +40,7 @@ def clients_from(
     test: Share = 0.2,
     validation: Share = 0.0,
     seed: int = 0,
+    split: SplitSettings | Mapping[str, Any] | str | None = None,
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     common: Any = None,
@@ -67,6 +70,8 @@ def clients_from(
             like `validation`, where clients come with their own parts.
         validation: share of each client's rows for validation.  A client's only row is always for training.
         seed: seed of the choice of rows.
+        split: how each client's rows are divided, in place of `test`, `validation` and `seed`: a table of
+            `SplitSettings`, like {"group": "patient", "test": 0.3}, or the name of a column of parts.
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
@@ -91,15 +96,70 @@ def clients_from(
         >>> clients.names
         ['ward a', 'ward b']
     """
-    check_shares(validation, test)
     if length is not None and collate != "pad":
         raise SettingError(f"length is that of padded sequences: leave it out, or set collate = 'pad', got {collate!r}")
     if classes is not None and (twice := [name for name in classes if list(classes).count(name) > 1]):
         raise SettingError(f"classes must be different names, got {twice[0]!r} twice: rename one of them")
-    table = _table(source, client, target, features, tokens, collate, length)
+    division = _division(split, test, validation, seed)
+    table = _table(source, client, target, features, tokens, collate, length, division)
+    return clients_of_table(
+        table, division, names=names, classes=classes, common=common, regression=regression, tokens=tokens,
+        server_rows=server_rows, public_rows=public_rows, collate=collate,
+    )  # fmt: skip
+
+
+def cross_validation(
+    source: Any, split: SplitSettings | Mapping[str, Any], **arguments: Any
+) -> list[PooledClients]:
+    """Make the same clients once for each division of their rows: each fold, or each client that is held out.
+
+    Args:
+        source: see `clients_from`.
+        split: `SplitSettings` with folds, or with hold_out = "each".
+        arguments: the other ones of `clients_from`.
+
+    Raises:
+        SettingError: as `clients_from`, or the settings define one division alone.
+
+    Examples:
+        >>> import numpy as np
+        >>> rows = {name: (np.arange(8.0).reshape(4, 2), [0, 1, 0, 1]) for name in ("north", "south")}
+        >>> [clients.size(0, "test") for clients in cross_validation(rows, {"hold_out": "each"})]
+        [4, 0]
+    """
+    settings = SplitSettings.of(split)
+    if not settings.several:
+        raise SettingError("cross_validation needs folds, or hold_out = 'each', in split: use clients_from for one division")
+    names: Sequence[str] = ()
+    if settings.hold_out == "each":
+        names = clients_from(source, split=settings.with_(hold_out=None), **arguments).names
+    return [clients_from(source, split=repeat, **arguments) for repeat in settings.repeats(names)]
+
+
+def clients_of_table(
+    table: ClientTable,
+    division: SplitSettings,
+    *,
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    common: Any = None,
+    regression: bool = False,
+    tokens: bool = False,
+    server_rows: Any = None,
+    public_rows: Any = None,
+    collate: Collate = "stack",
+    first: int = 0,
+) -> PooledClients:
+    """Make clients from the rows of a table; the other arguments are those of `clients_from`.
+
+    Args:
+        table: the rows.
+        division: how each client's rows are divided.
+        first: number of the first client in its federation.
+    """
     names = _different(table.names if names is None else names)
     y, named = labelled(table, classes, regression)
-    parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
+    parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
         pytree.mapped(torch.from_numpy, table.x),
@@ -110,6 +170,7 @@ def clients_from(
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
+        division=division,
     )
 
 
@@ -168,27 +229,48 @@ def _labelled(
     return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
 
 
-def _parts(table: ClientTable, label: Ints | None, validation: float, test: float, seed: int) -> dict[Split, Lists]:
+def _parts(
+    table: ClientTable, label: Ints | None, division: SplitSettings, names: Sequence[str], first: int
+) -> dict[Split, Lists]:
     """Each client's train, validation and test rows: its own, or chosen at random."""
-    count = len(table.names)
-    if table.split is None:
-        return three_ways(Lists.of(table.client, count), label, validation, test, seed)
-    return {split: Lists.of(np.where(table.split == n, table.client, -1), count) for n, split in enumerate(SPLITS)}
+    keys = table.keys
+    if keys is None:
+        if division.columns or isinstance(division.stratify, str):
+            name = next(iter((*division.columns, division.stratify)))
+            raise SettingError(f"split names the column {name!r}, and these rows are in no table: leave it out")
+        keys = RowKeys(part=table.split)
+    if table.split is not None:  # only what names clients counts
+        if division.folds or division.columns:
+            raise SettingError("split divides rows, and these clients come with parts of their own: leave out one of both")
+        division = division.with_(validation=0, test=None)
+    lists = Lists.of(table.client, len(table.names))
+    return three_ways(lists, label, division, keys, names=names, first=first)
+
+
+def _division(split: Any, test: float, validation: float, seed: int) -> SplitSettings:
+    """Return how rows are divided, which is said in one place alone."""
+    if split is None:
+        check_shares(validation, test)
+        return SplitSettings(test=test, validation=validation, seed=seed)
+    for name, value, default in (("test", test, 0.2), ("validation", validation, 0.0), ("seed", seed, 0)):
+        if value != default:
+            raise SettingError(f"{name} belongs into split, where that is given: split={{'{name}': {value!r}, ...}}")
+    return SplitSettings.of(split)
 
 
 def _table(
     source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
-    collate: Collate, length: int | None,
+    collate: Collate, length: int | None, split: SplitSettings,
 ) -> ClientTable:  # fmt: skip
     """Rows of all clients from any allowed source."""
     if isinstance(source, str | Path) and is_table(source):
         source = read_table(Path(source), client)
     if _made_by(source, "pandas") and hasattr(source, "columns"):
-        return from_frame(source, client, target, features, tokens)
+        return from_frame(source, client, target, features, tokens, split=split)
     if _made_by(source, "flwr_datasets"):
-        return from_partitioner(source, client, target, features, tokens)
+        return from_partitioner(source, client, target, features, tokens, split=split)
     if _made_by(source, "datasets"):
-        return from_hub(source, client, target, features, tokens)
+        return from_hub(source, client, target, features, tokens, split=split)
     for argument, value in (("client", client), ("target", target), ("features", features)):
         if value is not None:
             raise SettingError(

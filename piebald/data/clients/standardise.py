@@ -17,6 +17,7 @@ from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Moments, merged
 from piebald.core.wording import sentence
+from piebald.data.partition.split_settings import division_of
 
 
 class Standardisation(BaseModel):
@@ -76,7 +77,7 @@ class StandardisedClients:
     def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:
         self.computed = computed
         self.names, self.classes, self.standardisation = clients.names, clients.classes, standardisation
-        self._clients = clients
+        self._clients, self.division = clients, division_of(clients)
         self._pool: Rows | None = None
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.losses import IGNORED
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.sets.decoded import Decoded
 
 Ints = NDArray[np.int64]
@@ -68,6 +69,7 @@ class DataSet:
         groups: group of each row [n], such as a recording; rows of one group are never split between training and
             test.  None without groups.
         features: names of the columns of inputs [n, features], for tables.
+        keys: what columns of a table say of how its rows are divided.
         source: source of the rows.
         licence: licence of the rows.
         citation: reference to cite.
@@ -92,6 +94,7 @@ class DataSet:
     test: Ints | None = None
     groups: Ints | None = None
     features: Sequence[str] | None = None
+    keys: SkipValidation[RowKeys | None] = None
     source: str = ""
     licence: str = ""
     citation: str = ""
