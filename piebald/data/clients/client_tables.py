@@ -21,6 +21,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.reading.packed import unpacked
 from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
@@ -236,9 +237,10 @@ def from_frame(
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
-    codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
+    codes, names = owners(plain(frame[owner])) if owner == client else _single_client(len(frame))
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
-    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names, keys=keys)
+    keys = with_suspects(keys, frame, target, (client, *split.columns))
+    return ClientTable(x, array(plain(goal), f"column {target!r}", "targets"), codes, names, keys=keys)
 
 
 def _no_number(series: Any) -> Any:
@@ -259,8 +261,8 @@ def _single_client(rows: int) -> tuple[Ints, list[str]]:
     return np.zeros(rows, dtype=np.int64), [""]
 
 
-def _plain(series: Any) -> Array:
-    """A column as numbers where it has numbers (pandas' own types, too), else as text."""
+def plain(series: Any) -> Array:
+    """Return a column as numbers where it has numbers (pandas' own types, too), else as text."""
     kind = getattr(series.dtype, "kind", "O")
     if kind in "biuf":
         return np.asarray(series.to_numpy(dtype=getattr(series.dtype, "numpy_dtype", series.dtype)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +27,7 @@ class RowKeys:
         part: the place of the row's part in "train", "validation", "test".
         columns: candidates of columns whose values may name something that several rows belong to, by name.
         content: equal for rows that are equal in all columns.
+        local: whether equal groups of two clients are two groups.
     """
 
     group: Ints | None = None
@@ -35,6 +36,7 @@ class RowKeys:
     part: Ints | None = None
     columns: Mapping[str, Ints] = field(default_factory=dict)
     content: Ints | None = None
+    local: bool = False
 
     @classmethod
     def of_table(
@@ -46,18 +48,23 @@ class RowKeys:
             names: of its columns.
             values: returns a column as a pandas Series.
             split: the settings, which name columns.
-            client: the column of the client, which a table of one client alone may lack among columns of groups.
+            client: the column of the client, None where all rows are of one client.
 
         Raises:
             SettingError: there is no such column, or it has a value that cannot be used.
         """
-        groups = [name for name in split.groups if name != client or name in names]
+        # groups by the client, too, are those of each client, whose own table need not repeat its name
+        local = client in split.groups and len(split.groups) > 1
+        groups = [name for name in split.groups if not local or name != client]
+        if client is None and set(groups) & set(names):
+            groups = [name for name in groups if name in names]
         stratum = split.stratify if isinstance(split.stratify, str) else None
         for name in (*groups, *filter(None, (split.order, split.column, stratum))):
             if name not in names:
                 raise unknown("column (split)", name, names)
         return cls(
             group=codes_of([values(name) for name in groups], groups) if groups else None,
+            local=local,
             order=None if split.order is None else _ranks(values(split.order), split.order),
             stratum=None if stratum is None else codes_of([values(stratum)], [stratum]),
             part=None if split.column is None else _parts(values(split.column), split.column),
@@ -67,7 +74,7 @@ class RowKeys:
         """Return the keys of some rows."""
         chosen = {name: getattr(self, name) for name in ("group", "order", "stratum", "part", "content")}
         picked = {name: None if value is None else value[rows] for name, value in chosen.items()}
-        return type(self)(**picked, columns={name: codes[rows] for name, codes in self.columns.items()})
+        return replace(self, **picked, columns={name: codes[rows] for name, codes in self.columns.items()})
 
 
 def codes_of(columns: Sequence[Any], names: Sequence[str]) -> Ints:

@@ -11,6 +11,7 @@ from piebald.contracts import Split
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import key
 from piebald.data.clients.lists import Lists
+from piebald.data.partition.leakage import warn_of_leaks
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Bools, Floats, Ints, folds_of, hold_out, units
 from piebald.data.partition.split_settings import Amount, SplitSettings
@@ -96,9 +97,11 @@ def three_ways(
         choose("validation", part == 0, amount)
     alone = np.isin(client, split.untrained(names))
     part[alone] = place("test")
-    if group is not None:
+    if group is not None and not keys.local:
         part = _together(part, client, group, alone)
-    return {name: lists.where(part == place(name)) for name in SPLITS}
+    parts: dict[Split, Lists] = {name: lists.where(part == place(name)) for name in SPLITS}
+    warn_of_leaks(parts, keys)
+    return parts
 
 
 def _together(part: Ints, client: Ints, group: Ints, alone: Bools) -> Ints:

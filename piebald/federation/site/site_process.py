@@ -122,6 +122,8 @@ class SiteWork:
             raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
+        if settings.split is not None and not self.settings.policy.accept_split:
+            raise SettingError("this site divides its rows itself, and takes part in no run whose terms have [split]")
         if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
             raise SettingError(reason)
         try:
@@ -208,6 +210,7 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
         inputs=[length for length in inputs or () if isinstance(length, int)] or None,
         columns=columns,
         extractor=settings.extractor,
+        split=settings.split,
     )
 
 

@@ -30,6 +30,7 @@ from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
 from piebald.methods.transforms.gaussian import Gaussian
+from piebald.data.partition.split_settings import division_of
 from piebald.privacy.ledger import Ledger, OverBudget
 from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
@@ -242,7 +243,9 @@ class TaskRunner:
         brought = {name: tensor for name, tensor in task.vectors.items() if name != "model" or query.reads_model}
         if state and "train" in rows_read(query, self.work):  # a model of its own
             brought |= {f"state/{name}": tensor for name, tensor in state.items()}
-        return shown_digest(query.table(), brought).hex()
+        division = division_of(self._clients)  # the server chooses whose scores it is told, too
+        stated = query.table() if division is None else {**query.table(), "division": division.model_dump(mode="json")}
+        return shown_digest(stated, brought).hex()
 
     def _count(self, task: Task, query: Query, question: str) -> str | None:
         """Count a question, on disk before its answer is computed; return why it is not answered, or None."""
