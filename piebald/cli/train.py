@@ -104,7 +104,9 @@ def _compare(
     """Train with all recipes, seeds and divisions of the rows, in a folder, and print the results."""
     folder, divisions = out_folder(settings), settings.divisions()
     if tune and len(divisions) > 1:
-        raise SettingError("--tune chooses settings for one division of the rows, and split asks for several: leave it out")
+        raise SettingError(
+            "--tune chooses settings for one division of the rows, and split asks for several: leave it out"
+        )
     from piebald.report.comparison import Comparison
     from piebald.runs.compare import compare, folder_name
 

@@ -373,8 +373,8 @@ class History:
         """
         # where only some clients are evaluated, the others have no score by design
         sampled = (self.meta.get("evaluate") or [None, None])[1] is not None
-        missing = () if sampled or self.metric not in self.metrics else (row["client"] for row in self.clients)
-        missing = self.judged if self.held_out else missing
+        clients = sorted(self.judged) if self.held_out else [row["client"] for row in self.clients]
+        missing = () if sampled or self.metric not in self.metrics else clients
         return [self.names[client] for client in missing if client not in self.per_client]
 
     @property

@@ -21,6 +21,7 @@ from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS
 from piebald.report.comparison import Comparison
+from piebald.report.tables import History
 from piebald.storage.store import RunStore
 
 _OWN = {"recipe", "clients", "model", "seed", "out", "label", "progress"}  # arguments of run that are not passed on
@@ -66,7 +67,7 @@ def compare(
         ['fedavg', 'local']
     """
     if isinstance(clients, list) and clients and all(isinstance(division, HoldsRows) for division in clients):
-        runs: list[Run] = []
+        runs: list[History] = []
         for division in clients:
             place = None if out is None else Path(out) / folder_name(_title(division))
             options_of_all = {"seeds": seeds, "out": place, "progress": progress, **options}

@@ -1,16 +1,10 @@
-"""Tables with a client column: pandas, CSV and Parquet files, Hugging Face data sets, `flwr-datasets` partitioners.
-
-Packages are imported only to read a file; objects that are passed in bring their own.
-"""
+"""Tables with a client column: pandas, Hugging Face data sets, `flwr-datasets` partitioners."""
 
 from __future__ import annotations
 
-import csv
-import io
+import logging
 import re
-import warnings
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from piebald.core.errors import SettingError, unknown
-from piebald.core.reading.packed import unpacked
-from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.data.clients.table_files import is_table as is_table
+from piebald.data.clients.table_files import mixed_reason
+from piebald.data.clients.table_files import read_table as read_table
 from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
 
 BY_SHARES = SplitSettings()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +32,7 @@ class ClientTable:
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
     `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts, and
-    `keys` what columns say of how rows are divided.
+    `keys` what columns say of how rows are divided; `origin` is the file, for messages.
     """
 
     x: Any
@@ -46,98 +42,7 @@ class ClientTable:
     classes: Sequence[str] | None = None
     split: Ints | None = None
     keys: RowKeys | None = None
-
-
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-OTHERS = (",", ";", "\t")  # what files with these suffixes have as well
-PARQUET = (".parquet", ".pq")
-
-
-def is_table(path: str | Path) -> bool:
-    """Return whether a path is that of a table, judged by its suffix."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
-
-
-def read_table(path: Path, names: str | None = None) -> Any:
-    """Read a CSV or Parquet file as a pandas DataFrame.
-
-    A text file may have commas, semicolons (with decimal commas or points) or tabs, and a byte order mark.
-
-    Args:
-        path: the file.
-        names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
-            and "NA" is a name.
-
-    Raises:
-        SettingError: the file is missing or cannot be read, a column has two places, or pyarrow is missing.
-    """
-    if not path.is_file():
-        raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
-    if not is_table(path):
-        raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
-    suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
-    try:
-        if suffix in PARQUET:
-            return read_parquet(path)
-        check_text_table(path, "".join(OTHERS))
-        return _read_text(path, SEPARATORS[suffix], names)
-    except UnicodeDecodeError:
-        raise SettingError(f"{path} is no text in UTF-8: save it as UTF-8") from None
-    except ImportError:
-        raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
-    except SettingError:
-        raise
-    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error, csv.Error) as error:
-        message = " ".join(str(error).split())
-        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({message})") from None
-
-
-def _read_text(path: Path, separator: str, names: str | None) -> Any:
-    """Read a CSV file with this separator, or with the one that its first line has instead."""
-    import pandas
-
-    def read(**options: Any) -> Any:
-        with unpacked(path) as file:
-            return pandas.read_csv(file, engine="c", **options)
-
-    separator, header = _header(path, separator)
-    if twice := next((column for column in header if column and header.count(column) > 1), None):
-        raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
-    options: dict[str, Any] = {"sep": separator, "index_col": False, "low_memory": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pandas.errors.ParserWarning)
-        try:
-            frame = read(**options)
-            if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
-                with_commas = read(decimal=",", **options)
-                frame = max(frame, with_commas, key=lambda table: table.select_dtypes("number").shape[1])
-        except pandas.errors.ParserWarning:
-            raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
-        if names in header:
-            alone: dict[str, Any] = {"usecols": [names], "dtype": str, "keep_default_na": False, "na_values": [""]}
-            as_written = read(**options, **alone)
-            frame[names] = _counted(as_written[names])
-    return frame
-
-
-def _header(path: Path, separator: str) -> tuple[str, list[str]]:
-    """The separator of a file and the names in its first line."""
-    names_by_separator: dict[str, list[str]] = {}
-    for candidate in (separator, *OTHERS):
-        with unpacked(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            names_by_separator[candidate] = next(csv.reader(text, delimiter=candidate), [])
-        if len(names_by_separator[candidate]) > 1:
-            return candidate, names_by_separator[candidate]
-    return separator, names_by_separator[separator]
-
-
-def _counted(names: Any) -> Any:
-    """Return names as numbers if all of them are whole numbers as Python writes them, so that 2 comes before 10."""
-    # "007" and "+7" stay text, and 18 digits always fit into int64.
-    whole = re.compile(r"0|-?[1-9]\d{0,17}")
-    if names.isna().any() or not all(whole.fullmatch(name) for name in names):
-        return names
-    return names.astype("int64")
+    origin: str = "the data"
 
 
 def _columns(
@@ -179,6 +84,54 @@ def _columns(
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
+def from_frames(
+    tables: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *, split: SplitSettings
+) -> ClientTable:
+    """Make a table from one of each client, see `from_frame`.
+
+    Args:
+        tables: a pandas DataFrame or the path of a table by client.
+
+    Raises:
+        SettingError: a column is in the tables of some clients only, or as for `from_frame`.
+    """
+    import pandas
+
+    frames = {
+        name: read_table(Path(table)) if isinstance(table, str | Path) else table for name, table in tables.items()
+    }
+    (first, frame), *others = frames.items()
+    wanted = None if features is None else {target, *features, *split.columns}
+    for name, other in others:
+        differing = [
+            column for column in frame.columns.symmetric_difference(other.columns) if not wanted or column in wanted
+        ]
+        if differing:
+            holder, lacking = (first, name) if differing[0] in frame.columns else (name, first)
+            raise SettingError(
+                f"column {differing[0]!r} is in the table of client {holder!r} and not in that of {lacking!r}: add it "
+                "there, or list in features the columns that all have"
+            )
+    column = next(name for name in ("client", "client of the row") if name not in frame.columns)
+    joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
+    joined.attrs.clear()
+    return from_frame(joined, column, target, features, tokens, split=split)
+
+
+def _warn_of_like_names(names: Sequence[str], origin: str) -> None:
+    """Log a warning where names of clients differ in blanks and case alone."""
+    by_form: dict[str, str] = {}
+    for name in names:
+        form = " ".join(name.split()).lower()
+        if form in by_form:
+            _log.warning(
+                "%sclients %r and %r differ in blanks or capitals alone: correct one of the names if they are one",
+                origin, by_form[form], name,
+            )  # fmt: skip
+            return
+        by_form[form] = name
+
+
 def owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     names, codes = np.unique(values, return_inverse=True)
@@ -216,6 +169,7 @@ def from_frame(
             f"the table has a column without a name ({nameless}), as pandas writes row numbers: save it with "
             "index=False, or list the columns to predict from in features"
         )
+    origin = f"{frame.attrs['file']}: " if "file" in frame.attrs else ""
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
     for column in (owner, target, *chosen):
@@ -223,24 +177,34 @@ def from_frame(
         if getattr(series, "ndim", 1) != 1:
             raise SettingError(f"column {column!r} occurs twice: rename one of them")
         if gaps := int(series.isna().sum()):
+            row = (
+                ""
+                if gaps == len(frame)
+                else f" (row {int(series.isna().to_numpy().argmax()) + 1}{', ...' if gaps > 1 else ''})"
+            )
             raise SettingError(
-                f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
+                f"{origin}column {column!r} has no value in {gaps} of {len(frame)} rows{row}: fill them in or "
+                "drop these rows"
             )
     for column in chosen:
         series = frame[column]
         if getattr(series.dtype, "kind", "O") not in "biuf":
+            if reason := mixed_reason(series):
+                raise SettingError(f"{origin}{reason}")
             raise SettingError(
-                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
-                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
+                f"{origin}column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode "
+                f"it first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
             )
     x = inputs(frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64), "the table", tokens)
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
     codes, names = owners(plain(frame[owner])) if owner == client else _single_client(len(frame))
+    _warn_of_like_names(names, origin)
     keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
     keys = with_suspects(keys, frame, target, (client, *split.columns))
-    return ClientTable(x, array(plain(goal), f"column {target!r}", "targets"), codes, names, keys=keys)
+    y = array(plain(goal), f"column {target!r}", "targets")
+    return ClientTable(x, y, codes, names, keys=keys, origin=frame.attrs.get("file", "the data"))
 
 
 def _no_number(series: Any) -> Any:

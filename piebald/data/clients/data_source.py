@@ -140,7 +140,10 @@ class DataSource(BaseModel):
             if split is not None:
                 raise SettingError(f"{self.source} has clients with parts of their own: remove split")
             return value  # type: ignore[return-value]
-        module, columns = type(value).__module__.partition(".")[0], (self.client, self.target, self.features, self.tokens)
+        module, columns = (
+            type(value).__module__.partition(".")[0],
+            (self.client, self.target, self.features, self.tokens),
+        )
         if module == "pandas":
             return self._data_set(from_frame(value, *columns, split=split or BY_SHARES, owned=False))
         if module == "datasets":

@@ -59,7 +59,7 @@ def train_validation_test_split(
 def parts_of(
     frame: Any, split: SplitSettings, client: str | None, target: str | None, regression: bool = False
 ) -> Ints:
-    """Return the place of each row's part [n] in "train", "validation" and "test"; see `train_validation_test_split`."""
+    """Return the place of each row's part [n] in `SPLITS`; see `train_validation_test_split`."""
     names = [str(name) for name in frame.columns]
     for column in (client, target):
         if column is not None and column not in names:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Rows, Split
 from piebald.contracts.component import Component
 from piebald.core.pytree import Tree
 from piebald.data.partition.split_settings import SplitSettings

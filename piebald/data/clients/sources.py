@@ -17,7 +17,15 @@ from piebald.contracts import Clients, HoldsRows, Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked
 from piebald.core.errors import SettingError
-from piebald.data.clients.client_tables import ClientTable, from_frame, from_hub, from_partitioner, is_table, read_table
+from piebald.data.clients.client_tables import (
+    ClientTable,
+    from_frame,
+    from_frames,
+    from_hub,
+    from_partitioner,
+    is_table,
+    read_table,
+)
 from piebald.data.clients.collate import Collate, lengths_of
 from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
@@ -61,8 +69,9 @@ def clients_from(
         source: a list, or a dict from client names, of (x, y) arrays or tensors, of map-style torch data sets, or of
             each client's own parts {"train": (x, y), "validation": (x, y), "test": (x, y)}; or a tuple (x, y, owner)
             with the name of each row's client; or a table with a row for each example: a pandas DataFrame, the path of
-            a CSV (".csv", ".tsv", also ".gz") or Parquet file, or a Hugging Face `datasets.Dataset`; or a
-            `flwr_datasets` partitioner that has its data set, whose partitions become the clients.
+            a CSV (".csv", ".tsv", also ".gz") or Parquet file, or a Hugging Face `datasets.Dataset`; or a dict from
+            client names of such tables in memory or in files; or a `flwr_datasets` partitioner that has its data set,
+            whose partitions become the clients.
         client: the column of a table that names the client of each row.
         target: the column of a table to predict.
         features: the columns of a table to predict from, by default all others.
@@ -108,9 +117,7 @@ def clients_from(
     )  # fmt: skip
 
 
-def cross_validation(
-    source: Any, split: SplitSettings | Mapping[str, Any], **arguments: Any
-) -> list[PooledClients]:
+def cross_validation(source: Any, split: SplitSettings | Mapping[str, Any], **arguments: Any) -> list[PooledClients]:
     """Make the same clients once for each division of their rows: each fold, or each client that is held out.
 
     Args:
@@ -129,7 +136,9 @@ def cross_validation(
     """
     settings = SplitSettings.of(split)
     if not settings.several:
-        raise SettingError("cross_validation needs folds, or hold_out = 'each', in split: use clients_from for one division")
+        raise SettingError(
+            "cross_validation needs folds, or hold_out = 'each', in split: use clients_from for one division"
+        )
     names: Sequence[str] = ()
     if settings.hold_out == "each":
         names = clients_from(source, split=settings.with_(hold_out=None), **arguments).names
@@ -158,7 +167,7 @@ def clients_of_table(
         first: number of the first client in its federation.
     """
     names = _different(table.names if names is None else names)
-    y, named = labelled(table, classes, regression)
+    y, named = labelled(table, classes, regression, table.origin)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
@@ -241,7 +250,9 @@ def _parts(
         keys = RowKeys(part=table.split)
     if table.split is not None:  # only what names clients counts
         if division.folds or division.columns:
-            raise SettingError("split divides rows, and these clients come with parts of their own: leave out one of both")
+            raise SettingError(
+                "split divides rows, and these clients come with parts of their own: leave out one of both"
+            )
         division = division.with_(validation=0, test=None)
     lists = Lists.of(table.client, len(table.names))
     return three_ways(lists, label, division, keys, names=names, first=first)
@@ -271,6 +282,10 @@ def _table(
         return from_partitioner(source, client, target, features, tokens, split=split)
     if _made_by(source, "datasets"):
         return from_hub(source, client, target, features, tokens, split=split)
+    if isinstance(source, Mapping) and source and all(map(_is_one_table, source.values())):
+        if client is not None:
+            raise SettingError("client names a column, but each client has a table of its own: leave client out")
+        return from_frames({str(name): table for name, table in source.items()}, target, features, tokens, split=split)
     for argument, value in (("client", client), ("target", target), ("features", features)):
         if value is not None:
             raise SettingError(
@@ -279,6 +294,13 @@ def _table(
     if is_owned(source):
         return from_owned(source, tokens, collate, length)
     return from_pairs(source, tokens, collate, length)
+
+
+def _is_one_table(value: Any) -> bool:
+    """Return whether a value is a pandas DataFrame or the path of a table."""
+    return (isinstance(value, str | Path) and is_table(value)) or (
+        _made_by(value, "pandas") and hasattr(value, "columns")
+    )
 
 
 def _made_by(value: Any, package: str) -> bool:
@@ -314,6 +336,7 @@ def _types(y: Any) -> str:
     return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))
 
 
+_SEVERAL = 50  # classes: of more than that, with hardly two rows each, targets are names rather than classes
 _FEW = 20  # whole numbers that are different: more than that are amounts rather than classes
 
 _log = logging.getLogger(__name__)
@@ -344,6 +367,11 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
         return (
             f"targets are real numbers and all of them are whole ({_some(values)}), so they are predicted as amounts: "
             "give whole numbers or text to predict classes, or set regression = true if amounts are meant"
+        )
+    if classes is not None and len(values) > max(_SEVERAL, len(y) // 3):
+        return (
+            f"targets have {len(values):,} classes in {len(y):,} rows, like {_some([classes[n] for n in values[:2]])}: "
+            "take another column, or set regression = true if amounts are meant"
         )
     if classes is not None and 2 * len(values) < len(classes):
         named = _some([classes[number] for number in values.tolist()])

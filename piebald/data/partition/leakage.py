@@ -46,7 +46,9 @@ def with_suspects(keys: RowKeys, frame: Any, target: str | None, apart: Sequence
     compared = [name for name in columns if name not in unique]
     # where values would repeat by chance, equal rows mean nothing
     rare = sum(math.log(max(counts[name], 1)) for name in compared) >= 2 * math.log(len(frame))
-    return replace(keys, columns=identifiers(frame[list(columns)], target), content=_hashed(frame[compared]) if rare else None)
+    return replace(
+        keys, columns=identifiers(frame[list(columns)], target), content=_hashed(frame[compared]) if rare else None
+    )
 
 
 def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:

@@ -133,7 +133,9 @@ class Partition(Component):
         if twice := sorted({"test", "validation"} & self.model_fields_set):
             raise self.refuse(f"{twice[0]} is set in split: leave it out here")
         if data.test is not None and not self.pool and (division.folds or division.order or division.column):
-            raise self.refuse(f"{data.name} has a test part of its own: set pool = true, so that split divides all rows")
+            raise self.refuse(
+                f"{data.name} has a test part of its own: set pool = true, so that split divides all rows"
+            )
         return division
 
     def _held_out_first(self, label: Ints, division: SplitSettings, keys: RowKeys) -> Bools:

@@ -73,7 +73,7 @@ class RowKeys:
     def at(self, rows: Ints | Bools) -> Self:
         """Return the keys of some rows."""
         chosen = {name: getattr(self, name) for name in ("group", "order", "stratum", "part", "content")}
-        picked = {name: None if value is None else value[rows] for name, value in chosen.items()}
+        picked: Any = {name: None if value is None else value[rows] for name, value in chosen.items()}
         return replace(self, **picked, columns={name: codes[rows] for name, codes in self.columns.items()})
 
 
@@ -101,8 +101,8 @@ def _refuse_gaps(series: Any, name: str) -> None:
     gaps = np.flatnonzero(series.isna().to_numpy())
     if len(gaps):
         raise SettingError(
-            f"column {name!r} divides the rows and has no value in row {gaps[0] + 1}{_others(len(gaps))}: fill it in, or "
-            "leave these rows out"
+            f"column {name!r} divides the rows and has no value in row {gaps[0] + 1}{_others(len(gaps))}: fill it in, "
+            "or leave these rows out"
         )
 
 
@@ -141,8 +141,8 @@ def _dates(texts: Any, name: str) -> Any:
     best = min(readings.values(), key=lambda dates: int(dates.isna().sum()))
     row = int(np.flatnonzero(best.isna().to_numpy())[0])
     raise SettingError(
-        f"column {name!r} has {shown(texts.iloc[row], 40)} in row {row + 1}{_others(int(best.isna().sum()))}, which is no "
-        "date or number to sort by: write dates as 2024-12-31"
+        f"column {name!r} has {shown(texts.iloc[row], 40)} in row {row + 1}{_others(int(best.isna().sum()))}, which is "
+        "no date or number to sort by: write dates as 2024-12-31"
     )
 
 
@@ -156,4 +156,4 @@ def _parts(series: Any, name: str) -> Ints:
             f"column {name!r} must say train, validation or test in each row, got {shown(series.iloc[row], 40)} in row "
             f"{row + 1}{_others(int(part.isna().sum()))}"
         )
-    return part.to_numpy(dtype=np.int64)
+    return np.asarray(part.to_numpy(dtype=np.int64))

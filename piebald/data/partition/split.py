@@ -73,7 +73,7 @@ def hold_out(
 
 
 def units(client: Ints, group: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of each client's groups [u], in the order of clients, and the place of each row [n] in it."""
+    """Return the first row of each client's groups [u], in the order of clients, and each row's place [n] in it."""
     order = np.lexsort((group, client))
     new = np.r_[True, (client[order][1:] != client[order][:-1]) | (group[order][1:] != group[order][:-1])]
     inverse = np.empty(len(client), dtype=np.int64)
@@ -81,9 +81,7 @@ def units(client: Ints, group: Ints) -> tuple[Ints, Ints]:
     return order[new], inverse
 
 
-def _choose(
-    client: Ints, share: int | Floats, label: Ints, unit: Ints, key: int, by: Ints | None
-) -> Bools:
+def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints, key: int, by: Ints | None) -> Bools:
     size = np.bincount(client - client[0])[client - client[0]]
     if isinstance(share, int):
         share = np.minimum(share, size - 1) / size
@@ -127,7 +125,8 @@ def folds_of(client: Ints, folds: int, key: int, label: Ints | None = None, grou
     first, inverse = units(client, group)
     rows, by_unit = np.bincount(inverse), np.empty(len(first), dtype=np.int64)
     load = np.zeros((folds, 2), dtype=np.int64)  # rows of the class, and of all
-    classes, of_client = {}, -1
+    classes: dict[int, Ints] = {}
+    of_client = -1
     for unit in np.lexsort((mixed(key, client[first], group[first]), -rows, client[first])).tolist():
         if client[first[unit]] != of_client:
             of_client, classes, load = int(client[first[unit]]), {}, np.zeros((folds, 2), dtype=np.int64)

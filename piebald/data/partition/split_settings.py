@@ -144,8 +144,8 @@ class SplitSettings(Settings):
         """
         if self.several:
             raise SettingError(
-                f"{'folds' if self.folds else 'hold_out'} of split asks for several runs: use piebald compare, in Python "
-                "piebald.data.cross_validation, or choose one of them with fold = 0 or hold_out = ['a client']"
+                f"{'folds' if self.folds else 'hold_out'} of split asks for several runs: use piebald compare, in "
+                "Python piebald.data.cross_validation, or choose one of them with fold = 0 or hold_out = ['a client']"
             )
 
     def repeats(self, names: Sequence[str]) -> list[Self]:

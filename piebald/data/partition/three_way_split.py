@@ -117,4 +117,4 @@ def _together(part: Ints, client: Ints, group: Ints, alone: Bools) -> Ints:
     decided = part[first][order][begins][np.cumsum(begins) - 1]
     by_unit = np.empty_like(decided)
     by_unit[order] = decided
-    return by_unit[unit]
+    return np.asarray(by_unit[unit])

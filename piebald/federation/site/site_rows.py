@@ -156,9 +156,7 @@ def rows_of_one(clients: Clients, number: int) -> SiteRows:
     """Return one client's rows of a partition, without those of the others."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
     names = [str(clients.names[n]) for n in range(len(clients))]
-    return SiteRows(
-        names, number, rows, clients.classes, public_rows_of(clients), division=division_of(clients)
-    )
+    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients), division=division_of(clients))
 
 
 def own_rows(
@@ -181,7 +179,10 @@ def own_rows(
     clients, client = _client(value, source, folder, site, run, number)
     rows = {split: clients.rows(client, split) for split in SPLITS}
     if run.split is not None and number in run.split.untrained(names):
-        whole, none = Rows(*(pytree.joined([getattr(rows[split], leaf) for split in SPLITS]) for leaf in "xy")), rows["train"][:0]
+        whole, none = (
+            Rows(*(pytree.joined([getattr(rows[split], leaf) for split in SPLITS]) for leaf in "xy")),
+            rows["train"][:0],
+        )
         rows = {"train": none, "validation": none, "test": whole}
     records = row_records(source, folder, site, value)
     return SiteRows(names, number, rows, run.classes, public_rows_of(clients), records, run.split)

@@ -19,6 +19,7 @@ from torch import Tensor
 from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update, shown_digest
 from piebald.core import pytree
 from piebald.core.errors import SettingError
+from piebald.data.partition.split_settings import division_of
 from piebald.engines.engine import Engine
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model, serve
@@ -30,7 +31,6 @@ from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
 from piebald.methods.transforms.gaussian import Gaussian
-from piebald.data.partition.split_settings import division_of
 from piebald.privacy.ledger import Ledger, OverBudget
 from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
