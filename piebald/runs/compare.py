@@ -68,8 +68,8 @@ def compare(
     """
     if isinstance(clients, list) and clients and all(isinstance(division, HoldsRows) for division in clients):
         runs: list[History] = []
-        for division in clients:
-            place = None if out is None else Path(out) / folder_name(_title(division))
+        for title, division in [(_title(division), division) for division in clients]:
+            place = None if out is None else Path(out) / folder_name(title)
             options_of_all = {"seeds": seeds, "out": place, "progress": progress, **options}
             runs += compare(methods, division, model, **options_of_all).runs
         return Comparison(runs)

@@ -125,7 +125,7 @@ def _warn_of_like_names(names: Sequence[str], origin: str) -> None:
         form = " ".join(name.split()).lower()
         if form in by_form:
             _log.warning(
-                "%sclients %r and %r differ in blanks or capitals alone: correct one of the names if they are one",
+                "%sclients %r and %r differ in blanks or capitals alone: correct one if they are one",
                 origin, by_form[form], name,
             )  # fmt: skip
             return

@@ -228,6 +228,6 @@ def mixed_reason(series: Any) -> str | None:
         return None
     others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
     return (
-        f"column {series.name!r} has numbers, and {shown(words.iloc[0], 40)} in row {words.index[0] + 1}{others}: leave "
-        "these cells empty, or correct them"
+        f"column {series.name!r} has numbers, and {shown(words.iloc[0], 40)} in row {words.index[0] + 1}{others}: "
+        "leave these cells empty, or correct them"
     )
