@@ -42,11 +42,13 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
 
     if isinstance(partition, RemotePartition):
         agreed = fields.prepare.agreed if isinstance(fields.prepare, PrepareSettings) else None
-        if agreed is None or not isinstance(partition, Sites):
-            return partition.clients_elsewhere()
-        return SitesPrepared(partition.prepared(agreed).clients_elsewhere(), agreed)
+        with fields.errors_placed("split", {}):
+            if agreed is None or not isinstance(partition, Sites):
+                return partition.clients_elsewhere().divided_by(fields.split)
+            sites = partition.prepared(agreed).clients_elsewhere().divided_by(fields.split)
+        return SitesPrepared(sites, agreed)
     with fields.errors_placed("data", fields.data):
-        rows = fields.data.load(coded=wants_preparation(fields))
+        rows = fields.data.load(fields.split, coded=wants_preparation(fields))
     if not isinstance(rows, DataSet):
         if fields.partition is not None:
             raise SettingError(
@@ -58,7 +60,7 @@ def _own_rows(fields: ExperimentFields, partition: Component | None) -> Clients:
         raise SettingError(f"{fields.document.name} needs a section [partition] with a kind, or a client in [data]")
     assert isinstance(partition, Partition)
     with fields.errors_placed("partition", fields.partition or {}):
-        return partition.split(rows)
+        return partition.split(rows, fields.split)
 
 
 def wants_preparation(fields: ExperimentFields) -> bool:
@@ -85,7 +87,7 @@ def as_the_model_reads(fields: ExperimentFields, clients: Clients) -> Clients:
     if columns_of(clients) is not None:
         settings = fields.prepare if isinstance(fields.prepare, PrepareSettings) else PrepareSettings()
         seeds = fields.seeds or [fields.seed]
-        held_out = {number for seed in seeds for number in unseen_numbers(len(clients), fields.unseen, seed)}
+        held_out = {number for seed in seeds for number in unseen_numbers(clients.names, fields.unseen, seed)}
         with fields.errors_placed("prepare", fields.data):
             return prepared(clients, settings, fields.data.target or "target", held_out)
     if fields.prepare not in (None, "none") and not fields.rows_at_sites:

@@ -159,8 +159,8 @@ class ExperimentSettings(ExperimentFields):
             return False
         if not wants_preparation(self):
             raise SettingError(
-                f"{self.places.at('partition')}: inputs, the shape of one input, must be given where prepare = 'none' or "
-                "an extractor reads rows"
+                f"{self.places.at('partition')}: inputs, the shape of one input, must be given where prepare = 'none' "
+                "or an extractor reads rows"
             )
         return self.wanted.agreed is None
 
@@ -172,6 +172,15 @@ class ExperimentSettings(ExperimentFields):
     def with_agreed(self, agreed: Preparation | None) -> Self:
         """Return the same settings with a preparation that clients have agreed on, or with none yet."""
         return self.model_copy(update={"prepare": self.wanted.model_copy(update={"agreed": agreed})})
+
+    def divisions(self) -> list[Self]:
+        """Return the settings of each division of the rows that [split] asks for; these settings alone without one."""
+        if self.split is None or not self.split.several:
+            return [self]
+        whole = self.model_copy(update={"split": self.split.with_(hold_out=None, folds=None)})
+        names = whole.source_clients().names if self.split.hold_out == "each" else ()
+        with self.errors_placed("split", {}):
+            return [self.model_copy(update={"split": split}) for split in self.split.repeats(names)]
 
     def search_space(self) -> dict[str, Any] | None:
         """Return the values of settings to search among, by the setting's name without "recipe."; None by default."""

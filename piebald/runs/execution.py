@@ -124,6 +124,8 @@ def execute(
             keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
             device=device,
         )
+        for client in plan.untrained:
+            server.client_pool.exclude(client, "it only tests")
         last = store.last_checkpoint()
         for note in store.notes:
             _log.warning("%s", note)

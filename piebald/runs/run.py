@@ -60,7 +60,7 @@ def run(
     evaluate_split: Split = "test",
     per_class: bool | None = None,
     keep: Keep | Mapping[str, Any] = "last",
-    unseen: float = 0,
+    unseen: float | Sequence[str] = 0,
     checkpoint_every: Count | None = None,
     measure: Measure = "data",
     label: str | None = None,
@@ -106,8 +106,8 @@ def run(
             model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same
             work, whichever is best on its own validation rows by more than luck, see `Run.choices`; or "knn_per", which
             interpolates each client's model with its own nearest rows (`choice.KnnPer`), or its table with settings.
-        unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
-            each of them, see `adapt` and `Run.newcomers`.
+        unseen: a number of clients, a share of them, or their names: they are held out until the end, and the models
+            are then adapted to each of them, see `adapt` and `Run.newcomers`.
 
     Args: Records and display
         out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
@@ -385,7 +385,10 @@ def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path 
         ("clients", "number of clients"),
         ("objective", "loss"),
         ("metric", "first metric"),
+        ("split", "division of rows"),
     ):
+        if name not in recorded:  # a folder of an earlier version
+            continue
         if now[name] != recorded[name]:
             values = "" if name == "layout" else f": {recorded[name]!r} then, {now[name]!r} now"
             raise SettingError(f"the {subject} does not fit the run in {path}, which was started with another{values}")

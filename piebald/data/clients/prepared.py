@@ -14,6 +14,7 @@ from piebald.contracts.data import column_names, public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
+from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.preparation.preparation import NumberTarget, Preparation
 from piebald.data.preparation.settings import PrepareSettings
@@ -37,6 +38,7 @@ class ChangedClients:
     def __init__(self, clients: Clients, computed: bool) -> None:
         self.names, self.classes, self.computed = clients.names, clients.classes, computed
         self.features, self.target = column_names(clients)
+        self.division = division_of(clients)
         self._clients = clients
         self._pool: Rows | None = None
 

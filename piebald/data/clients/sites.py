@@ -9,9 +9,10 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Rows, Split
 from piebald.contracts.component import Component
 from piebald.core.pytree import Tree
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.preparation import Preparation
 
 
@@ -24,6 +25,7 @@ class SiteClients:
 
     def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
         self.names, self.classes, self._blank = names, classes, blank
+        self.division: SplitSettings | None = None
         self.common: Rows | None = None
         self.server_rows: Rows | None = None
         self.public_rows: Rows | None = None
@@ -35,6 +37,15 @@ class SiteClients:
         """The same sites with these public rows, which each of them must have, too."""
         sites = copy.copy(self)
         sites.public_rows = rows
+        return sites
+
+    def divided_by(self, division: SplitSettings | None) -> Self:
+        """The same sites, which divide their rows by these settings."""
+        if division is not None:
+            division.refuse_several()
+            division.untrained(self.names)  # refuses unknown names
+        sites = copy.copy(self)
+        sites.division = division
         return sites
 
     def rows(self, client: int, split: Split) -> Rows:
@@ -55,7 +66,7 @@ class RemotePartition(Component):
 
     axis = "partition"
 
-    def clients_elsewhere(self) -> Clients:
+    def clients_elsewhere(self) -> SiteClients:
         """The clients, without their rows."""
         raise NotImplementedError
 

@@ -19,6 +19,7 @@ from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Reference
 from piebald.data.embeddings.extractors import EXTRACTORS, embed
+from piebald.data.partition.split_settings import division_of
 from piebald.settings import plugins
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -36,7 +37,7 @@ class Embedded:
     """
 
     def __init__(self, clients: Clients, network: nn.Module, name: str | None, batch: int = 64) -> None:
-        self.names, self.classes = clients.names, clients.classes
+        self.names, self.classes, self.division = clients.names, clients.classes, division_of(clients)
         self._places: dict[tuple[int, Split], np.ndarray[Any, np.dtype[np.int64]]] = {}
         self._counts = {
             (client, split): clients.counts(client, split) for client in range(len(clients)) for split in SPLITS

@@ -15,6 +15,7 @@ from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.losses import IGNORED
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.sets.decoded import Decoded
 
@@ -70,6 +71,7 @@ class DataSet:
             test.  None without groups.
         features: names of the columns of inputs [n, features], for tables.
         columns: how inputs are written as numbers where they are columns of a table that is to be prepared.
+        keys: what columns of a table say of how its rows are divided.
         source: source of the rows.
         licence: licence of the rows.
         citation: reference to cite.
@@ -95,6 +97,7 @@ class DataSet:
     groups: Ints | None = None
     features: Sequence[str] | None = None
     columns: CodedTable | None = None
+    keys: SkipValidation[RowKeys | None] = None
     source: str = ""
     licence: str = ""
     citation: str = ""

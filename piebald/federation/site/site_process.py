@@ -124,6 +124,8 @@ class SiteWork:
             raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
+        if settings.split is not None and not self.settings.policy.accept_split:
+            raise SettingError("this site divides its rows itself, and takes part in no run whose terms have [split]")
         if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
             raise SettingError(reason)
         try:
@@ -213,6 +215,7 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
         columns=columns,
         extractor=settings.extractor,
         prepare=prepare,
+        split=settings.split,
     )
 
 
