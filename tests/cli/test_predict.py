@@ -83,7 +83,7 @@ def test_a_file_of_probabilities_by_the_names_of_classes(command, finished, tmp_
         (["none.csv"], "there is no file none.csv"),
         (["new.csv", "--out", "new.csv"], "--out would overwrite the rows new.csv"),
         (["new.csv", "--out", "new.xlsx"], "--out must be a .csv file, got new.xlsx"),
-        (["bare.csv"], "there is no column 'dose': choose one of: age"),
+        (["bare.csv"], "the table has no column 'dose', which the preparation reads: add it"),
         (["new.csv", "--cluster", "4"], "cluster must be one of [0], got 4"),
     ],
 )
