@@ -63,8 +63,12 @@ def carry_out(
         return _compare(settings, file, options, callbacks=callbacks)
     plan = settings.plan()
     # after the settings, so that a mistake in them is told before the slow import
+    from piebald.data.clients.prepared import preparation_of
     from piebald.runs.run import run
 
+    agreed = preparation_of(plan.clients)
+    if agreed is not None and options.progress:
+        print(agreed.said)
     folder = folder or out_folder(settings)
     label, recipe = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):

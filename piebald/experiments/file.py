@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -19,7 +20,7 @@ from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of, wants_preparation
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.models import models_of
-from piebald.experiments.plan import Plan, check_trackers, question_section, runtime_of, stopping_criteria
+from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
 from piebald.experiments.recipes import located, recipes_of
 from piebald.experiments.sections import file_text, place_source
 from piebald.methods.recipe import Recipe
@@ -28,6 +29,9 @@ from piebald.settings.toml_document import Document, dumps
 
 if TYPE_CHECKING:
     from piebald.experiments.run_models import Model
+
+
+log = logging.getLogger("piebald.experiments")
 
 
 class ExperimentSettings(ExperimentFields):
@@ -107,6 +111,10 @@ class ExperimentSettings(ExperimentFields):
     def plan(self) -> Plan:
         """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
         recipes = self.built_recipes()
+        if self.prepare is None and (noise := next(filter(None, map(noise_of, recipes.values())), None)) is not None:
+            # what is agreed on from the rows would tell of each what the noise hides
+            log.info("columns of numbers are taken as they are (prepare = 'none') beside the noise of %s", noise)
+            return self.model_copy(update={"prepare": "none"}).plan()
         check_trackers(self)
         partition = partition_of(self)
         runtime = runtime_of(self, self.table())

@@ -19,7 +19,10 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.data.clients.client_tables import is_frame, is_table, read_table
 from piebald.data.clients.convert import class_numbers
+from piebald.data.clients.prepared import columns_of as coded_columns
+from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
+from piebald.data.preparation.columns import guess_columns, numbers_of, words_of
 from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -123,15 +126,13 @@ def _of_frame(name: str, frame: Any, columns: Sequence[str] | None) -> ClientCol
     numbers, texts = {}, {}
     for column in names if columns is None else columns:
         series = frame[column] if column in frame.columns else frame.iloc[:, names.index(column)]
-        kind = getattr(series.dtype, "kind", "O")
-        if kind in "biuf":
+        if getattr(series.dtype, "kind", "O") in "biuf":
             numbers[column] = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-        elif series.isna().all():  # a column without a value takes the type that it has at the other clients
-            numbers[column] = np.full(len(series), np.nan)
+        elif guess_columns(series.to_frame(column))[column] == "number":
+            # of text, too; a column without a value takes the type that it has at the other clients
+            numbers[column] = numbers_of(series)
         else:
-            texts[column] = np.array(
-                [None if gap else str(value) for value, gap in zip(series, series.isna(), strict=True)], dtype=object
-            )
+            texts[column] = words_of(series)
     return ClientColumns(name, len(frame), numbers, texts)
 
 
@@ -143,10 +144,15 @@ def _of_clients(
             "rows are at the sites of a federation: ask them with piebald statistics FILE --credentials FOLDER"
         )
     tables = []
+    coded = coded_columns(clients)
     for client in range(len(clients)):
         rows = clients.rows(client, split)
-        numbers = named_inputs(rows.x, features)
-        texts: dict[str, NDArray[np.object_]] = {}
+        numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
+        if coded is None:
+            numbers = named_inputs(rows.x, features)
+        else:  # columns of a table, as a run would prepare them
+            table = _of_frame("", frame_of(coded, rows), None)
+            numbers, texts = dict(table.numbers), dict(table.texts)
         labels = class_numbers(rows.y)
         if clients.classes is not None and labels is not None:
             classes = list(clients.classes)

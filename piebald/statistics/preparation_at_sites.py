@@ -61,7 +61,7 @@ def asked_sites(
             raise Unanswered(reason) if isinstance(question, CountsQuestion) else RuntimeFault(reason)
         return [unpacked(answers[client].vectors["told"]) for client in taking_part]
 
-    agreed = agree(ask, settings, target, classes)
+    agreed = agree(ask, settings, target, classes, lambda: [str(clients.names[client]) for client in taking_part])
     say(agreed.said)
     return agreed
 

@@ -42,9 +42,14 @@ class ChangedClients:
         self._clients = clients
         self._pool: Rows | None = None
 
-    def change(self, rows: Rows) -> Rows:
-        """Return rows as a model reads them."""
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
+        """Return rows as a model reads them, where it is known whose they are by the client's number."""
         raise NotImplementedError
+
+    @property
+    def by_client(self) -> bool:
+        """True if the change is not the same at all clients."""
+        return False
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -57,7 +62,7 @@ class ChangedClients:
     @property
     def common(self) -> Rows | None:
         """A test set that belongs to no client, or None."""
-        return self._changed(self._clients.common)
+        return None if self.by_client else self._changed(self._clients.common)
 
     @property
     def server_rows(self) -> Rows | None:
@@ -71,7 +76,7 @@ class ChangedClients:
 
     def in_memory(self) -> bool:
         """Return whether the pool is in memory."""
-        return isinstance(self._clients, InMemory) and self._clients.in_memory()
+        return isinstance(self._clients, InMemory) and self._clients.in_memory() and not self.by_client
 
     def pool(self) -> Rows:
         """All rows."""
@@ -89,7 +94,7 @@ class ChangedClients:
         """The rows of one split; empty where the client has none."""
         if self.in_memory():
             return self.pool()[torch.from_numpy(self.indices(client, split))]
-        return self.change(self._clients.rows(client, split))
+        return self.change(self._clients.rows(client, split), client)
 
     def size(self, client: int, split: Split) -> int | None:
         """Return the number of rows, or None where that is not known."""
@@ -121,9 +126,15 @@ class PreparedClients(ChangedClients):
         """The clients, in one line."""
         return f"<prepared {self._clients!r}>"
 
-    def change(self, rows: Rows) -> Rows:
+    @property
+    def by_client(self) -> bool:
+        """True if numbers are harmonised, by each client's own constants."""
+        return bool(self.preparation.harmonised)
+
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
-        x = self.preparation.transform(frame_of(self.coded, rows))
+        name = None if client is None else str(self.names[client])
+        x = self.preparation.transform(frame_of(self.coded, rows), name)
         return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
 
 
@@ -133,7 +144,7 @@ class SitesPrepared(PreparedClients):
     def __init__(self, clients: Clients, preparation: Preparation) -> None:
         super().__init__(clients, CodedTable((), {}), preparation, computed=False)
 
-    def change(self, rows: Rows) -> Rows:
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return the rows as they are."""
         return rows
 
@@ -218,20 +229,21 @@ def _agreed(
     from piebald.data.preparation.agreement import agree
     from piebald.data.preparation.answers import answer
 
-    tables = []
+    tables, names = [], list[str]()
     for client in range(len(clients)):
         rows = clients.rows(client, "train")
         if len(rows) and client not in held_out:
             y = pytree.single(rows.y, "prepare").numpy() if clients.classes is None else None
             index = clients.indices(client, "train") if isinstance(clients, InMemory) and clients.in_memory() else None
             tables.append((frame_of(table, rows, index), y))
+            names.append(str(clients.names[client]))
     if not tables:
         raise SettingError("prepare needs training rows, and no client has any")
 
     def ask(question: Question) -> list[Answer]:
         return [answer(question, frame, y) for frame, y in tables]
 
-    return agree(ask, settings, target, clients.classes)
+    return agree(ask, settings, target, clients.classes, lambda: names)
 
 
 def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:

@@ -82,7 +82,7 @@ class StandardisedClients(ChangedClients):
         """The clients, in one line."""
         return f"<standardised {self._clients!r}>"
 
-    def change(self, rows: Rows) -> Rows:
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as standard scores."""
         return Rows(self.standardisation.applied(rows.x), rows.y)
 

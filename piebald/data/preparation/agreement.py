@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -23,6 +24,7 @@ from piebald.data.preparation.answers import (
     yeo_johnson,
 )
 from piebald.data.preparation.columns import Kind
+from piebald.data.preparation.harmonise import Lines, harmonised
 from piebald.data.preparation.preparation import (
     MOST_CATEGORIES,
     BooleanColumn,
@@ -45,7 +47,10 @@ _EXPONENTS, _ZOOMS = 21, 7  # exponents in a question, and questions, each of wh
 _CLOSEST = (-4.0, 4.0)
 
 
-def agree(ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str] | None) -> Preparation:
+def agree(
+    ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str] | None,
+    clients: Callable[[], Sequence[str]] = tuple,
+) -> Preparation:  # fmt: skip
     """Return the preparation that clients agree on.
 
     Args:
@@ -53,6 +58,7 @@ def agree(ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str]
         settings: what is asked for.
         name: the column to predict.
         classes: the names of the classes; None to ask for them, and to take targets as numbers where there are none.
+        clients: returns the names of those who have answered, in their order.
 
     Raises:
         SettingError: a setting names a column that is not there, or no column is left.
@@ -66,9 +72,19 @@ def agree(ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str]
         kinds=kinds, scale=scale, gaps=settings.gaps, least_rows=settings.least_rows, target=classes is None
     )
     answers = ask(question)
-    pooled = {part: merged(one.numbers[part].moments for one in answers) for part in answers[0].numbers}
+    moments_of = {part: [one.numbers[part].moments for one in answers] for part in answers[0].numbers}
+    lines: Lines = {}
+    if settings.harmonise is not None:
+        numbers = [column for column, kind in kinds.items() if kind == "number"]
+        if unlike := next((column for column in numbers if settings.scale.get(column, "standard") != "standard"), None):
+            raise SettingError(f"harmonise is for standard scores, got scale = {scale[unlike]!r} of column {unlike!r}")
+        lines = harmonised({column: moments_of[column] for column in numbers}, clients())
+        for column in numbers:
+            each = zip(clients(), moments_of[column], strict=True)
+            moments_of[column] = [_on_line(moments, *lines[client][column]) for client, moments in each]
+    pooled = {part: merged(moments) for part, moments in moments_of.items()}
     columns: list[Column] = []
-    learnt = _Numbers(ask, question, pooled)
+    learnt = _Numbers(ask, question, pooled, {*next(iter(lines.values()), {})})
     for column, kind in kinds.items():
         if kind == "category":
             named = sorted({word for one in answers for word in one.categories[column].names})
@@ -104,8 +120,9 @@ def agree(ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str]
         moments = merged(one.target.moments for one in answers)
         target = NumberTarget(name=name, mean=float(moments.mean[0]), deviation=_deviation(moments))
     return Preparation(
-        columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows
-    )
+        columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
+        harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
+    )  # fmt: skip
 
 
 class Unanswered(PiebaldError):
@@ -128,6 +145,11 @@ def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
     names = {name for held in classes for name in held or ()}
     whole = all(name.isdecimal() for name in names)
     return [str(number) for number in range(max(map(int, names)) + 1)] if whole else sorted(names)
+
+
+def _on_line(moments: Moments, slope: float, offset: float) -> Moments:
+    """Return the moments of numbers after a change by a slope and an offset."""
+    return replace(moments, mean=slope * moments.mean + offset, scatter=slope**2 * moments.scatter)
 
 
 def agreed_kinds(answers: Sequence[KindsAnswer], settings: PrepareSettings) -> tuple[dict[str, Kind], dict[str, str]]:
@@ -172,17 +194,21 @@ def _common_kind(guesses: set[Kind]) -> Kind | None:
 class _Numbers(dict[str, Numbers]):
     """What is learnt of columns of numbers, by the names of parsed columns."""
 
-    def __init__(self, ask: Ask, question: ValuesQuestion, pooled: Mapping[str, Moments]) -> None:
+    def __init__(
+        self, ask: Ask, question: ValuesQuestion, pooled: Mapping[str, Moments], changed: Collection[str]
+    ) -> None:
+        # of harmonised columns, which each client changes in its own way, no counts are asked for
         truths = {name for name, kind in question.kinds.items() if kind == "boolean"}
         names = [name for name in pooled if name not in truths]
         ranked = {name for name in names if question.scale.get(name) == "rank"}
-        levels = {name: LEVELS if name in ranked else np.array([0.5]) for name in names}
+        levels = {name: LEVELS if name in ranked else np.array([0.5]) for name in names if name not in changed}
         plain = _unlogged(ask, question, pooled, names)
         found = quantiles(
             lambda limits: ask(CountsQuestion(kinds=question.kinds, gaps=question.gaps, thresholds=limits)),
             plain,
             levels,
         )
+        found |= {name: _Intervals(pooled[name], np.array([0.5])).values() for name in changed}
         super().__init__()
         for name in names:
             values, error = found[name]

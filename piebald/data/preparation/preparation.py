@@ -152,6 +152,8 @@ class Preparation(_Fields):
         left_out: columns that are not read, and why.
         gaps: values that stand for a gap, besides empty cells, "?", "NA" and the like.
         least_rows: the rows from which on a client tells a category.
+        harmonised: by client and column, slope and offset that take out the client's effect on a column of numbers
+            (ComBat), before anything else; a client that is not named there keeps its numbers.
 
     Raises:
         SettingError: a value is none that training rows can have.
@@ -171,6 +173,7 @@ class Preparation(_Fields):
     left_out: dict[Name, Annotated[str, Field(max_length=200)]] = {}
     gaps: Annotated[list[Name], Field(max_length=100)] = []
     least_rows: Annotated[int, Field(ge=1)] = 5
+    harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = {}
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -180,6 +183,9 @@ class Preparation(_Fields):
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
+        numbers = {column.name for column in self.columns if isinstance(column, NumberColumn)}
+        if any({*lines} - numbers for lines in self.harmonised.values()):
+            raise ValueError("harmonised must be of columns of numbers")
         if not self.columns:
             raise ValueError("there is no column to predict from: all of them are left out")
         names = [column.name for column in self.columns]
@@ -248,10 +254,14 @@ class Preparation(_Fields):
 
         return column_transformer(self)
 
-    def parsed(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def parsed(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
         """Return the columns that are read: float64 numbers with NaN for gaps, dates in parts, and text.
 
         A column that is not there is a column of gaps, where the training rows have gaps in it.
+
+        Args:
+            frame: the rows.
+            client: whose they are, where numbers are harmonised.
 
         Raises:
             SettingError: a column is missing, or a value cannot be read.
@@ -271,17 +281,23 @@ class Preparation(_Fields):
             if series.ndim != 1:
                 raise SettingError(f"column {shown(column.name, 40)} occurs twice: rename one of them")
             values |= _values(column, series, self.gaps)
+        for name, (slope, offset) in self.harmonised.get(client or "", {}).items():
+            values[name] = slope * values[name] + offset
         return pd.DataFrame(values, index=frame.index)
 
-    def transform(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[np.float32]:
         """Return the inputs [n, d] of a table, whose columns may have any order and may be more.
+
+        Args:
+            frame: the rows.
+            client: whose they are, where numbers are harmonised.
 
         Raises:
             SettingError: a column is missing, or a value cannot be read.
         """
         if not len(frame):
             return np.zeros((0, len(self.feature_names_out)), dtype=np.float32)
-        return np.asarray(self.transformer.transform(self.parsed(frame)), dtype=np.float32)
+        return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
 
     def targets(self, series: pd.Series) -> NDArray[Any]:
         """Return targets as a model learns them: numbers of classes [n] int64, or standard scores [n] float32.
@@ -329,9 +345,8 @@ class Preparation(_Fields):
         parts = [f"{len(names)} {plural[kind] if len(names) > 1 else kind} ({shown(', '.join(names), 60)[1:-1]})"
                  for kind, names in kinds.items() if names]  # fmt: skip
         left_out = [f"{shown(name, 30)[1:-1]} left out ({reason})" for name, reason in self.left_out.items()]
-        return f"prepared alike at all clients: {', '.join(parts)}, {len(self.feature_names_out)} inputs" + "".join(
-            f"; {part}" for part in left_out
-        )
+        count = f"{len(self.feature_names_out)} inputs{', numbers harmonised' if self.harmonised else ''}"
+        return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
 
 
 def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str, Any]:

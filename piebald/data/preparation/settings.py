@@ -24,7 +24,6 @@ class PrepareSettings(BaseModel):
         least_rows: the rows from which on a client tells a category by name; rarer ones count together.
         one_hot: the most categories that become a column each; of more, a model learns an embedding.
         harmonise: "combat" takes differences of place and scale between clients out of numbers (Johnson et al. 2007).
-        masked: clients' answers are added up under masks where sums suffice.
         agreed: what clients have agreed on, which a run keeps; None asks them.
 
     Raises:
@@ -39,7 +38,6 @@ class PrepareSettings(BaseModel):
     least_rows: int = Field(default=5, ge=1)
     one_hot: int = Field(default=20, ge=2, le=1000)
     harmonise: Literal["combat"] | None = None
-    masked: bool = False
     agreed: Preparation | None = None
 
     def __init__(self, **fields: Any) -> None:

@@ -209,7 +209,9 @@ def own_rows(
         agreed = None if run.prepare is None else run.prepare.agreed
         if agreed is None:
             return UnpreparedRows(names, number, clients, columns, run.classes, records)
-        clients = PreparedClients(clients, columns, agreed, computed=False)
+        prepared = PreparedClients(clients, columns, agreed, computed=False)
+        prepared.names = [names[number]]  # by which numbers are harmonised
+        clients = prepared
     rows = {split: clients.rows(client, split) for split in SPLITS}
     if run.split is not None and number in run.split.untrained(names):
         whole, none = (
