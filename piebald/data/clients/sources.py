@@ -111,10 +111,12 @@ def clients_from(
         raise SettingError(f"classes must be different names, got {twice[0]!r} twice: rename one of them")
     division = _division(split, test, validation, seed)
     table = _table(source, client, target, features, tokens, collate, length, division)
-    return clients_of_table(
+    clients = clients_of_table(
         table, division, names=names, classes=classes, common=common, regression=regression, tokens=tokens,
         server_rows=server_rows, public_rows=public_rows, collate=collate,
     )  # fmt: skip
+    clients.division = None if split is None else division
+    return clients
 
 
 def cross_validation(source: Any, split: SplitSettings | Mapping[str, Any], **arguments: Any) -> list[PooledClients]:
@@ -179,7 +181,6 @@ def clients_of_table(
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
-        division=division,
     )
 
 

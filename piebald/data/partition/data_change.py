@@ -222,6 +222,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
         common=clients.common,
         server_rows=clients.server_rows,
         public_rows=clients.public_rows,
+        division=clients.division,
     )
 
 
