@@ -223,7 +223,7 @@ def asked_rows(
         else:
             from piebald.data import train_validation_test_split
 
-            parts = train_validation_test_split(
+            parts: dict[Any, Any] = train_validation_test_split(
                 table, settings.split, client=column, target=section.target, regression=section.regression
             )
             rows = parts[split or "train"]
