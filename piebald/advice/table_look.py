@@ -191,7 +191,7 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
     """Return sentences about gaps, categories and values that depend on the site."""
     name, gaps, sentences = series.name, series.isna().to_numpy(), []
     by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
-    if (empty := [names[int(site)] for site in np.flatnonzero(by_site == 1)]) and len(empty) < len(names):
+    if (empty := [name for name, share in zip(names, by_site, strict=True) if share == 1]) and len(empty) < len(names):
         sentences.append(f"column {name!r} has no value at {_some(empty)}, so that a gap names the site")
     elif np.ptp(by_site) > 0.5:
         most = names[int(by_site.argmax())]

@@ -74,10 +74,11 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     """Return the sentences that explain the table."""
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     kinds = {row["kind"] for row in rows} - {None}
-    others = "clients, seeds and divisions" if comparison.by_division() else "clients and seeds"
+    divided = bool(comparison.by_division())
+    others = "clients, seeds and divisions" if divided else "clients and seeds"
     meaning = {
         "interval": f"\N{PLUS-MINUS SIGN} half the 95% interval (or the interval) for other {others}",
-        "range": "\N{PLUS-MINUS SIGN} half the range of two seeds: an interval needs three",
+        "range": f"\N{PLUS-MINUS SIGN} half the range of two {'divisions' if divided else 'seeds'}: an interval needs three",
         "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
     }
     notes = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs from {base} by more than chance."]

@@ -126,6 +126,7 @@ def clients_from(
         table, division, names=names, classes=classes, common=common, regression=regression, tokens=tokens,
         server_rows=server_rows, public_rows=public_rows, collate=collate,
     )  # fmt: skip
+    clients.division = None if split is None else division
     if table.columns is None:
         return clients
     if not isinstance(wanted, PrepareSettings):
@@ -200,7 +201,6 @@ def clients_of_table(
         features=table.features,
         target=table.target,
         columns=table.columns,
-        division=division,
     )
 
 

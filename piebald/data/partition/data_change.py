@@ -225,6 +225,7 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
         features=clients.features,
         target=clients.target,
         columns=clients.columns,
+        division=clients.division,
     )
 
 

@@ -89,18 +89,16 @@ class Partition(Component):
         Raises:
             SettingError: the settings do not fit this data set, or a client would hold no row.
         """
-        division = self._division(data, division)
-        keys = data.keys if data.keys is not None else keys_of(data, division)
+        settings = self._division(data, division)
+        keys = data.keys if data.keys is not None else keys_of(data, settings)
         train, test = self._published(data)
-        rest = division  # how the rows are divided that are no test rows already
-        divides = bool(division.test_amount or division.folds) and keys.part is None
+        amount, share = settings.validation, 0.0
+        divides = bool(settings.test_amount or settings.folds) and keys.part is None
         if test is None and divides and self.holds_out_first(data):
-            out = self._held_out_first(labels(data, train), division, keys.at(train))
+            out = self._held_out_first(labels(data, train), settings, keys.at(train))
             train, test = train[~out], train[out]
-            amount, share = division.validation, division.test_amount
-            share = float(out.mean()) if division.fold is not None or isinstance(share, int) else share
-            # a share of all rows, of which some have just been held out
-            rest = division.with_(validation=amount / (1 - share) if isinstance(amount, float) else amount)
+            whole = settings.fold is not None or isinstance(settings.test_amount, int)
+            share = float(out.mean()) if whole else settings.test_amount
         server_rows, train = self._set_aside(data, train, "server_rows", self.server_rows, "centre")
         public_rows, train = self._set_aside(data, train, "public_rows", self.public_rows, "public")
         client, names = self._dealt(data, train)
@@ -113,10 +111,12 @@ class Partition(Component):
         holder = None if test is None else self.follow(data, train, client, test)
         label = None if data.classes is None or class_numbers(data.y) is None else labels(data, np.arange(len(data)))
         if test is None or holder is None:
-            parts = three_ways(lists, label, division, keys, names=names)
+            parts = three_ways(lists, label, settings, keys, names=names)
             common = np.sort(parts["test"].values) if test is None else test
         else:
-            parts = three_ways(lists, label, rest.with_(test=0, folds=None, fold=None), keys, names=names)
+            # a share of all rows, of which some are test rows already
+            rest = {"validation": amount / (1 - share) if isinstance(amount, float) else amount, "test": 0}
+            parts = three_ways(lists, label, settings.with_(**rest, folds=None, fold=None), keys, names=names)
             client = np.concatenate([parts["test"].clients, holder])  # of those that do not train, and published ones
             parts["test"] = Lists.of(client, len(names), np.concatenate([parts["test"].values, test]))
             common = test[holder != NOBODY]
