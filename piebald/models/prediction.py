@@ -144,6 +144,7 @@ class RawInputs:
         preparation: how the columns of a table become inputs, None where they are numbers already.
         standardisation: constants of standard scores, or None.
         extractor: the frozen extractor before the model, by its name or reference, or None.
+        client: whose rows they are, where a preparation harmonises numbers.
     """
 
     like: Any
@@ -151,6 +152,7 @@ class RawInputs:
     preparation: Preparation | None = None
     standardisation: Standardisation | None = None
     extractor: str | None = None
+    client: str | None = None
 
     def read(self, rows: Any) -> Any:
         """Return the inputs [n, ...] of rows.
@@ -166,8 +168,8 @@ class RawInputs:
             rows = _read(Path(rows))
         tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
         if self.preparation is not None:
-            x = torch.from_numpy(self.preparation.transform(rows if is_frame(rows) else self._frame(rows)))
-            return self._checked(x)
+            frame = rows if is_frame(rows) else self._frame(rows)
+            return self._checked(torch.from_numpy(self.preparation.transform(frame, self.client)))
         if is_frame(rows):
             if self.features is None:
                 raise SettingError(
@@ -239,6 +241,7 @@ class Predictor:
         preparation = self.inputs.preparation
         features = None if self.inputs.features is None else list(self.inputs.features)
         values = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
+        values["client"] = self.inputs.client
         return {"outputs": values, "preparation": None if preparation is None else preparation.model_dump(mode="json")}
 
     def outputs(self, x: Any) -> Tensor:

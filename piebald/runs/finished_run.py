@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -163,7 +164,8 @@ class Run(History):
         meaning = OutputMeaning.of(work.objective, work.outputs, self._clients.classes, self.meta.get("target"))
         if self.preparation is not None:
             meaning = meaning.in_unit_of(self.preparation)
-        predictor = Predictor(module, self._raw_inputs(), meaning)
+        inputs = replace(self._raw_inputs(), client=None if number is None else self.client_names[number])
+        predictor = Predictor(module, inputs, meaning)
         if not calibrate:
             return predictor
         if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
@@ -234,6 +236,7 @@ class Run(History):
         """True if clients may have models that differ from the global one, and from one another."""
         work = self.work
         varied = work.choice is not None or work.own_models is not None or len(self.cluster_models) > 1
+        varied = varied or (self.preparation is not None and bool(self.preparation.harmonised))
         return varied or bool(work.layout.private) or isinstance(work.trainer, Personalizes)
 
     @property

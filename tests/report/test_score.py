@@ -147,6 +147,16 @@ def test_columns_become_the_inputs_that_scikit_learn_makes_of_them(preparation: 
     assert score.prepared(plain, new.head(0)).shape == (0, len(preparation.feature_names_out))
 
 
+def test_numbers_are_harmonised_as_those_of_the_client(preparation: Preparation) -> None:
+    lines = {"north": {"age": [2.0, -50.0], "income": [1.0, 5.0]}}
+    harmonised = preparation.model_copy(update={"harmonised": lines})
+    plain, frame = harmonised.model_dump(mode="json"), everything()
+    for client in ("north", "south", None):
+        expected = harmonised.transform(frame, client)
+        np.testing.assert_allclose(score.prepared(plain, frame, client), expected, rtol=1e-6, atol=1e-6)
+    assert not np.allclose(score.prepared(plain, frame, "north"), expected)
+
+
 @pytest.mark.parametrize(
     ("column", "value"), [("age", "x"), ("smoker", "perhaps"), ("seen", "31.12.2020"), ("whole", None)]
 )

@@ -65,7 +65,8 @@ def site_predictor(folder: Path) -> Predictor:
     meaning = meaning if preparation is None else meaning.in_unit_of(preparation)
     features = None if settings.data.features is None else tuple(settings.data.features)
     standardisation = constants if isinstance(constants, Standardisation) else None
-    inputs = RawInputs(pytree.take(like, slice(0, 0)), features, preparation, standardisation, settings.extractor)
+    inputs = RawInputs(pytree.take(like, slice(0, 0)), features, preparation, standardisation, settings.extractor,
+                       terms.clients[number])  # fmt: skip
     return Predictor(module.eval(), inputs, meaning)
 
 

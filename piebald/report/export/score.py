@@ -70,7 +70,7 @@ class Scorer:
         if isinstance(table, np.ndarray):
             return table.astype(np.float32)
         if self.preparation is not None:
-            return prepared(self.preparation, table)
+            return prepared(self.preparation, table, self.meaning["client"])
         columns = [_numbers(_column(table, name), name, set()) for name in self.meaning["features"] or ()]
         for name, values in zip(self.meaning["features"], columns, strict=True):
             if np.isnan(values).any():
@@ -78,8 +78,9 @@ class Scorer:
         return np.stack(columns, 1).astype(np.float32)
 
 
-def prepared(preparation: Mapping[str, Any], table: Any) -> np.ndarray:
-    """Return the inputs [n, d] that the columns of a table become, float32."""
+def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = None) -> np.ndarray:
+    """Return the inputs [n, d] that the columns of a client's table become, float32."""
+    lines = preparation.get("harmonised", {}).get(client, {})
     gaps, groups = set(preparation.get("gaps", ())), dict[str, list[list[np.ndarray]]]()
     for column in preparation["columns"]:
         name, kind = column["name"], column["kind"]
@@ -88,7 +89,8 @@ def prepared(preparation: Mapping[str, Any], table: Any) -> np.ndarray:
         cells = _column(table, name) if name in table else [""] * _length(table)
         missing = [np.array([cell in GAPS | gaps for cell in cells], dtype=np.float64)] if column["gaps"] else []
         if kind == "number":
-            values = _scaled(_numbers(cells, name, gaps), column["values"])
+            slope, offset = lines.get(name, (1.0, 0.0))
+            values = _scaled(slope * _numbers(cells, name, gaps) + offset, column["values"])
             _put(groups, f"numbers {column['values']['scale']}", [values], missing)
         elif kind == "date":
             parts = _dates(cells, name, gaps)
