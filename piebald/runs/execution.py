@@ -16,7 +16,7 @@ from torch import Tensor
 
 from piebald.contracts import Clients, DismissesSites, Fleet
 from piebald.core.private_files import write_private
-from piebald.data.clients.prepared import preparation_of
+from piebald.data.clients.prepared import gaps_by_client, preparation_of
 from piebald.data.measures.weight_divergence import measure_heterogeneity
 from piebald.runtimes.base import SimulatesDevices
 from piebald.core.errors import RunFolderError
@@ -46,6 +46,7 @@ def describe(plan: PreparedRun, store: RunStore) -> None:
     store.clients(list(_client_rows(plan.clients, plan.runtime)))
     if store.path is not None and (agreed := preparation_of(plan.clients)) is not None:
         write_private(store.path / "preparation.json", agreed.to_json())
+        store.set_meta(gaps_by_client=gaps_by_client(plan.clients))
     extent = store.meta.get("measure", "none")
     if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, extent):
         store.set_meta(units=measured.units)

@@ -16,6 +16,7 @@ from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
 from piebald.data.partition.split_settings import division_of
 from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.columns import CodedTable, factorized
 from piebald.data.preparation.preparation import NumberTarget, Preparation
 from piebald.data.preparation.settings import PrepareSettings
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from piebald.data.preparation.answers import Answer, Question
 
 log = logging.getLogger("piebald.data")
+_SHOWN = 50  # clients in a table of gaps
 
 
 class ChangedClients:
@@ -131,6 +133,10 @@ class PreparedClients(ChangedClients):
         """True if numbers are harmonised, by each client's own constants."""
         return bool(self.preparation.harmonised)
 
+    def raw(self, client: int, split: Split) -> pd.DataFrame:
+        """Return the rows of one split as the table that they are before they are prepared."""
+        return frame_of(self.coded, self._clients.rows(client, split))
+
     def change(self, rows: Rows, client: int | None = None) -> Rows:
         """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
         name = None if client is None else str(self.names[client])
@@ -193,9 +199,15 @@ def columns_of(clients: Any) -> CodedTable | None:
 
 def preparation_of(clients: Any) -> Preparation | None:
     """Return the preparation of clients whose tables are prepared, or of some of them, None for others."""
+    tables = _within(clients)
+    return None if tables is None else tables.preparation
+
+
+def _within(clients: Any) -> PreparedClients | None:
+    """Return the clients with prepared tables that these are, or are some of."""
     while clients is not None and not isinstance(clients, PreparedClients):
         clients = getattr(clients, "_clients", None)
-    return None if clients is None else clients.preparation
+    return clients
 
 
 def prepared(
@@ -250,3 +262,18 @@ def in_own_unit(objective: Objective, preparation: Preparation | None) -> Object
     """Return the objective with metrics in the target's own unit, where a model learns its standard scores."""
     target = None if preparation is None else preparation.target
     return objective.in_unit(target.mean, target.deviation) if isinstance(target, NumberTarget) else objective
+
+
+def gaps_by_client(clients: Any) -> dict[str, dict[str, float]]:
+    """Return the share of training rows without a value by client and column, of prepared tables on this machine."""
+    tables = _within(clients)
+    if tables is None or tables.elsewhere:
+        return {}
+    agreed, shares = tables.preparation, dict[str, dict[str, float]]()
+    for client in range(min(len(tables), _SHOWN)):
+        table = tables.raw(client, "train")
+        shares[str(tables.names[client])] = {
+            name: float((factorized(table[name], agreed.gaps)[0] < 0).mean())
+            for name in agreed.names_in if name in table and len(table)
+        }  # fmt: skip
+    return shares
