@@ -112,13 +112,9 @@ def _kind(series: Any) -> str:
         return "date"
     texts = values.astype(str)
     long = texts.str.len().mean() > 40 and texts.str.contains(" ").any()
-    return (
-        "text"
-        if long
-        else "identifier"
-        if len(texts) >= _CLASSES and texts.nunique() > 0.9 * len(texts)
-        else "category"
-    )
+    if long:
+        return "text"
+    return "identifier" if len(texts) >= _CLASSES and texts.nunique() > 0.9 * len(texts) else "category"
 
 
 _PREPARATIONS = {
@@ -163,10 +159,9 @@ def _counts(goal: Any) -> dict[str, int]:
 
 def _has_amounts(goal: Any) -> bool:
     """Return whether a target has amounts rather than classes."""
-    kind = getattr(goal.dtype, "kind", "O")
     values = goal.dropna()
-    whole = kind in "iu" or (kind == "f" and bool((values == values.round()).all()))
-    return kind == "f" and not whole if kind != "i" else values.nunique() > _CLASSES
+    numeric = getattr(goal.dtype, "kind", "O") in "iuf"
+    return numeric and (values.nunique() > _CLASSES or bool((values != values.round()).any()))
 
 
 def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], target: str) -> list[str]:
@@ -209,6 +204,10 @@ def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> lis
             sentences.append(f"column {name!r} has another value at each site, so that it names the site")
     if kind in ("category", "identifier") and (reason := mixed_reason(series)):
         sentences.append(reason)
+    if kind == "number" and series.nunique() > 2:
+        constant = [site for place, site in enumerate(names) if series[sites == place].nunique() == 1]
+        if constant:
+            sentences.append(f"column {name!r} has one value in all rows at {_some(constant)}: is it a code for a gap?")
     if series.nunique() == 1 and not gaps.any():
         sentences.append(f"column {name!r} has one value alone: {series.iloc[0]!r}")
     return sentences

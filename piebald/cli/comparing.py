@@ -75,8 +75,7 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     kinds = {row["kind"] for row in rows} - {None}
     divided = bool(comparison.by_division())
-    others = "clients, seeds and divisions" if divided else "clients and seeds"
-    repeats = "divisions" if divided else "seeds"
+    others, repeats = ("clients, seeds and divisions", "divisions") if divided else ("clients and seeds", "seeds")
     meaning = {
         "interval": f"\N{PLUS-MINUS SIGN} half the 95% interval (or the interval) for other {others}",
         "range": f"\N{PLUS-MINUS SIGN} half the range of two {repeats}: an interval needs three",

@@ -93,7 +93,7 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
             raise SettingError("client names a column, but each client has a table of its own: leave client out")
         return {str(name): read_table(Path(part)) if _is_path(part) else part for name, part in source.items()}
     # a name could be a path or a data set: only table files are read here
-    table = read_table(Path(source)) if _is_path(source) else source
+    table = read_table(Path(source), client) if _is_path(source) else source
     if not is_frame(table):
         return None
     if client is None:
@@ -246,6 +246,9 @@ def categories_of(tables: Sequence[ClientColumns], names: Sequence[str]) -> dict
     for name in names:
         values = {str(value) for table in tables for value in table.texts[name].tolist() if value is not None}
         if len(values) > MOST_CODES:
-            raise SettingError(f"column {name!r} has {len(values):,} categories, at most {MOST_CODES} are allowed")
+            raise SettingError(
+                f"column {name!r} has {len(values):,} categories like {shown(min(values), 30)}, at most {MOST_CODES} "
+                "are allowed: leave it out of the columns, or join the rare ones"
+            )
         categories[name] = sorted(values)
     return categories

@@ -128,3 +128,10 @@ def test_targets_that_are_names_are_told(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING, "piebald"):
         piebald.clients_from(table, client="place", target="ill")
     assert "targets have 200 classes in 200 rows, like c0, c1" in caplog.text
+
+
+def test_a_table_without_rows_is_no_clients() -> None:
+    tables = {"north": pd.DataFrame({"age": [1.0, 2.0], "ill": ["no", "yes"]})}
+    tables["south"] = tables["north"][:0]
+    with pytest.raises(SettingError, match="the table of client 'south' has no rows: leave it out"):
+        piebald.clients_from(tables, target="ill")

@@ -113,6 +113,8 @@ def from_frames(
     frames = {
         name: read_table(Path(table)) if isinstance(table, str | Path) else table for name, table in tables.items()
     }
+    if empty := next((name for name, table in frames.items() if not len(table)), None):
+        raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
     (first, frame), *others = frames.items()
     wanted = None if features is None else {target, *features, *split.columns}
     for name, other in others:

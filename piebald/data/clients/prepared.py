@@ -15,7 +15,6 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
 from piebald.data.partition.split_settings import division_of
-from piebald.data.preparation.columns import CodedTable
 from piebald.data.preparation.columns import CodedTable, factorized
 from piebald.data.preparation.preparation import NumberTarget, Preparation
 from piebald.data.preparation.settings import PrepareSettings

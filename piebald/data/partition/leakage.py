@@ -60,7 +60,7 @@ def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:
     import pandas
 
     numbers = frame.select_dtypes("number").iloc[:, :_LOOKED_AT]
-    found = {}
+    codes_by_name = {}
     for name, series in list(frame.items())[:_LOOKED_AT]:
         if name == target or not _names_things(series):
             continue
@@ -73,8 +73,8 @@ def identifiers(frame: Any, target: str | None) -> dict[str, Ints]:
         goal = None if target is None or target not in frame else pandas.factorize(frame[target])[0]
         others = numbers.drop(columns=[name, target], errors="ignore").to_numpy(dtype=np.float64, na_value=np.nan)
         if _NAMES.search(str(name)) or _alike(codes, others, goal):
-            found[str(name)] = codes.astype(np.int64)
-    return found
+            codes_by_name[str(name)] = codes.astype(np.int64)
+    return codes_by_name
 
 
 def _names_things(series: Any) -> bool:

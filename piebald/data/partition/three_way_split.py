@@ -63,13 +63,13 @@ def three_ways(
     if split.stratify is True and label is None:
         raise SettingError("split: stratify = true needs classes, and targets are none: name a column, or leave it out")
     rows, client = lists.values, lists.clients
-    stratum, group, order, given = (
+    stratum, group, order, fixed = (
         None if column is None else column[rows] for column in (keys.stratum, keys.group, keys.order, keys.part)
     )
     if stratum is None and label is not None and split.stratify is not False:
         stratum = label[rows]
     place = SPLITS.index
-    part = np.zeros(len(rows), dtype=np.int64) if given is None else given.copy()
+    part = np.zeros(len(rows), dtype=np.int64) if fixed is None else fixed.copy()
 
     def choose(name: Split, open_rows: Bools, amount: Amount | Floats) -> None:
         """Move an amount of each client's rows to a part, out of those that are open."""
@@ -84,11 +84,11 @@ def three_ways(
     if split.fold is not None and split.folds is not None:
         folds = folds_of(client + first, split.folds, key(split.seed, "folds"), stratum, group)
         part[folds == split.fold] = place("test")
-    elif given is None:
+    elif fixed is None:
         choose("test", part == 0, split.test_amount)
     if split.validation and not (part == place("validation")).any():
         amount, tests = split.validation, (part == place("test")).astype(np.float64)
-        if isinstance(amount, float) and isinstance(split.test_amount, float) and split.fold is None and given is None:
+        if isinstance(amount, float) and isinstance(split.test_amount, float) and split.fold is None and fixed is None:
             amount = amount / (1 - split.test_amount)  # both shares are of all rows
         elif isinstance(amount, float):
             size = np.bincount(client, minlength=len(lists))
