@@ -19,7 +19,7 @@ recipe = { name = "fedrep", lr = 0.1 }
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_site_and_its_run_predict_as_a_simulation_does(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
