@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from piebald.report.comparison import Comparison as Comparison
     from piebald.report.export import load_weights as load_weights
     from piebald.runs.compare import compare as compare
+    from piebald.runs.estimators import FederatedClassifier as FederatedClassifier
+    from piebald.runs.estimators import FederatedRegressor as FederatedRegressor
     from piebald.runs.finished_run import Run as Run
     from piebald.runs.run import adapt as adapt
     from piebald.runs.run import resume as resume

@@ -10,6 +10,7 @@ import typer
 from piebald.cli.app import SharedOptions, command, end_on_term
 from piebald.cli.experiment_files import common_options, guarded, load_settings, out_folder
 from piebald.cli.printing import print_json, print_table
+from piebald.cli.statistics import print_narrow
 from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.plain_text import printable
 from piebald.core.reading.files import read_json
@@ -21,6 +22,36 @@ if TYPE_CHECKING:
     from piebald.experiments.file import ExperimentSettings
     from piebald.experiments.plan import Plan
     from piebald.methods.recipe import Recipe
+
+
+@command("as_json")
+def look(
+    options: SharedOptions,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .csv, .tsv or .parquet table.")],
+    client: Annotated[str, typer.Option(help="The column that names the client of each row.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    regression: Annotated[bool, typer.Option("--regression", help="The target has amounts and no classes.")] = False,
+) -> None:
+    """Look at a table before training: sites, columns, what may mislead, and an experiment file that runs."""
+    from piebald.advice.table_look import look_at_table
+
+    seen = look_at_table(file, client=client, target=target, regression=regression)
+    if options.as_json:
+        return print_json(seen.plain())
+    classes = list(dict.fromkeys(name for site in seen.sites for name in site[target]))
+    counts = [
+        [site["site"], site["rows"], f"{site['gaps']:.0%}", *map(site[target].get, classes)] for site in seen.sites
+    ]
+    print_narrow(["site", "rows", "gaps", *(f"{target} {name}" for name in classes)], counts)
+    print()
+    for row in seen.columns:
+        gaps = f", {row['gaps']} gaps ({row['most gaps']})" if row["gaps"] else ""
+        print(f"{printable(row['column'])}: {row['kind']} of {row['values']:,} values{gaps}; {row['preparation']}")
+    print("\n" + "\n".join(f"! {printable(sentence)}" for sentence in seen.warnings or ["nothing that may mislead"]))
+    if seen.clients is not None:
+        print(f"\n{seen.clients.text()}", end="")
+    if seen.experiment:
+        print(f"\n# an experiment file; run it with piebald run FILE\n{seen.experiment}", end="")
 
 
 @command("sets", "out", "as_json", "quiet", "verbose", "wide")

@@ -31,6 +31,9 @@ def print_comparison(comparison: Comparison, wide: bool) -> None:
             print_table(list(pairs[0]), [list(row.values()) for row in pairs])
     else:
         _print_narrow(comparison, rows, {row["label"]: row for row in pairs})
+    if divisions := comparison.by_division():
+        print()
+        print_table(list(divisions[0]), [list(row.values()) for row in divisions])
     sentences = [comparison.headline() + ".", unequal(comparison), *_notes(comparison, rows)]
     sentences += [budget["meaning"] for budget in comparison.privacy]
     print("\n" + "\n".join(_wrapped(line) for line in sentences if line))
@@ -71,9 +74,11 @@ def _notes(comparison: Comparison, rows: list[dict[str, Any]]) -> list[str]:
     """Return the sentences that explain the table."""
     shown, base = MetricFormat(comparison.metric), base_of(comparison)
     kinds = {row["kind"] for row in rows} - {None}
+    divided = bool(comparison.by_division())
+    others, repeats = ("clients, seeds and divisions", "divisions") if divided else ("clients and seeds", "seeds")
     meaning = {
-        "interval": "\N{PLUS-MINUS SIGN} half the 95% interval (or the interval) for other clients and seeds",
-        "range": "\N{PLUS-MINUS SIGN} half the range of two seeds: an interval needs three",
+        "interval": f"\N{PLUS-MINUS SIGN} half the 95% interval (or the interval) for other {others}",
+        "range": f"\N{PLUS-MINUS SIGN} half the range of two {repeats}: an interval needs three",
         "one seed": "one seed has no interval: give seeds = [0, 1, 2]",
     }
     notes = [f"{'; '.join(meaning[kind] for kind in sorted(kinds))}; * differs from {base} by more than chance."]

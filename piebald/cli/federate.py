@@ -221,7 +221,7 @@ def up(
 
     flags = federation_flags(file, options.sets)
     if local is not None:
-        count = len(ExperimentSettings.load(file, flags).plan().clients)
+        count = len(ExperimentSettings.load(file, flags).divisions()[0].plan().clients)
         if count != local:
             raise SettingError(
                 f"the experiment has {count} clients, --local says {local}: give the same number, or leave it out"

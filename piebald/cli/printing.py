@@ -103,6 +103,8 @@ def facts(history: History) -> dict[str, Any]:
     names = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
     if final["untrained"]:  # both numbers: `accuracy` counts every client
         facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
+    if history.held_out:  # the metric is of these clients alone
+        facts["held_out"] = history.held_out
     if history.unscored:
         facts["unscored"] = history.unscored
     if lineage := history.meta.get("lineage"):
@@ -120,8 +122,8 @@ def print_run(history: History, options: SharedOptions) -> None:
         cells = {name: cell for name, cell in facts(history).items() if cell is not None or name == history.metric}
         if isinstance(counts := cells.get("chosen"), dict):
             cells["chosen"] = ", ".join(f"{count} {name}" for name, count in counts.items())
-        if "unscored" in cells:
-            cells["unscored"] = names(cells["unscored"])
+        for name in {"unscored", "held_out"} & cells.keys():
+            cells[name] = names(cells[name])
         print_table(("", ""), list(cells.items()))
 
 

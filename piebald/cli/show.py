@@ -80,13 +80,16 @@ def errors(
 def export(
     options: SharedOptions,
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    out: Annotated[Path, typer.Option("--out", help="A new file, or a new folder for Hugging Face.")],
+    out: Annotated[Path, typer.Option("--out", help="A new file, or a new folder, which scores raw rows.")],
     client: Annotated[
         str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
     ] = None,
     file_format: Annotated[
         ExportFormat | None, typer.Option("--format", help="The format, where the suffix should not choose it.")
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Keep a temperature of the probabilities in a folder.")
+    ] = False,
 ) -> None:
     """Write a run's model to a file that other programs read; the suffix of the file chooses the format."""
     check_run(folder)
@@ -94,7 +97,7 @@ def export(
     from piebald.runs.run import opened
 
     run = opened(folder, plugins=options.plugins or ())
-    path = run.save(out, client, file_format=file_format)
+    path = run.save(out, client, file_format=file_format, calibrate=calibrate)
     if options.as_json:
         print_json({"file": str(path)})
     elif not options.quiet:

@@ -162,7 +162,7 @@ class AskedRows:
     """The rows that a command is about.
 
     Attributes:
-        source: the path of a table, or clients.
+        source: the path of a table, a table of the rows of one split, or clients.
         client: the column of a table that names the client.
         features: the columns to predict from, in the order of the inputs of clients; None where nobody named them.
         target: the column to predict, None where nobody named it.
@@ -176,14 +176,14 @@ class AskedRows:
     @property
     def columns(self) -> list[str] | None:
         """The columns that an experiment chooses among those of its table, None for all."""
-        if not isinstance(self.source, str) or self.features is None:
+        if hasattr(self.source, "rows") or self.features is None:
             return None
         return [*self.features, *([] if self.target is None else [self.target])]
 
     @property
     def inputs(self) -> list[str] | None:
         """Names of the inputs of clients, None where they are in a table, which has its own."""
-        return None if isinstance(self.source, str) else self.features
+        return self.features if hasattr(self.source, "rows") else None
 
 
 def asked_rows(
@@ -217,8 +217,17 @@ def asked_rows(
     if divided and table is not None and names is None:
         names = [name for name in read_table(Path(table)).columns if name not in (section.client, section.target)]
     if table is not None and section.client is not None and not divided:
-        _refuse_split(split, table)
-        return AskedRows(table, client or section.client, section.features, section.target)
+        column, rows = client or section.client, table
+        if settings.split is None:
+            _refuse_split(split, table)
+        else:
+            from piebald.data import train_validation_test_split
+
+            parts: dict[Any, Any] = train_validation_test_split(
+                table, settings.split, client=column, target=section.target, regression=section.regression
+            )
+            rows = parts[split or "train"]
+        return AskedRows(rows, column, section.features, section.target)
     if client is not None:
         raise SettingError(
             "--client names a column of a table, and this command takes the experiment's clients: leave it out"

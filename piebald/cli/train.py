@@ -59,10 +59,20 @@ def carry_out(
         check_run(options.start_from)
     if settings.compares:
         raise SettingError(f"{file or 'the built-in experiment'} describes several runs: use piebald compare")
+    if settings.asks_sites:
+        from piebald.statistics.preparation_at_sites import agreed_at_sites
+
+        settings = settings.with_agreed(agreed_at_sites(settings))
+    if len(settings.divisions()) > 1 and folder is None and options.start_from is None:
+        return _compare(settings, file, options, callbacks=callbacks)
     plan = settings.plan()
     # after the settings, so that a mistake in them is told before the slow import
+    from piebald.data.clients.prepared import preparation_of
     from piebald.runs.run import run
 
+    agreed = preparation_of(plan.clients)
+    if agreed is not None and options.progress:
+        print(agreed.said)
     folder = folder or out_folder(settings)
     label, recipe = next(iter(plan.recipes.items()))
     with guarded(folder, f"piebald resume {folder}", settings):
@@ -91,23 +101,41 @@ def compare(
 ) -> None:
     """Train with several recipes on the same clients and compare the results."""
     end_on_term()
-    settings = load_settings(file, options)
-    plan = settings.plan()
-    from piebald.runs.compare import compare
+    _compare(load_settings(file, options), file, options, tune)
 
-    folder = out_folder(settings)
-    again = f"piebald compare {file}{' --tune' if tune else ''} --out {folder}"
-    tuned = tuned_first(settings, plan, folder, again, options) if tune else None
-    with guarded(folder, again, settings):
-        comparison = compare(
-            plan.recipes if tuned is None else tuned.recipes,
-            plan.clients,
-            {label: plan.model_of(label) for label in plan.recipes},
-            seeds=tuple(settings.seeds or (settings.first_seed,)),
-            out=folder,
-            progress=options.progress,
-            **common_options(settings, plan),
+
+def _compare(
+    settings: ExperimentSettings,
+    file: Path | None,
+    options: SharedOptions,
+    tune: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Train with all recipes, seeds and divisions of the rows, in a folder, and print the results."""
+    folder, divisions = out_folder(settings), settings.divisions()
+    if tune and len(divisions) > 1:
+        raise SettingError(
+            "--tune chooses settings for one division of the rows, and split asks for several: leave it out"
         )
+    from piebald.report.comparison import Comparison
+    from piebald.runs.compare import compare, folder_name
+
+    again, runs, tuned = f"piebald compare {file or ''}{' --tune' if tune else ''} --out {folder}", [], None
+    for divided in divisions:
+        plan, title = divided.plan(), "" if divided.split is None else divided.split.title
+        tuned = tuned_first(divided, plan, folder, again, options) if tune else None
+        with guarded(folder, again, divided):
+            runs += compare(
+                plan.recipes if tuned is None else tuned.recipes,
+                plan.clients,
+                {label: plan.model_of(label) for label in plan.recipes},
+                seeds=tuple(divided.seeds or (divided.first_seed,)),
+                out=folder / folder_name(title) if len(divisions) > 1 else folder,
+                progress=options.progress,
+                callbacks=callbacks,
+                **common_options(divided, plan),
+            ).runs
+    comparison = Comparison(runs)
     from piebald.cli.comparing import base_of, print_comparison
     from piebald.report.findings import work_by_label
 

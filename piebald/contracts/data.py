@@ -117,6 +117,14 @@ class HasPublicRows(Protocol):
 
 
 @runtime_checkable
+class HasTables(Protocol):
+    """Clients whose tables are still to be prepared."""
+
+    def table(self, client: int, split: Split) -> Any:
+        """The rows of one split as `data.preparation.answers.Table`."""
+
+
+@runtime_checkable
 class RowsAtSites(Protocol):
     """Clients whose rows may be at their sites, and not on this machine."""
 
@@ -172,6 +180,11 @@ class Fleet(Protocol):
 def public_rows_of(clients: Clients) -> Rows | None:
     """The rows that all of these clients have, or None."""
     return clients.public_rows if isinstance(clients, HasPublicRows) else None
+
+
+def column_names(clients: Clients) -> tuple[Sequence[str] | None, str | None]:
+    """Return the names of the columns of these clients' inputs and of their targets, None where they have no names."""
+    return getattr(clients, "features", None), getattr(clients, "target", None)
 
 
 def rows_digest(rows: Rows | None) -> str:

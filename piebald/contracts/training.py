@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from piebald.contracts.data import Split
 from piebald.contracts.local_step import PLAIN_STEP, LocalStep
@@ -317,6 +317,13 @@ class ClientContext(Protocol):
 
     def rows(self, split: Split) -> list[Rows]:
         """The clients' own rows, for queries without a model."""
+
+    def tables(self, split: Split) -> list[Any]:
+        """The clients' rows before they are prepared (`contracts.data.HasTables`), for questions about columns.
+
+        Raises:
+            SettingError: the rows are no tables that are to be prepared.
+        """
 
     def noise_keys(self) -> list[int]:
         """A key of 256 bits for each client, from which `noise.NoiseSource` draws noise that belongs to this task.

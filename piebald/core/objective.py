@@ -41,7 +41,7 @@ from piebald.core.metrics import (
     next_token_accuracy,
     token_accuracy,
 )
-from piebald.core.pytree import Tree, described
+from piebald.core.pytree import Tree, described, logits
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,48 @@ class Objective:
         """True if each row has one class, as far as that is known: a loss of the user's own may take others."""
         return self.name in ("classification", "model") or self.name not in OBJECTIVES
 
+    def in_unit(self, mean: float, deviation: float) -> Objective:
+        """Return the objective for targets that are standard scores, whose metrics are told in the targets' own unit.
+
+        Args:
+            mean, deviation: of the targets, by which the scores were made.
+        """
+        told = {name: InUnit(metric, mean, deviation) for name, metric in self.metrics.items()}
+        return replace(self, metrics=told)
+
     @property
     def metric(self) -> str:
         """Name of the main metric."""
         return next(iter(self.metrics), "loss")
+
+
+class InUnit:
+    """A metric of standard scores, told in the unit that they were made from.
+
+    Args:
+        metric: function of (outputs, targets), or an object that accumulates rows.
+        mean, deviation: by which the scores were made.
+    """
+
+    def __init__(self, metric: Any, mean: float, deviation: float) -> None:
+        self.metric, self._mean, self._deviation = metric, mean, deviation
+        if _accumulates(metric):
+            self.update, self.compute, self.reset = self._update, metric.compute, metric.reset
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        """Return the metric of some rows."""
+        return self.metric(self._told(outputs), self._told(targets))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "metric":
+            raise AttributeError(name)
+        return getattr(self.metric, name)
+
+    def _update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.metric.update(self._told(outputs), self._told(targets))
+
+    def _told(self, scores: Tensor) -> Tensor:
+        return logits(scores) * self._deviation + self._mean
 
 
 _ABSOLUTE: dict[str, Any] = {"absolute_error": absolute_error}

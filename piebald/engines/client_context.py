@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from piebald.contracts import LocalLoss, RowOutputs, Rows, SgdConfig, SgdOutcome, Split, StepsOutcome, VectorStep
+from piebald.contracts.data import HasTables
 from piebald.core import pytree
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault, SettingError
 from piebald.core.machine import moved
 from piebald.core.parameters import matching
 from piebald.core.randomness import long_key
@@ -101,6 +103,12 @@ class EngineContext:
     def rows(self, split: Split) -> list[Rows]:
         gathered = self.engine.row_loader.gather(self.stack.clients, split)
         return [gathered.take(moved(torch.from_numpy(places), self.engine.device)) for places in gathered.places]
+
+    def tables(self, split: Split) -> list[Any]:
+        clients = self.engine.row_loader.clients
+        if not isinstance(clients, HasTables):
+            raise SettingError("these rows are no tables that are to be prepared")
+        return [clients.table(client, split) for client in self.stack.clients]
 
     def noise_keys(self) -> list[int]:
         stack, rng_key = self.stack, self.engine.row_loader.rng_key

@@ -138,15 +138,20 @@ class RowLoader:
         return targets
 
     def sample(self) -> pytree.Tree:
-        """Two training rows of the first client that has any, to try a model on."""
-        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
-        rows = self.gather([first], "train")
+        """Two rows of the first client that has any, to try a model on."""
+        rows = self.gather(*self._first())
         return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
 
     def trial_rows(self) -> Rows:
-        """The training rows of the first client that has any, to try a model on."""
-        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
-        return self.clients.rows(first, "train")
+        """The rows of the first client that has any, to try a model on: training rows, if there are any at all."""
+        (client,), split = self._first()
+        return self.clients.rows(client, split)
+
+    def _first(self) -> tuple[list[int], Split]:
+        splits: tuple[Split, ...] = ("train", "validation", "test")  # a client that only tests has no training rows
+        held = ((c, split) for split in splits for c in range(len(self.clients)) if self.clients.size(c, split) != 0)
+        client, split = next(held, (0, "train"))
+        return [client], split
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""

@@ -16,7 +16,7 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.losses import IGNORED, Loss
 from piebald.core.machine import moved
-from piebald.core.objective import METRICS, OBJECTIVES
+from piebald.core.objective import METRICS, OBJECTIVES, InUnit
 from piebald.core.parameters import Layout
 from piebald.engines.device_layers import fit_to_device
 from piebald.engines.model_traits import Traits
@@ -261,7 +261,8 @@ def has_value_for_each(metric: object) -> bool:
 
     One of the user's own may compare the rows that it is given, so that it is given those of one client.
     """
-    return not hasattr(metric, "update") and any(metric is known_metric for known_metric in METRICS.values())
+    measured = metric.metric if isinstance(metric, InUnit) else metric
+    return not hasattr(metric, "update") and any(measured is known_metric for known_metric in METRICS.values())
 
 
 def by_client(outputs: Any, targets: Any, sizes: Sequence[int]) -> Iterator[tuple[Any, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
 from piebald.contracts.component import Component, build, kind_of
 from piebald.core.arguments import SeedList
@@ -14,6 +14,8 @@ from piebald.core.errors import SettingError, unknown
 from piebald.core.references import Resolver, Text
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.sites import RemotePartition
+from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.sections import (
     AdviseSection,
     ComparedRecipe,
@@ -32,6 +34,10 @@ from piebald.settings.setting_places import SettingPlaces
 from piebald.settings.toml_document import Document, Key
 
 
+def _split(value: Any) -> Any:
+    return None if value is None else SplitSettings.of(value)
+
+
 class ExperimentFields(Section):
     """The fields of an experiment file, with the document and the author that they came from.
 
@@ -45,7 +51,11 @@ class ExperimentFields(Section):
         label: the name of the run in reports.
         plugins: modules that register components and recipes of your own, or have what "module:name" names.
         data: the data set by name, or a source of your own rows.
+        prepare: how columns of tables become inputs: "federated", the default for tables, as the clients agree from
+            their training rows; a table of settings; or "none" for numbers as they are.
         partition: how rows are divided among clients; by the owners of `data.client` where that is given.
+        split: how each client's rows are divided into those for training, validation and testing; text is the name of
+            a column that says it of each row.
         loss: the name of an objective, a table of its name and the settings of its loss, or "module:name" for a
             function (outputs, targets); chosen by the targets by default.
         out: the run folder.
@@ -54,7 +64,7 @@ class ExperimentFields(Section):
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
         keep: the models to end with: those of the last server step, the best by validation loss, or the best for each
             client by its own validation rows, or its model with its nearest rows ("knn_per", or a table with a kind).
-        unseen: a number of clients, or a share, that are held out until the end and then adapted to.
+        unseen: a number of clients, a share, or names, that are held out until the end and then adapted to.
         extractor: a frozen network that each client runs once; the model is trained on its outputs.
         longest_step: refuse an update whose norm exceeds this many times the model's, 1000 by default.
         max_examples, max_weight: the most rows that a client counts, and the largest share of one update in a step.
@@ -73,14 +83,16 @@ class ExperimentFields(Section):
     out: str | None = None
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
+    prepare: Literal["federated", "none"] | PrepareSettings | None = None
     partition: Kind | None = None
+    split: Annotated[SplitSettings | None, BeforeValidator(_split)] = None
     loss: Text | dict[str, Any] | None = None
     model: Named
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
     grid: dict[str, Any] | None = None
     keep: Keep | dict[str, Any] = "last"
-    unseen: float = Field(default=0, ge=0)
+    unseen: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] | list[str] = 0
     extractor: Text | None = None
     longest_step: float | None = Field(default=None, gt=0)
     max_examples: int | None = Field(default=None, ge=1)

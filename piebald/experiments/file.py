@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -12,11 +13,14 @@ from piebald.contracts import Clients
 from piebald.contracts.component import Component
 from piebald.core.errors import SettingError
 from piebald.core.references import NOBODY, USERS, Resolver, search
+from piebald.data.clients.prepared import preparation_of
 from piebald.data.clients.standardise import Standardisation, constants_of
-from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of
+from piebald.data.preparation.preparation import Preparation
+from piebald.data.preparation.settings import PrepareSettings
+from piebald.experiments.clients import as_the_model_reads, clients_of, partition_of, wants_preparation
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.models import models_of
-from piebald.experiments.plan import Plan, check_trackers, question_section, runtime_of, stopping_criteria
+from piebald.experiments.plan import Plan, check_trackers, noise_of, question_section, runtime_of, stopping_criteria
 from piebald.experiments.recipes import located, recipes_of
 from piebald.experiments.sections import file_text, place_source
 from piebald.methods.recipe import Recipe
@@ -27,12 +31,16 @@ if TYPE_CHECKING:
     from piebald.experiments.run_models import Model
 
 
+log = logging.getLogger("piebald.experiments")
+
+
 class ExperimentSettings(ExperimentFields):
     """The checked content of an experiment file; `plan` builds what it names."""
 
     needs_recipe: ClassVar[bool] = True  # `advise` finds one
 
     _constants: Standardisation | None = PrivateAttr(default=None)
+    _agreed: Preparation | None = PrivateAttr(default=None)
 
     @classmethod
     def load(
@@ -91,6 +99,9 @@ class ExperimentSettings(ExperimentFields):
         table = self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
         if self._constants is not None:
             table["data"]["standardise"] = self._constants.model_dump()
+        if self._agreed is not None:
+            table["prepare"] = self.wanted.model_copy(update={"agreed": self._agreed}).model_dump(exclude_none=True)
+            table["data"].pop("standardise", None)  # the preparation scales
         return table
 
     def text(self) -> str:
@@ -100,11 +111,15 @@ class ExperimentSettings(ExperimentFields):
     def plan(self) -> Plan:
         """Build recipes, clients, model and runtime; cheap checks come first, before data is read."""
         recipes = self.built_recipes()
+        if self.prepare is None and (noise := next(filter(None, map(noise_of, recipes.values())), None)) is not None:
+            # what is agreed on from the rows would tell of each what the noise hides
+            log.info("columns of numbers are taken as they are (prepare = 'none') beside the noise of %s", noise)
+            return self.model_copy(update={"prepare": "none"}).plan()
         check_trackers(self)
         partition = partition_of(self)
         runtime = runtime_of(self, self.table())
         clients = self._read_by_model(clients_of(self, partition))
-        if self._constants is not None:  # sites need the constants
+        if self._constants is not None or self._agreed is not None:  # sites need them
             runtime = runtime_of(self, self.table())
         models: dict[str, Model] = {}
         for index, section in enumerate(self.recipes or ()):
@@ -129,7 +144,7 @@ class ExperimentSettings(ExperimentFields):
 
     def _read_by_model(self, clients: Clients) -> Clients:
         read = as_the_model_reads(self, clients)
-        self._constants = constants_of(read)
+        self._constants, self._agreed = constants_of(read), preparation_of(read)
         return read
 
     def model_for(self, clients: Clients) -> Model:
@@ -138,7 +153,42 @@ class ExperimentSettings(ExperimentFields):
 
     def as_in_the_source(self) -> Self:
         """Return the same settings with inputs as the source has them."""
-        return self.model_copy(update={"data": self.data.model_copy(update={"standardise": None})})
+        as_they_are = {"data": self.data.model_copy(update={"standardise": None}), "prepare": "none"}
+        return self.model_copy(update=as_they_are)
+
+    @property
+    def asks_sites(self) -> bool:
+        """True if the sites have still to agree on the preparation of their tables.
+
+        Raises:
+            SettingError: the form of inputs is not known, and nothing is to be prepared.
+        """
+        if not self.rows_at_sites or getattr(self.partition, "inputs", None) is not None:
+            return False
+        if not wants_preparation(self):
+            raise SettingError(
+                f"{self.places.at('partition')}: inputs, the shape of one input, must be given where prepare = 'none' "
+                "or an extractor reads rows"
+            )
+        return self.wanted.agreed is None
+
+    @property
+    def wanted(self) -> PrepareSettings:
+        """The settings of [prepare]."""
+        return self.prepare if isinstance(self.prepare, PrepareSettings) else PrepareSettings()
+
+    def with_agreed(self, agreed: Preparation | None) -> Self:
+        """Return the same settings with a preparation that clients have agreed on, or with none yet."""
+        return self.model_copy(update={"prepare": self.wanted.model_copy(update={"agreed": agreed})})
+
+    def divisions(self) -> list[Self]:
+        """Return the settings of each division of the rows that [split] asks for; these settings alone without one."""
+        if self.split is None or not self.split.several:
+            return [self]
+        whole = self.model_copy(update={"split": self.split.with_(hold_out=None, folds=None)})
+        names = whole.source_clients().names if self.split.hold_out == "each" else ()
+        with self.errors_placed("split", {}):
+            return [self.model_copy(update={"split": split}) for split in self.split.repeats(names)]
 
     def search_space(self) -> dict[str, Any] | None:
         """Return the values of settings to search among, by the setting's name without "recipe."; None by default."""

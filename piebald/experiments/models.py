@@ -12,7 +12,11 @@ from piebald.contracts import Clients
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.objective import unfit_classes
+from piebald.core.randomness import key as rng_key
+from piebald.core.randomness import torch_seed
 from piebald.core.references import Reference
+from piebald.data.clients.prepared import preparation_of
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.sections import Named, own_section
 from piebald.settings.toml_document import Key
@@ -53,6 +57,7 @@ def _maker(fields: ExperimentFields, clients: Clients, section: Named, key: Key)
     """Return a function of the seed that makes one model, after a trial with the file's seed."""
     from piebald import models
     from piebald.models.networks import network
+    from piebald.models.wrappers import with_embeddings
 
     places, table = fields.places, section.model_dump(exclude={"clients"})
     name = table.pop("name")
@@ -66,8 +71,16 @@ def _maker(fields: ExperimentFields, clients: Clients, section: Named, key: Key)
         raise SettingError(f"{places.at('loss')}: {problem}")
     outputs = math.prod(y[0].shape[1:]) if clients.classes is None else len(clients.classes)
 
+    agreed = preparation_of(clients) or (fields.prepare.agreed if isinstance(fields.prepare, PrepareSettings) else None)
+    embedded, agreed_width = ({}, 0) if agreed is None else (agreed.embedded, len(agreed.feature_names_out))
+
     def make(seed: int) -> nn.Module:
-        return network(name, shape, outputs, seed, **table)
+        if not embedded:
+            return network(name, shape, outputs, seed, **table)
+        with torch_seed(rng_key(seed, "embeddings") >> 1):
+            return with_embeddings(
+                lambda width: network(name, (width,), outputs, seed, **table), agreed_width, embedded
+            )
 
     try:
         make(fields.first_seed)

@@ -12,6 +12,7 @@ from piebald.experiments.fields import ExperimentFields
 from piebald.experiments.run_models import Model
 from piebald.experiments.sections import section_settings
 from piebald.methods.recipe import Recipe
+from piebald.methods.transforms.base import MaskingTransform
 from piebald.runtimes.base import RuntimeSettings
 from piebald.server import StoppingCriteria
 from piebald.settings.plugins import read
@@ -53,6 +54,13 @@ def runtime_of(fields: ExperimentFields, table: Mapping[str, Any]) -> RuntimeSet
     runtime = fields.component("runtime", fields.runtime, **settings)
     assert isinstance(runtime, RuntimeSettings)
     return runtime
+
+
+def noise_of(recipe: Recipe) -> str | None:
+    """Return the kind of the component that hides rows or updates by noise, or None."""
+    hiding = (recipe.training, *recipe.transforms)
+    noisy = (one for one in hiding if one.protects and not isinstance(one, MaskingTransform))
+    return next((one.kind for one in noisy), None)
 
 
 def stopping_criteria(fields: ExperimentFields) -> StoppingCriteria | None:

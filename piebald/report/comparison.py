@@ -206,6 +206,21 @@ class Comparison:
             )  # fmt: skip
         return rows
 
+    def by_division(self) -> list[dict[str, Any]]:
+        """One row for each division of the rows, such as a fold: the mean of each label over the clients that count.
+
+        Means are over clients and seeds; empty where rows are divided once.
+        """
+        rows: dict[str, dict[str, Any]] = {}
+        for label in self.labels:
+            means: dict[str, list[float]] = {}
+            for run, final in zip(self.by_label[label], self.finals[label], strict=True):
+                if run.division and final["mean"] is not None:
+                    means.setdefault(run.division, []).append(final["mean"])
+            for title, values in means.items():
+                rows.setdefault(title, {"division": title})[label] = sum(values) / len(values)
+        return list(rows.values()) if len(rows) > 1 else []
+
     @checked
     def paired(self, base: str) -> list[dict[str, Any]]:
         """One row for each other label: the mean difference to the base label, with its 95% interval.
@@ -235,7 +250,7 @@ class Comparison:
             run.per_client[client] - base_run.per_client[client]
             for run, base_run in self._pairs(label, base)
             # a client that never trained with a method has the score of a model that it had no part in
-            for client in run.trained & base_run.trained & run.per_client.keys() & base_run.per_client.keys()
+            for client in run.judged & base_run.judged & run.per_client.keys() & base_run.per_client.keys()
         ]
         return sorted(differences, key=lambda difference: sign * difference)
 
@@ -248,7 +263,7 @@ class Comparison:
         for run, base_run in self._pairs(label, base):
             theirs = {base_run.names[client]: value for client, value in base_run.per_client.items()}
             for client, value in run.per_client.items():
-                if run.names[client] in theirs and client in run.trained:
+                if run.names[client] in theirs and client in run.judged:
                     gains.setdefault(run.names[client], []).append(value - theirs[run.names[client]])
         return {name: sum(values) / len(values) for name, values in gains.items()}
 
@@ -332,8 +347,9 @@ class Comparison:
         return [history.curve_of(metric or self.metric) for history in self.by_label[label]]
 
     def _pairs(self, label: str, base: str) -> list[tuple[History, History]]:
-        by_seed = {history.seed: history for history in self.by_label[base] if history.seed is not None}
-        return [(history, by_seed[history.seed]) for history in self.by_label[label] if history.seed in by_seed]
+        by_seed = {history.repetition: history for history in self.by_label[base] if history.seed is not None}
+        runs = self.by_label[label]
+        return [(history, by_seed[history.repetition]) for history in runs if history.repetition in by_seed]
 
     def _check_label(self, label: str) -> None:
         if label not in self.by_label:
@@ -349,10 +365,10 @@ def scores_of(runs: Sequence[History]) -> Scores:
     for row, run in enumerate(runs):
         for client, value in run.per_client.items():
             values[row, names[run.names[client]]] = value
-            trained[row, names[run.names[client]]] = client in run.trained
+            trained[row, names[run.names[client]]] = client in run.judged
     seeds: list[int] = []
     for place, run in enumerate(runs):  # runs without a seed of their own pair with no other
-        seeds.append(-1 - place if run.seed is None or run.seed in seeds else run.seed)
+        seeds.append(-1 - place if run.repetition is None or run.repetition in seeds else run.repetition)
     return Scores(values, list(names), seeds, trained)
 
 

@@ -7,11 +7,12 @@ over clients weighs all clients equally, however many rows they have.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, unknown
@@ -79,7 +80,7 @@ class History:
         if self._owned:
             self._store.close()
 
-    def __enter__(self) -> History:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -229,7 +230,8 @@ class History:
         for row in self.rounds:
             total += (row["bytes_down"] or 0) + (row["bytes_up"] or 0)
             costs[row["version"]] = (total, row["time"] or 0.0, row["wall"] or 0.0)
-        means = f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) GROUP BY version ORDER BY version"
+        counted = f"WHERE client IN ({', '.join(map(str, sorted(self.judged)))})" if self.held_out else ""
+        means = f"SELECT version, avg(value) AS mean FROM ({_JUDGED}) {counted} GROUP BY version ORDER BY version"
         return [
             Point(version=row["version"], bytes=spent, seconds=seconds, wall=wall, mean=row["mean"])
             for row in self._store.query(means, metric, self.split)
@@ -341,6 +343,29 @@ class History:
         return {row["client"] for row in done} or set(self.per_client)
 
     @cached_property
+    def held_out(self) -> list[str]:
+        """The names of the clients that did not train, and whose scores alone count; see `SplitSettings.hold_out`."""
+        return list((self.meta.get("split") or {}).get("hold_out") or ())
+
+    @cached_property
+    def judged(self) -> set[int]:
+        """The clients whose scores count: those that are held out, else those that trained or are only for testing."""
+        only_tested = (self.meta.get("split") or {}).get("test_only") or ()
+        named = {row["client"] for row in self.clients if row["name"] in (self.held_out or only_tested)}
+        return named if self.held_out else self.trained | named
+
+    @property
+    def division(self) -> str:
+        """The division of the rows in words, like "fold 1 of 5", "" where there is one alone."""
+        return str(self.meta.get("division") or "")
+
+    @property
+    def repetition(self) -> int | None:
+        """A number of the seed and the division of the rows, equal for runs that can be compared client by client."""
+        divided = self.seed is not None and self.division
+        return zlib.crc32(f"{self.seed} {self.division}".encode()) if divided else self.seed
+
+    @cached_property
     def unscored(self) -> list[str]:
         """The names of clients that have no score, for want of test rows or because the metric has no value for them.
 
@@ -348,7 +373,8 @@ class History:
         """
         # where only some clients are evaluated, the others have no score by design
         sampled = (self.meta.get("evaluate") or [None, None])[1] is not None
-        missing = () if sampled or self.metric not in self.metrics else (row["client"] for row in self.clients)
+        clients = sorted(self.judged) if self.held_out else [row["client"] for row in self.clients]
+        missing = () if sampled or self.metric not in self.metrics else clients
         return [self.names[client] for client in missing if client not in self.per_client]
 
     @property
@@ -371,7 +397,8 @@ class History:
         (how many clients have chosen each model, with `keep = "best_for_each"`, else None), bytes sent, `seconds` of
         the runtime's clock and `wall` seconds.
         """
-        counted = {client: v for client, v in self.per_client.items() if untrained or client in self.trained}
+        everyone = untrained and not self.held_out
+        counted = {client: v for client, v in self.per_client.items() if everyone or client in self.judged}
         # the worst first, so that the first tenth is the worst one
         values = sorted(counted.values(), reverse=not self.higher_is_better)
         return {
@@ -389,7 +416,7 @@ class History:
             "q90": quantile(values, 0.9),
             "per_client": counted,
             "mean_all": self.accuracy,
-            "untrained": len(self.per_client.keys() - self.trained),
+            "untrained": 0 if self.held_out else len(self.per_client.keys() - self.judged),
             "unscored": len(self.unscored),
             "common": self.common,
             "best": self.best,

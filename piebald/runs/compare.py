@@ -10,16 +10,18 @@ from typing import Any
 
 from piebald.methods import recipes
 from piebald.core.arguments import PathLike, Seeds, check_some, checked
-from piebald.contracts import Clients
+from piebald.contracts import Clients, HoldsRows
 from piebald.core.errors import SettingError, check_names
 from piebald.runs.run import resume, run
 from piebald.runs.finished_run import Run
 from piebald.data.clients.sources import clients_of
+from piebald.data.partition.split_settings import division_of
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import Model, check_repeats, prepare
 from piebald.methods.recipe import Recipe
 from piebald.core.references import USERS
 from piebald.report.comparison import Comparison
+from piebald.report.tables import History
 from piebald.storage.store import RunStore
 
 _OWN = {"recipe", "clients", "model", "seed", "out", "label", "progress"}  # arguments of run that are not passed on
@@ -43,7 +45,8 @@ def compare(
     Args:
         methods: recipes or their names, by label or in a list.
         clients, options: see `run`.  If the clients are a function of the seed, each seed has its own partition, the
-            same for all recipes.
+            same for all recipes.  A list of `data.cross_validation` has the same clients with other divisions of their
+            rows; all recipes run on each.
         model: see `run`, for all recipes; or a mapping from labels to models, where recipes need different ones.  If it
             is a function of the seed, each seed has its own initial model, the same for all recipes that share it.
         seeds: each recipe runs once for each seed; they must differ.
@@ -63,6 +66,13 @@ def compare(
         >>> sorted(run.label for run in comparison.runs)
         ['fedavg', 'local']
     """
+    if isinstance(clients, list) and clients and all(isinstance(division, HoldsRows) for division in clients):
+        runs: list[History] = []
+        for title, division in [(_title(division), division) for division in clients]:
+            place = None if out is None else Path(out) / folder_name(title)
+            options_of_all = {"seeds": seeds, "out": place, "progress": progress, **options}
+            runs += compare(methods, division, model, **options_of_all).runs
+        return Comparison(runs)
     names = inspect.signature(run).parameters.keys() - _OWN
     check_names("option of compare", options, names)
     check_some(run, options)
@@ -70,7 +80,7 @@ def compare(
     methods = _by_label(methods)
     if not methods:
         raise SettingError("a comparison needs at least one recipe, got none")
-    if out is not None and len({_folder_name(label) for label in methods}) < len(methods):
+    if out is not None and len({folder_name(label) for label in methods}) < len(methods):
         raise SettingError("two labels would share a run folder: choose labels that differ in letters or digits")
     planned = list(_planned(methods, clients, _models(model, methods), seeds, out))
     for run_plan in planned:
@@ -135,7 +145,7 @@ def _planned(
             federation = clients_of(clients(seed))
         assert federation is not None
         for label, recipe in methods.items():
-            folder = None if out is None else Path(out) / _folder_name(label) / f"seed-{seed}"
+            folder = None if out is None else Path(out) / folder_name(label) / f"seed-{seed}"
             yield _Planned(label, recipe, federation, models[label], seed, folder)
 
 
@@ -161,7 +171,16 @@ def _models(model: Model | Mapping[str, Model], labels: Mapping[str, Recipe]) ->
     return model
 
 
-def _folder_name(label: str) -> str:
+def _title(clients: Clients) -> str:
+    """Return the division of the rows of clients in words."""
+    division = division_of(clients)
+    if division is None or not division.title:
+        raise SettingError("clients in a list must be those of piebald.data.cross_validation: pass one Clients otherwise")
+    return division.title
+
+
+def folder_name(label: str) -> str:
+    """Return a label as the name of a folder, in letters that all file systems allow."""
     name = "".join(letter if letter.isalnum() or letter in "-_.=" else "-" for letter in label).strip(".-")
     # Two labels may differ in other characters only, which `compare` refuses.
     if len(name) > 200:  # file systems allow 255 bytes

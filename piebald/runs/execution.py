@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Clients, DismissesSites, Fleet
+from piebald.core.private_files import write_private
+from piebald.data.clients.prepared import gaps_by_client, preparation_of
 from piebald.data.measures.weight_divergence import measure_heterogeneity
 from piebald.runtimes.base import SimulatesDevices
 from piebald.core.errors import RunFolderError
@@ -42,6 +44,9 @@ def describe(plan: PreparedRun, store: RunStore) -> None:
     if len(plan.clients) > _DESCRIBED_CLIENTS or store.rows("measure"):
         return
     store.clients(list(_client_rows(plan.clients, plan.runtime)))
+    if store.path is not None and (agreed := preparation_of(plan.clients)) is not None:
+        write_private(store.path / "preparation.json", agreed.to_json())
+        store.set_meta(gaps_by_client=gaps_by_client(plan.clients))
     extent = store.meta.get("measure", "none")
     if measured := measure_heterogeneity(plan.clients, _fleet(plan.runtime), plan.work, extent):
         store.set_meta(units=measured.units)
@@ -120,6 +125,8 @@ def execute(
             keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
             device=device,
         )
+        for client in plan.untrained:
+            server.client_pool.exclude(client, "it only tests")
         last = store.last_checkpoint()
         for note in store.notes:
             _log.warning("%s", note)

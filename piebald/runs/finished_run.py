@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +16,28 @@ from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.methods.choice.candidates import SHARED
 from piebald.methods.choice.knn_per import NEIGHBOURS
 from piebald.methods.client_work import ClientWork
-from piebald.contracts import Clients, OwnChoice, RowsAtSites, Split
+from piebald.contracts import Clients, OwnChoice, Personalizes, RowsAtSites, Split
 from piebald.core.errors import SettingError, unknown
 from piebald.report.export import Exported, ExportFormat, export_model, model_card
 from piebald.models import NearestNeighbours, StandardisedInputs
 from piebald.data.clients.standardise import Standardisation, constants_of_run
+from piebald.data.preparation import Preparation
 from piebald.core.pytree import Tree
 from piebald.storage.run_folder import read_chosen_model
 from piebald.storage.store import RunStore
+from piebald.report.page.wording import names
 from piebald.report.tables import History
+from piebald.models.prediction import OutputMeaning, Predictor, RawInputs
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model
 from piebald.engines.stack import PRIVATE
 from piebald.server.cluster_state import ModelSnapshot
 from piebald.methods.sharing.base import Sharing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LISTED = 8  # names of clients in a message
 
 
 @checked_class
@@ -124,10 +133,122 @@ class Run(History):
         shared = self.cluster_models[number]
         return torch.cat([shared, self.work.initial[self.work.layout.shared :]])
 
+    @checked
+    def predictor(
+        self, client: int | str | None = None, *, cluster: int | None = None, calibrate: bool = False
+    ) -> Predictor:
+        """Return a model with the way from raw rows to its inputs, and from its outputs to answers.
+
+        Args:
+            client: whose model, see `model`; None takes the global model (of the main cluster where there are several).
+            cluster: the number of the cluster whose model it is, instead of a client's.
+            calibrate: divide scores by the temperature of the lowest loss on the validation rows of the client, or of
+                all clients.
+
+        Raises:
+            SettingError: the run has no such model, every client has private layers and none is named, or there are no
+                validation rows here to calibrate with.
+        """
+        number = None if client is None else self._number_of_model(client)
+        if number is not None and cluster is not None:
+            raise SettingError("client and cluster both say which model it is: leave one of them out")
+        if number is None and self.work.layout.private:
+            raise SettingError(
+                f"{self.recipe} keeps layers at its clients, so that there is no global model to predict with: name "
+                f"a client ({names(self.client_names)}), or fit the model to a new one with piebald adapt"
+            )
+        module = self.model(number)
+        if cluster is not None:
+            self.work.layout.load(module, self.start(cluster))
+        work = self.work if number is None else self.work.of(number)
+        meaning = OutputMeaning.of(work.objective, work.outputs, self._clients.classes, self.meta.get("target"))
+        if self.preparation is not None:
+            meaning = meaning.in_unit_of(self.preparation)
+        inputs = replace(self._raw_inputs(), client=None if number is None else self.client_names[number])
+        predictor = Predictor(module, inputs, meaning)
+        if not calibrate:
+            return predictor
+        if isinstance(self._clients, RowsAtSites) and self._clients.elsewhere:
+            raise SettingError("calibrate needs validation rows, which are at the sites: leave it out")
+        calibrating = range(len(self._clients)) if number is None else [number]
+        return predictor.calibrated(self._clients.rows(place, "validation") for place in calibrating)
+
+    @checked
+    def predict(
+        self,
+        rows: Any,
+        client: int | str | None = None,
+        *,
+        cluster: int | None = None,
+        calibrate: bool = False,
+    ) -> pd.DataFrame:
+        """Predict for raw rows.
+
+        Args:
+            rows: a pandas DataFrame, the path of a table or of an .npz file with an array x, or inputs as arrays, as
+                the run's source has them.  Columns are found by their names; others, like the target, are not used.
+            client, cluster, calibrate: see `predictor`.
+
+        Returns:
+            A row for each of them, with the probability of each class by its name, or the numbers to predict.
+
+        Raises:
+            SettingError: see `predictor`, or rows that do not fit the run.
+
+        Examples:
+            >>> import piebald as pb
+            >>> clients = pb.partition.Iid(clients=3, limit=300).split(pb.data.digits())
+            >>> model = pb.models.build_model("logistic", (1, 8, 8), 10)
+            >>> run = pb.run("fedavg", clients, model, rounds=1, runtime=pb.Simulator(engine="sequential"))
+            >>> run.predict(clients.rows(0, "test").x, client=0).shape
+            (20, 10)
+        """
+        return self.predictor(client, cluster=cluster, calibrate=calibrate).predict(rows)
+
+    def _raw_inputs(self) -> RawInputs:
+        """Return the way from rows as the source has them to the models' inputs."""
+        first = next((place for place in range(len(self._clients)) if self._clients.size(place, "train") != 0), 0)
+        like = pytree.take(self._clients.rows(first, "train").x, slice(0, 0))
+        features, extractor = self.meta.get("features"), (self.meta.get("settings") or {}).get("extractor")
+        columns = None if features is None else tuple(features)
+        return RawInputs(like, columns, self.preparation, self.standardisation, extractor)
+
+    def _number_of_model(self, client: int | str) -> int:
+        """Return the number of a client, or say which models there are."""
+        try:
+            return self.number(client)
+        except SettingError as error:
+            models = f"models of {names(self.client_names, _LISTED)}"
+            if self.work.layout.private:
+                advice = "and no global one: fit one to a new client with piebald adapt"
+            else:
+                clusters = f"and of clusters {names([*map(str, self.cluster_models)])}, " * (len(self.cluster_models) > 1)
+                advice = f"{clusters}and a global one: leave client out for that, or fit one with piebald adapt"
+            raise SettingError(f"{error}; the run has {models} {advice}") from None
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of all clients, in the order of their numbers."""
+        return [str(name) for name in self._clients.names]
+
+    @property
+    def has_personal_models(self) -> bool:
+        """True if clients may have models that differ from the global one, and from one another."""
+        work = self.work
+        varied = work.choice is not None or work.own_models is not None or len(self.cluster_models) > 1
+        varied = varied or (self.preparation is not None and bool(self.preparation.harmonised))
+        return varied or bool(work.layout.private) or isinstance(work.trainer, Personalizes)
+
     @property
     def standardisation(self) -> Standardisation | None:
         """The constants of the standard scores that the models read, None where they read inputs as they are."""
         return constants_of_run(self.meta)
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """The preparation of tables that clients have agreed on, None where models read rows as they are."""
+        recorded = self.meta.get("preparation")
+        return None if recorded is None else Preparation(**recorded)
 
     @checked
     def save(
@@ -137,6 +258,7 @@ class Run(History):
         *,
         file_format: ExportFormat | None = None,
         example: Tree | None = None,
+        calibrate: bool = False,
     ) -> Path:
         """Write a model to a file that other programs read.
 
@@ -145,11 +267,13 @@ class Run(History):
 
         Args:
             path: a new file, whose suffix chooses the format: .safetensors, .pt (state dict), .pt2 (torch.export) or
-                .onnx; or a new folder, for Hugging Face, with a model card.
+                .onnx; or a new folder, for Hugging Face, with a model card, and with `score.py`, which scores raw rows
+                without Piebald.
             client: whose model, see `model`.
             file_format: the format, where the suffix should not choose it.
             example: rows of inputs [n, ...] for torch.export and ONNX, which run the model once; by default a
                 client's first row.  Inputs of several tensors have their names, or are called input_0, input_1, ...
+            calibrate: keep a temperature for the probabilities in a folder, see `predictor`.
 
         Returns:
             The path.
@@ -172,13 +296,20 @@ class Run(History):
             lambda: self._example() if example is None else example,
             lambda: model_card(self, number),
             description,
+            self._scoring(number, calibrate),
         )
         return export_model(exported, Path(path), file_format)
 
+    def _scoring(self, client: int | None, calibrate: bool) -> Callable[[], Mapping[str, Any]] | None:
+        """Return what describes how a client's model scores raw rows, None where it needs more than one tensor."""
+        plain = isinstance(self._raw_inputs().like, Tensor) and not (self.meta.get("settings") or {}).get("extractor")
+        if not plain or (client is None and self.work.layout.private):
+            return None
+        return lambda: self.predictor(client, calibrate=calibrate).described()
+
     def _example(self) -> Tree:
-        """The first row that a client holds on this machine."""
-        at_sites = isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
-        for client in () if at_sites else range(len(self._clients)):
+        """The first row that a client holds on this machine, or a blank one where rows are at their sites."""
+        for client in range(len(self._clients)):
             for split in get_args(Split):
                 rows = self._clients.rows(client, split)
                 if len(rows):
@@ -186,6 +317,10 @@ class Run(History):
         raise SettingError("this format runs the model once, and no rows are here: give example, rows of inputs")
 
     def _personal(self, client: int) -> Tensor:
+        if self._at_sites and self.path is not None:
+            tried = self.path / "federation" / f"site-{client + 1}" / "model.safetensors"  # of a trial on this machine
+            if tried.is_file():
+                return self.work.of(client).layout.read(tried)
         choice = self.work.choice
         if choice is not None and (chosen := self._chosen_by(client, choice)) is not None:
             return chosen

@@ -37,7 +37,7 @@ class RunOptions:
     evaluate_clients: int | None = None
     evaluate_split: Split = "test"
     keep: Keep | Mapping[str, Any] = "last"
-    unseen: float = 0
+    unseen: float | Sequence[str] = 0
     checkpoint_every: int | None = None
     label: str | None = None
     settings: Mapping[str, Any] | None = None
@@ -105,7 +105,7 @@ class RunOptions:
             "stop": None if stop is None else stop.model_dump(exclude_none=True),
             "evaluate": [self.evaluate_every, self.evaluate_clients, self.evaluate_split],
             "keep": self.keep if isinstance(self.keep, str) else dict(self.keep),
-            "unseen": self.unseen,
+            "unseen": self.unseen if isinstance(self.unseen, int | float) else list(self.unseen),
             "longest_step": self.longest_step,
             "max_examples": self.max_examples,
             "max_weight": self.max_weight,

@@ -26,12 +26,14 @@ from piebald.experiments.run_models import Model as Model
 from piebald.core.machine import existing_objects_frozen, machine
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
+from piebald.data.clients.prepared import in_own_unit, preparation_of
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
+from piebald.data.partition.split_settings import division_of
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import public_rows_of, rows_digest
+from piebald.contracts.data import column_names, public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
@@ -60,6 +62,7 @@ class PreparedRun:
     checkpoint_every: int | None
     meta: Mapping[str, Any]
     unseen: Clients | None = None
+    untrained: Sequence[int] = ()  # clients that are scored and never train
     trackers: Sequence[Tracker] = ()
 
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
@@ -84,6 +87,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         raise SettingError(problem)
     all_clients = clients_of(clients)
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
+    division = division_of(federation)
+    untrained = [] if division is None else division.untrained(federation.names)
     work, adapted = _work(recipe, federation, model, options)
     if options.evaluate_split == "train" and work.protection is not None:
         raise SettingError(
@@ -112,10 +117,17 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         **_meta(recipe, federation, work, runtime, options),
         "trackers": [tracker.table() for tracker in trackers],
     }
+    agreed = preparation_of(all_clients)
+    meta["preparation"] = None if agreed is None else agreed.model_dump()
     meta["standardise"] = None if constants is None else constants.model_dump()
+    features, target = column_names(all_clients)
+    meta["features"] = None if features is None else list(features)
+    meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
+    meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
+    meta["division"] = "" if division is None else division.title
     return PreparedRun(
         adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
-        trackers,
+        untrained, trackers,
     )  # fmt: skip
 
 
@@ -223,7 +235,7 @@ def _validate(keep: str | Mapping[str, Any], interval: int, clients: Clients) ->
         raise SettingError("keep = 'best' needs evaluations to choose by: evaluate_every must be at least 1")
     if not _has_validation(clients):
         raise SettingError(
-            f"keep = {keep!r} needs validation rows but no client has any: give the partition validation = 0.1"
+            f"keep = {keep!r} needs validation rows but no client has any: give [split] validation = 0.1"
         )
     return Evaluate(split="validation") if keep == "best" else None
 
@@ -236,7 +248,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
-    objective = objective_named(rows.y, options.loss, options.metrics)
+    objective = in_own_unit(objective_named(rows.y, options.loss, options.metrics), preparation_of(clients))
     _check_validation(recipe, clients)
     initial = layout.flatten(module)
     # Refuses a model with room for fewer clients.
@@ -281,7 +293,7 @@ def _check_validation(recipe: Recipe, clients: Clients) -> None:
     for component in (recipe.aggregation, recipe.training, recipe.clustering):
         if component.needs_validation_rows() and not _has_validation(clients):
             raise SettingError(
-                f"{component.kind} needs validation rows but clients have none: set validation = 0.05 in the partition"
+                f"{component.kind} needs validation rows but clients have none: set validation = 0.05 in [split]"
             )
 
 

@@ -23,6 +23,7 @@ from piebald.runs.execution import describe, execute, with_mapped_start
 from piebald.runs.finished_run import Run
 from piebald.runs.lineage import FinishedRun, Inheritance, inherit
 from piebald.core.machine import differences
+from piebald.data.clients.client_tables import is_frame
 from piebald.data.partition import clients_from
 from piebald.data.clients.standardise import as_in_run
 from piebald.settings.plugins import read, use_recorded
@@ -59,7 +60,7 @@ def run(
     evaluate_split: Split = "test",
     per_class: bool | None = None,
     keep: Keep | Mapping[str, Any] = "last",
-    unseen: float = 0,
+    unseen: float | Sequence[str] = 0,
     checkpoint_every: Count | None = None,
     measure: Measure = "data",
     label: str | None = None,
@@ -105,8 +106,8 @@ def run(
             model, that of its cluster, its personal, a fine-tuned, a mixed, or a local one trained alone with the same
             work, whichever is best on its own validation rows by more than luck, see `Run.choices`; or "knn_per", which
             interpolates each client's model with its own nearest rows (`choice.KnnPer`), or its table with settings.
-        unseen: a number of clients, or a share of them, that are held out until the end; the models are then adapted to
-            each of them, see `adapt` and `Run.newcomers`.
+        unseen: a number of clients, a share of them, or their names: they are held out until the end, and the models
+            are then adapted to each of them, see `adapt` and `Run.newcomers`.
 
     Args: Records and display
         out: the run folder, new or empty; None keeps the run in memory, where it cannot be resumed.
@@ -266,11 +267,7 @@ def adapt(
     check_names("argument of adapt", objective, _OBJECTIVE)
     finished = run if isinstance(run, Run) else opened(run, clients, model, plugins=plugins, **objective)
     if not isinstance(newcomer, HoldsRows):
-        pair = isinstance(newcomer, tuple) and len(newcomer) == 2
-        classes = finished.meta.get("classes")
-        newcomer = clients_from(
-            {"newcomer": newcomer} if pair else newcomer, test=test, validation=validation, classes=classes
-        )
+        newcomer = _newcomer(newcomer, finished.meta, validation, test)
     if isinstance(newcomer, RowsAtSites) and newcomer.elsewhere:
         raise SettingError(
             "adapt needs a newcomer's rows, and those of this client are at its site: give its rows (x, y) there, with "
@@ -311,6 +308,21 @@ def opened(
 
 
 # -------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _newcomer(rows: Any, meta: Mapping[str, Any], validation: float, test: float) -> Clients:
+    """Return a newcomer's rows as a client; those of a table are prepared as the run's are."""
+    pair, agreed = isinstance(rows, tuple) and len(rows) == 2, meta.get("preparation")
+    if agreed is not None and pair and is_frame(rows[0]) and agreed["target"] is not None:
+        rows = rows[0].assign(**{agreed["target"]["name"]: rows[1]})
+    if agreed is not None and is_frame(rows):
+        newcomer: Clients = adaptation.from_table(rows, None, meta, validation, test)
+        return newcomer
+    regression = agreed is not None and meta.get("classes") is None
+    named = {"newcomer": rows} if pair else rows
+    return clients_from(
+        named, test=test, validation=validation, classes=meta.get("classes"), regression=regression, prepare="none"
+    )
 
 
 def _read_here(runtime: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -373,7 +385,10 @@ def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path 
         ("clients", "number of clients"),
         ("objective", "loss"),
         ("metric", "first metric"),
+        ("split", "division of rows"),
     ):
+        if name not in recorded:  # a folder of an earlier version
+            continue
         if now[name] != recorded[name]:
             values = "" if name == "layout" else f": {recorded[name]!r} then, {now[name]!r} now"
             raise SettingError(f"the {subject} does not fit the run in {path}, which was started with another{values}")
@@ -383,8 +398,9 @@ def _check_same(now: Mapping[str, Any], recorded: Mapping[str, Any], path: Path 
         raise SettingError(f"the model's frozen weights are not those of the run in {path}: give it the same again")
     if now["public_rows"] != recorded.get("public_rows", now["public_rows"]):
         raise SettingError(f"the public rows are not those of the run in {path}: give it the same rows again")
-    if now["standardise"] != recorded.get("standardise"):
-        raise SettingError(f"the clients are not standardised as in the run in {path}: give it the same rows again")
+    for name, change in (("standardise", "standardised"), ("preparation", "prepared")):
+        if now[name] != recorded.get(name):
+            raise SettingError(f"the clients are not {change} as in the run in {path}: give it the same rows again")
 
 
 def _rebuilt(

@@ -23,7 +23,7 @@ from pydantic import WrapValidator
 from piebald.contracts.component import Component, imported, knows
 from piebald.core.arguments import check_some
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.objective import Objective, named_metrics, objective_for
+from piebald.core.objective import InUnit, Objective, named_metrics, objective_for
 from piebald.core.pytree import Tree
 from piebald.core.references import USERS, Reference, Resolver, failed, is_reference
 
@@ -181,6 +181,8 @@ def modules_of(value: Any) -> set[str]:
         return {module for entry in value for module in modules_of(entry)}
     if isinstance(value, partial):  # a loss with settings
         return modules_of(value.func)
+    if isinstance(value, InUnit):
+        return modules_of(value.metric)
     if callable(value) or isinstance(value, type):
         return _foreign(getattr(value, "__module__", None) or type(value).__module__)
     return _foreign(type(value).__module__)

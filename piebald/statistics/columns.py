@@ -17,9 +17,12 @@ from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.data.clients.client_tables import is_table, read_table
+from piebald.data.clients.client_tables import is_frame, is_table, read_table
 from piebald.data.clients.convert import class_numbers
+from piebald.data.clients.prepared import columns_of as coded_columns
+from piebald.data.clients.prepared import frame_of
 from piebald.data.partition import clients_from
+from piebald.data.preparation.columns import guess_columns, numbers_of, words_of
 from piebald.statistics.bounded_sums import as_text
 
 TARGET = "target"  # the name of a column of targets that has no name
@@ -90,7 +93,7 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
             raise SettingError("client names a column, but each client has a table of its own: leave client out")
         return {str(name): read_table(Path(part)) if _is_path(part) else part for name, part in source.items()}
     # a name could be a path or a data set: only table files are read here
-    table = read_table(Path(source)) if _is_path(source) else source
+    table = read_table(Path(source), client) if _is_path(source) else source
     if not is_frame(table):
         return None
     if client is None:
@@ -102,13 +105,6 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
     if gaps := int(table[client].isna().sum()):
         raise SettingError(f"column {client!r} names no client in {gaps} of {len(table)} rows: drop these rows")
     return {str(name): part.drop(columns=client) for name, part in table.groupby(client, sort=True)}
-
-
-def is_frame(value: Any) -> bool:
-    """Return whether something is a pandas DataFrame, without importing pandas."""
-    return any(
-        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
-    )
 
 
 def _is_path(value: Any) -> bool:
@@ -130,15 +126,13 @@ def _of_frame(name: str, frame: Any, columns: Sequence[str] | None) -> ClientCol
     numbers, texts = {}, {}
     for column in names if columns is None else columns:
         series = frame[column] if column in frame.columns else frame.iloc[:, names.index(column)]
-        kind = getattr(series.dtype, "kind", "O")
-        if kind in "biuf":
+        if getattr(series.dtype, "kind", "O") in "biuf":
             numbers[column] = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-        elif series.isna().all():  # a column without a value takes the type that it has at the other clients
-            numbers[column] = np.full(len(series), np.nan)
+        elif guess_columns(series.to_frame(column))[column] == "number":
+            # of text, too; a column without a value takes the type that it has at the other clients
+            numbers[column] = numbers_of(series)
         else:
-            texts[column] = np.array(
-                [None if gap else str(value) for value, gap in zip(series, series.isna(), strict=True)], dtype=object
-            )
+            texts[column] = words_of(series)
     return ClientColumns(name, len(frame), numbers, texts)
 
 
@@ -150,10 +144,15 @@ def _of_clients(
             "rows are at the sites of a federation: ask them with piebald statistics FILE --credentials FOLDER"
         )
     tables = []
+    coded = coded_columns(clients)
     for client in range(len(clients)):
         rows = clients.rows(client, split)
-        numbers = named_inputs(rows.x, features)
-        texts: dict[str, NDArray[np.object_]] = {}
+        numbers, texts = dict[str, Floats](), dict[str, NDArray[np.object_]]()
+        if coded is None:
+            numbers = named_inputs(rows.x, features)
+        else:  # columns of a table, as a run would prepare them
+            table = _of_frame("", frame_of(coded, rows), None)
+            numbers, texts = dict(table.numbers), dict(table.texts)
         labels = class_numbers(rows.y)
         if clients.classes is not None and labels is not None:
             classes = list(clients.classes)
@@ -247,6 +246,9 @@ def categories_of(tables: Sequence[ClientColumns], names: Sequence[str]) -> dict
     for name in names:
         values = {str(value) for table in tables for value in table.texts[name].tolist() if value is not None}
         if len(values) > MOST_CODES:
-            raise SettingError(f"column {name!r} has {len(values):,} categories, at most {MOST_CODES} are allowed")
+            raise SettingError(
+                f"column {name!r} has {len(values):,} categories like {shown(min(values), 30)}, at most {MOST_CODES} "
+                "are allowed: leave it out of the columns, or join the rare ones"
+            )
         categories[name] = sorted(values)
     return categories

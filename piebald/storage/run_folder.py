@@ -108,7 +108,9 @@ class RunMeta(TypedDict, total=False):
     evaluate: list[Any]
     keep: str | dict[str, Any]
     best: int | None
-    unseen: float
+    unseen: float | list[str]
+    split: dict[str, Any] | None
+    division: str
     newcomers: list[dict[str, Any]] | None
     loss: str | dict[str, Any] | None
     objective: str | None

@@ -128,6 +128,7 @@ def test_constants_of_a_table_are_those_of_training_rows_and_of_inputs(command, 
     file = tmp_path / "experiment.toml"
     source = '[data]\nsource = "rows.csv"\nclient = "site"\ntarget = "y"\n'
     others = 'model = { name = "logistic" }\nrecipe = { name = "fedavg" }\n'
+    others = f'prepare = "none"\n{others}'
     file.write_text(f'{others}{source}standardise = "federated"\n')
     wanted = constants_of(ExperimentSettings.load(file).clients())
     assert wanted is not None

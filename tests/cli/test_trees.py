@@ -73,4 +73,4 @@ def test_bad_input_is_one_sentence(command, table, tmp_path: Path, words: list[s
 def test_settings_of_a_table_are_of_trees(command, table) -> None:
     said = command("trees", table, "--client", "site", "--target", "sick", "--set", "rounds=2")
     assert (said.code, said.out) == (2, "")
-    assert "--set of a table must be about trees or the seed" in said.err
+    assert "--set of a table must be about trees, the split or the seed" in said.err

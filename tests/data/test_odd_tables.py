@@ -103,8 +103,6 @@ def test_whole_numbers_can_be_predicted(tmp_path: Path) -> None:
         (text(header="a,who,who,y"), {}, "column 'who' occurs twice"),
         (text(header=",b,who,y"), {}, r"a column without a name \(Unnamed: 0\), as pandas writes row numbers"),
         (text(header="a,b,who"), {}, "rows of more values than its first line has names"),
-        (text().encode("utf-16"), {}, "is no text in UTF-8: save it as UTF-8"),
-        (text(header="größe,b,who,y").encode("latin-1"), {}, "is no text in UTF-8"),
         (text(rows=[*ROWS, ("1", "2", "", "0")]), {}, "column 'who' has no value in 1 of 5 rows"),
         (text(), {"client": "y"}, "client and target must be different columns, got 'y' for both"),
         (text(), {"features": ["a", "a"]}, "features must be different columns, got 'a' twice"),

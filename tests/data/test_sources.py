@@ -167,10 +167,10 @@ def test_numbered_clients_are_in_order_of_their_numbers() -> None:
         (
             None,
             {"client": "hospital", "target": "ill"},
-            r"column 'job' must hold numbers, got .* like 'x': encode it first, e.g. with pandas.get_dummies",
+            r"column 'job' must hold numbers, got .* like 'x': set prepare = 'federated', by which all",
         ),
-        ({"age": ["1", "2", "old", "4", "5", "6"]}, {}, "column 'age' must hold numbers, got .* like 'old'"),
-        ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows: fill them in or drop"),
+        ({"age": ["1", "2", "old", "4", "5", "6"]}, {}, "column 'age' has numbers, and 'old' in row 3: leave"),
+        ({"age": [1, None, 3, 4, 5, 6]}, {}, "column 'age' has no value in 1 of 6 rows .row 2.: set prepare = 'fed"),
         ({"hospital": ["a", None] * 3}, {}, "column 'hospital' has no value in 3 of 6 rows"),
         ({"age": [1, np.inf, 3, 4, 5, 6]}, {}, "must be finite float32 numbers"),
         (
@@ -313,7 +313,7 @@ def test_tables_in_files(tmp_path: Path, name: str) -> None:
     ("name", "content", "message"),
     [
         ("gone.csv", None, "there is no file .*gone.csv: give the path of a CSV or Parquet file"),
-        ("empty.csv", b"", "cannot be read as a table, it may be damaged"),
+        ("empty.csv", b"", "has no first line with the names of its columns"),
         ("cut.csv.gz", b"\x1f\x8b\x08", "cannot be read as a table"),
         ("cut.parquet", b"PAR1 and no more", "cannot be read as a table"),
         ("no.csv", b"a,b\n1,2\n", "no column 'who'"),

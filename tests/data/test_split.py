@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from piebald.core.errors import SettingError
 from piebald.data.clients.lists import Lists, Numbered
 from piebald.data.partition.split import hold_out, mixed, places, thin
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import check_shares, three_ways
 
 sizes_of = st.lists(st.integers(0, 30), min_size=1, max_size=12)
@@ -78,7 +79,7 @@ def test_thin_keeps_strata_in_proportion(stratum: list[int], data: st.DataObject
 @given(sizes_of, st.floats(0, 0.5), st.floats(0, 0.49), st.integers(0, 9))
 def test_three_ways_loses_nothing(sizes: list[int], test: float, validation: float, seed: int) -> None:
     lists = Lists.of(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-    parts = three_ways(lists, None, validation, test, seed)
+    parts = three_ways(lists, None, SplitSettings(validation=validation, test=test, seed=seed))
     for client, size in enumerate(sizes):
         rows = np.concatenate([parts[split][client] for split in ("train", "validation", "test")])
         assert sorted(rows) == sorted(lists[client])

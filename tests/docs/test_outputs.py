@@ -26,6 +26,7 @@ ELSEWHERE = {
     "federation.md",
     "operate.md",
     "should-we-train-together.md",
+    "tutorial-table.md",
 }  # in their own tests
 
 

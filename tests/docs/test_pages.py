@@ -39,7 +39,7 @@ RUN = [
     for page in pages.PAGES
     # others run these: test_extend.py in processes of its own, test_should_we_train_together.py with its data,
     # test_outputs.py as it stands, and test_examples.py the notebooks that the pages of examples are made from
-    if page.name not in ("extend.md", "should-we-train-together.md", "tutorial.md")
+    if page.name not in ("extend.md", "should-we-train-together.md", "tutorial.md", "tutorial-table.md")
     and page.parent.name != "examples"
     and any(b.language in ("python", "console", "toml") for b in pages.blocks(page))
 ]

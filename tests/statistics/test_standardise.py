@@ -98,7 +98,8 @@ def table(tmp_path: Path) -> Path:
     frame["sick"] = np.where(frame.dose / 1e5 + frame.age / 9 > 8.5, "yes", "no")
     frame.to_csv(tmp_path / "rows.csv", index=False)
     (tmp_path / "file.toml").write_text(
-        "rounds = 2\nmodel = { name = 'logistic' }\nmeasure = 'none'\nrecipe = { name = 'fedavg', lr = 0.5 }\n"
+        "rounds = 2\nprepare = 'none'\nmodel = { name = 'logistic' }\nmeasure = 'none'\n"
+        "recipe = { name = 'fedavg', lr = 0.5 }\n"
         "data = { source = 'rows.csv', client = 'site', target = 'sick', standardise = 'federated' }\n"
     )
     return tmp_path

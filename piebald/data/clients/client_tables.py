@@ -1,16 +1,10 @@
-"""Tables with a client column: pandas, CSV and Parquet files, Hugging Face data sets, `flwr-datasets` partitioners.
-
-Packages are imported only to read a file; objects that are passed in bring their own.
-"""
+"""Tables with a client column: pandas, Hugging Face data sets, `flwr-datasets` partitioners."""
 
 from __future__ import annotations
 
-import csv
-import io
+import logging
 import re
-import warnings
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +12,18 @@ from typing import Any
 import numpy as np
 
 from piebald.core.errors import SettingError, unknown
-from piebald.core.reading.packed import unpacked
-from piebald.core.reading.tables import check_text_table, read_parquet
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.data.clients.table_files import is_table as is_table
+from piebald.data.clients.table_files import mixed_reason
+from piebald.data.clients.table_files import read_table as read_table
+from piebald.data.partition.leakage import with_suspects
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
+from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.preparation.columns import CodedTable
+
+BY_SHARES = SplitSettings()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +32,10 @@ class ClientTable:
 
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
-    `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
+    `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts, and
+    `keys` what columns say of how rows are divided; `origin` is the file, for messages.  `features` and `target` are
+    the columns of inputs [n, d] and of targets, where these have names; `columns` says how inputs are columns of a
+    table, where they are to be prepared.
     """
 
     x: Any
@@ -39,102 +44,27 @@ class ClientTable:
     names: Sequence[str]
     classes: Sequence[str] | None = None
     split: Ints | None = None
+    keys: RowKeys | None = None
+    origin: str = "the data"
+    features: Sequence[str] | None = None
+    target: str | None = None
+    columns: CodedTable | None = None
 
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-OTHERS = (",", ";", "\t")  # what files with these suffixes have as well
-PARQUET = (".parquet", ".pq")
-
-
-def is_table(path: str | Path) -> bool:
-    """Return whether a path is that of a table, judged by its suffix."""
-    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
-
-
-def read_table(path: Path, names: str | None = None) -> Any:
-    """Read a CSV or Parquet file as a pandas DataFrame.
-
-    A text file may have commas, semicolons (with decimal commas or points) or tabs, and a byte order mark.
-
-    Args:
-        path: the file.
-        names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
-            and "NA" is a name.
-
-    Raises:
-        SettingError: the file is missing or cannot be read, a column has two places, or pyarrow is missing.
-    """
-    if not path.is_file():
-        raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
-    if not is_table(path):
-        raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
-    suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
-    try:
-        if suffix in PARQUET:
-            return read_parquet(path)
-        check_text_table(path, "".join(OTHERS))
-        return _read_text(path, SEPARATORS[suffix], names)
-    except UnicodeDecodeError:
-        raise SettingError(f"{path} is no text in UTF-8: save it as UTF-8") from None
-    except ImportError:
-        raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
-    except SettingError:
-        raise
-    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error, csv.Error) as error:
-        message = " ".join(str(error).split())
-        raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({message})") from None
-
-
-def _read_text(path: Path, separator: str, names: str | None) -> Any:
-    """Read a CSV file with this separator, or with the one that its first line has instead."""
-    import pandas
-
-    def read(**options: Any) -> Any:
-        with unpacked(path) as file:
-            return pandas.read_csv(file, engine="c", **options)
-
-    separator, header = _header(path, separator)
-    if twice := next((column for column in header if column and header.count(column) > 1), None):
-        raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
-    options: dict[str, Any] = {"sep": separator, "index_col": False, "low_memory": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pandas.errors.ParserWarning)
-        try:
-            frame = read(**options)
-            if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
-                with_commas = read(decimal=",", **options)
-                frame = max(frame, with_commas, key=lambda table: table.select_dtypes("number").shape[1])
-        except pandas.errors.ParserWarning:
-            raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
-        if names in header:
-            alone: dict[str, Any] = {"usecols": [names], "dtype": str, "keep_default_na": False, "na_values": [""]}
-            as_written = read(**options, **alone)
-            frame[names] = _counted(as_written[names])
-    return frame
-
-
-def _header(path: Path, separator: str) -> tuple[str, list[str]]:
-    """The separator of a file and the names in its first line."""
-    names_by_separator: dict[str, list[str]] = {}
-    for candidate in (separator, *OTHERS):
-        with unpacked(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            names_by_separator[candidate] = next(csv.reader(text, delimiter=candidate), [])
-        if len(names_by_separator[candidate]) > 1:
-            return candidate, names_by_separator[candidate]
-    return separator, names_by_separator[separator]
-
-
-def _counted(names: Any) -> Any:
-    """Return names as numbers if all of them are whole numbers as Python writes them, so that 2 comes before 10."""
-    # "007" and "+7" stay text, and 18 digits always fit into int64.
-    whole = re.compile(r"0|-?[1-9]\d{0,17}")
-    if names.isna().any() or not all(whole.fullmatch(name) for name in names):
-        return names
-    return names.astype("int64")
+def is_frame(value: Any) -> bool:
+    """Return whether something is a pandas DataFrame, without importing pandas."""
+    return any(
+        base.__module__.partition(".")[0] == "pandas" and base.__name__ == "DataFrame" for base in type(value).__mro__
+    )
 
 
 def _columns(
-    columns: Sequence[str], client: str | None, target: str | None, features: Sequence[str] | None, owned: bool = False
+    columns: Sequence[str],
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    split: SplitSettings,
+    owned: bool = False,
 ) -> tuple[str, str, list[str]]:
     """The columns to use, after a check; if rows are `owned` already, the target column stands in for the client's."""
     client = target if owned else client
@@ -147,7 +77,8 @@ def _columns(
     assert target is not None
     if isinstance(features, str):
         raise SettingError(f"features must be a list of columns, got {features!r}: write features=[{features!r}]")
-    chosen = [column for column in columns if column not in (client, target)] if features is None else list(features)
+    apart = (client, target, *split.columns)
+    chosen = [column for column in columns if column not in apart] if features is None else list(features)
     for column in (client, target, *chosen):
         if column not in columns:
             raise unknown("column", column, columns)
@@ -166,6 +97,56 @@ def _columns(
 _roles = {"client": "names the client of each row", "target": "is to be predicted"}
 
 
+def from_frames(
+    tables: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *, split: SplitSettings
+) -> ClientTable:
+    """Make a table from one of each client, see `from_frame`.
+
+    Args:
+        tables: a pandas DataFrame or the path of a table by client.
+
+    Raises:
+        SettingError: a column is in the tables of some clients only, or as for `from_frame`.
+    """
+    import pandas
+
+    frames = {
+        name: read_table(Path(table)) if isinstance(table, str | Path) else table for name, table in tables.items()
+    }
+    if empty := next((name for name, table in frames.items() if not len(table)), None):
+        raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
+    (first, frame), *others = frames.items()
+    wanted = None if features is None else {target, *features, *split.columns}
+    for name, other in others:
+        differing = [
+            column for column in frame.columns.symmetric_difference(other.columns) if not wanted or column in wanted
+        ]
+        if differing:
+            holder, lacking = (first, name) if differing[0] in frame.columns else (name, first)
+            raise SettingError(
+                f"column {differing[0]!r} is in the table of client {holder!r} and not in that of {lacking!r}: add it "
+                "there, or list in features the columns that all have"
+            )
+    column = next(name for name in ("client", "client of the row") if name not in frame.columns)
+    joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
+    joined.attrs.clear()
+    return from_frame(joined, column, target, features, tokens, split=split)
+
+
+def _warn_of_like_names(names: Sequence[str], origin: str) -> None:
+    """Log a warning where names of clients differ in blanks and case alone."""
+    by_form: dict[str, str] = {}
+    for name in names:
+        form = " ".join(name.split()).lower()
+        if form in by_form:
+            _log.warning(
+                "%sclients %r and %r differ in blanks or capitals alone: correct one if they are one",
+                origin, by_form[form], name,
+            )  # fmt: skip
+            return
+        by_form[form] = name
+
+
 def owners(values: Array) -> tuple[Ints, list[str]]:
     """Codes [n] and names of the clients, sorted."""
     names, codes = np.unique(values, return_inverse=True)
@@ -179,14 +160,17 @@ def from_frame(
     features: Sequence[str] | None,
     tokens: bool = False,
     *,
+    split: SplitSettings = BY_SHARES,
     owned: bool = True,
+    coded: bool = False,
 ) -> ClientTable:
-    """Make a table from a pandas DataFrame with numeric feature columns.
+    """Make a table from a pandas DataFrame.
 
     Args:
         frame: the rows.
-        client, target, features, tokens: see `clients_from`.
+        client, target, features, tokens, split: see `clients_from`.
         owned: whether there must be a client column; without one, all rows belong to one client.
+        coded: whether the columns are to be prepared, so that they may have gaps and text; else they are numbers.
 
     Raises:
         SettingError: a column that is missing, has gaps, or does not hold numbers.
@@ -195,35 +179,79 @@ def from_frame(
         raise SettingError(
             f"column names must be text, got {not_text[0]!r}: rename them with frame.rename(columns=str)"
         )
-    owner, target, chosen = _columns(list(frame.columns), client, target, features, not owned and client is None)
+    alone = not owned and client is None
+    owner, target, chosen = _columns(list(frame.columns), client, target, features, split, alone)
     if features is None and (nameless := next(filter(re.compile(r"Unnamed: \d+").fullmatch, chosen), None)):
         raise SettingError(
             f"the table has a column without a name ({nameless}), as pandas writes row numbers: save it with "
             "index=False, or list the columns to predict from in features"
         )
+    origin = _origin(frame)
     if not len(frame):
         raise SettingError("the table must have at least one row, got none")
-    for column in (owner, target, *chosen):
-        series = frame[column]
-        if getattr(series, "ndim", 1) != 1:
-            raise SettingError(f"column {column!r} occurs twice: rename one of them")
-        if gaps := int(series.isna().sum()):
-            raise SettingError(
-                f"column {column!r} has no value in {gaps} of {len(frame)} rows: fill them in or drop these rows"
-            )
-    for column in chosen:
-        series = frame[column]
-        if getattr(series.dtype, "kind", "O") not in "biuf":
-            raise SettingError(
-                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: encode it "
-                f"first, e.g. with pandas.get_dummies(frame, columns=[{column!r}]), or leave it out of features"
-            )
-    x = inputs(frame[chosen].to_numpy() if tokens else frame[chosen].to_numpy(dtype=np.float64), "the table", tokens)
+    _check_complete(frame, (owner, target))
+    columns = None
+    if coded:
+        _check_once(frame, chosen)
+        columns, x = CodedTable.of(frame[chosen])
+    else:
+        x = inputs(numbers_of(frame, chosen, tokens), "the table", tokens)
     goal = frame[target]
     if getattr(goal.dtype, "kind", "O") not in "biuf":
         goal = goal.astype(str)
-    codes, names = owners(_plain(frame[owner])) if owner == client else _single_client(len(frame))
-    return ClientTable(x, array(_plain(goal), f"column {target!r}", "targets"), codes, names)
+    codes, names = owners(plain(frame[owner])) if owner == client else _single_client(len(frame))
+    _warn_of_like_names(names, origin)
+    keys = RowKeys.of_table(list(frame.columns), frame.__getitem__, split, client)
+    keys = with_suspects(keys, frame, target, (client, *split.columns))
+    y = array(plain(goal), f"column {target!r}", "targets")
+    about = frame.attrs.get("file", "the data")
+    return ClientTable(x, y, codes, names, keys=keys, origin=about, features=chosen, target=target, columns=columns)
+
+
+def numbers_of(frame: Any, columns: Sequence[str], whole: bool = False) -> Array:
+    """Return columns of a pandas DataFrame that hold numbers without gaps [n, d], as float64, or whole as they are.
+
+    Raises:
+        SettingError: a column is missing, occurs twice, has gaps, or does not hold numbers.
+    """
+    if missing := [column for column in columns if column not in frame.columns]:
+        raise unknown("column", missing[0], map(str, frame.columns))
+    _check_complete(frame, columns, "set prepare = 'federated'")
+    for column in columns:
+        series = frame[column]
+        if getattr(series.dtype, "kind", "O") not in "biuf":
+            reason = mixed_reason(series) or (
+                f"column {column!r} must hold numbers, got {series.dtype} like {_no_number(series)!r}: set "
+                "prepare = 'federated', by which all clients encode it alike, or leave it out of features"
+            )
+            raise SettingError(f"{_origin(frame)}{reason}")
+    chosen = frame[list(columns)]
+    return np.asarray(chosen.to_numpy() if whole else chosen.to_numpy(dtype=np.float64))
+
+
+def _origin(frame: Any) -> str:
+    """Return the file of a table, for messages."""
+    return f"{frame.attrs['file']}: " if "file" in frame.attrs else ""
+
+
+def _check_once(frame: Any, columns: Sequence[str]) -> None:
+    """Refuse columns that occur twice."""
+    if twice := next((column for column in columns if getattr(frame[column], "ndim", 1) != 1), None):
+        raise SettingError(f"{_origin(frame)}column {twice!r} occurs twice: rename one of them")
+
+
+def _check_complete(frame: Any, columns: Sequence[str], remedy: str = "fill them in") -> None:
+    """Refuse columns that occur twice or have gaps."""
+    _check_once(frame, columns)
+    for column in columns:
+        series = frame[column]
+        if gaps := int(series.isna().sum()):
+            row, others = int(series.isna().to_numpy().argmax()) + 1, ", ..." * (gaps > 1)
+            place = "" if gaps == len(frame) else f" (row {row}{others})"
+            raise SettingError(
+                f"{_origin(frame)}column {column!r} has no value in {gaps} of {len(frame)} rows{place}: {remedy}, or "
+                "drop these rows"
+            )
 
 
 def _no_number(series: Any) -> Any:
@@ -244,8 +272,8 @@ def _single_client(rows: int) -> tuple[Ints, list[str]]:
     return np.zeros(rows, dtype=np.int64), [""]
 
 
-def _plain(series: Any) -> Array:
-    """A column as numbers where it has numbers (pandas' own types, too), else as text."""
+def plain(series: Any) -> Array:
+    """Return a column as numbers where it has numbers (pandas' own types, too), else as text."""
     kind = getattr(series.dtype, "kind", "O")
     if kind in "biuf":
         return np.asarray(series.to_numpy(dtype=getattr(series.dtype, "numpy_dtype", series.dtype)))
@@ -253,7 +281,13 @@ def _plain(series: Any) -> Array:
 
 
 def from_partitioner(
-    partitioner: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool = False
+    partitioner: Any,
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    tokens: bool = False,
+    *,
+    split: SplitSettings = BY_SHARES,
 ) -> ClientTable:
     """Make a table from the partitions of a `flwr_datasets` partitioner that has its data set.
 
@@ -283,10 +317,10 @@ def from_partitioner(
     if not held:
         raise SettingError("the partitioner's data set must have at least one row, got none")
     joined = concatenate_datasets([parts[number] for number in held])
-    x, y, _, classes = _hub_rows(joined, None, target, features, tokens, owned=True)
+    x, y, _, classes, keys = _hub_rows(joined, None, target, features, tokens, split, owned=True)
     ids = getattr(partitioner, "partition_id_to_natural_id", None) or {}
     code = np.repeat(np.arange(len(held)), [len(parts[number]) for number in held])
-    return ClientTable(x, y, code, [str(ids.get(number, number)) for number in held], classes)
+    return ClientTable(x, y, code, [str(ids.get(number, number)) for number in held], classes, keys=keys)
 
 
 def from_hub(
@@ -296,13 +330,14 @@ def from_hub(
     features: Sequence[str] | None,
     tokens: bool = False,
     *,
+    split: SplitSettings = BY_SHARES,
     owned: bool = True,
 ) -> ClientTable:
     """Make a table from a Hugging Face `datasets.Dataset`: numeric columns, or one column of arrays or images.
 
     Args:
         dataset: one split of a data set.
-        client, target, features, tokens: see `clients_from`.
+        client, target, features, tokens, split: see `clients_from`.
         owned: whether there must be a client column; without one, all rows belong to one client.
 
     Raises:
@@ -319,16 +354,21 @@ def from_hub(
     if not len(dataset):
         raise SettingError("the data set must have at least one row, got none")
     alone = not owned and client is None
-    x, y, owner, classes = _hub_rows(dataset, client, target, features, tokens, owned=alone)
+    x, y, owner, classes, keys = _hub_rows(dataset, client, target, features, tokens, split, owned=alone)
     codes, names = _single_client(len(y)) if alone else owners(owner)
-    return ClientTable(x, y, codes, names, classes)
+    return ClientTable(x, y, codes, names, classes, keys=keys)
 
 
 def _hub_rows(
-    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool, *, owned: bool
-) -> tuple[Any, Array, Array, Sequence[str] | None]:
-    """Inputs, targets, clients (the targets again if rows are `owned` already) and the names of classes."""
-    client, target, chosen = _columns(list(dataset.column_names), client, target, features, owned)
+    dataset: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
+    split: SplitSettings, *, owned: bool,
+) -> tuple[Any, Array, Array, Sequence[str] | None, RowKeys]:  # fmt: skip
+    """Inputs, targets, clients (the targets again if rows are `owned` already), names of classes, and keys."""
+    import pandas
+
+    named, names = client, list(dataset.column_names)
+    client, target, chosen = _columns(names, client, target, features, split, owned)
+    keys = RowKeys.of_table(names, lambda column: pandas.Series(dataset[column][:]), split, named)
     rows = dataset.select_columns([*dict.fromkeys([client, target, *chosen])]).with_format("numpy")[:]
     described = dataset.features
     columns = [_input_column(rows[column], column, described[column]) for column in chosen]
@@ -340,7 +380,7 @@ def _hub_rows(
     owner = _simple(rows[client], client)
     if client != target and (called := getattr(described[client], "names", None)):  # numbers of a ClassLabel
         owner = np.array(called)[owner]
-    return x, y, owner, getattr(described[target], "names", None)
+    return x, y, owner, getattr(described[target], "names", None), keys
 
 
 def _simple(values: Any, column: str) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,12 +13,13 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, install
 from piebald.core.reading.packed import read_arrays
 from piebald.core.references import Reference, Text
-from piebald.data.clients.client_tables import ClientTable, from_frame, from_hub, is_table, read_table
+from piebald.data.clients.client_tables import BY_SHARES, ClientTable, from_frame, from_hub, is_table, read_table
 from piebald.data.clients.collate import Collate
 from piebald.data.clients.convert import Array
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned
 from piebald.data.clients.sources import clients_from, labelled
 from piebald.data.clients.standardise import Standardisation
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.sets.dataset import DataSet, Owners
 from piebald.data.sets.folders import IMAGES, audio_folder, image_folder, visible
 from piebald.data.sets.named import named
@@ -78,13 +78,17 @@ class DataSource(BaseModel):
             raise ValueError("give the name of a data set, or a source of your own, and not both")
         return self
 
-    def load(self) -> DataSet | Clients:
+    def load(self, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
         """Read the rows: a data set to divide among clients, or clients where the source has them already.
+
+        Args:
+            split: how each client's rows are divided, which may name columns.
+            coded: whether columns of tables are to be prepared, so that they may have gaps and text.
 
         Raises:
             SettingError: there is no such source, it cannot be read, or holds something else.
         """
-        return self.rows_of(self.read())
+        return self.rows_of(self.read(), split, coded)
 
     def read(self) -> Any:
         """Return the content of the source: a table, arrays, a data set, or the value of its function.
@@ -115,12 +119,14 @@ class DataSource(BaseModel):
             f"got {self.source!r}"
         )
 
-    def rows_of(self, value: Any) -> DataSet | Clients:
+    def rows_of(self, value: Any, split: SplitSettings | None = None, coded: bool = False) -> DataSet | Clients:
         """The rows in a value that a file held or a function returned.
 
         Args:
+            split: see `load`.
             value: a `DataSet`, `Clients`, a pandas DataFrame, a Hugging Face data set, (x, y), (x, y, owner), a torch
                 data set of such pairs, or anything else that `clients_from` takes.
+            coded: see `load`.
 
         Raises:
             SettingError: it is something else, or settings do not fit it.
@@ -132,12 +138,18 @@ class DataSource(BaseModel):
             return value
         if isinstance(value, HoldsRows):
             self._refuse("client", "target", "features", "regression")
+            if split is not None:
+                raise SettingError(f"{self.source} has clients with parts of their own: remove split")
             return value  # type: ignore[return-value]
-        module = type(value).__module__.partition(".")[0]
+        module, columns = (
+            type(value).__module__.partition(".")[0],
+            (self.client, self.target, self.features, self.tokens),
+        )
         if module == "pandas":
-            return self._data_set(from_frame(value, self.client, self.target, self.features, self.tokens, owned=False))
+            coded = coded and not self.tokens
+            return self._data_set(from_frame(value, *columns, split=split or BY_SHARES, owned=False, coded=coded))
         if module == "datasets":
-            return self._data_set(from_hub(value, self.client, self.target, self.features, self.tokens, owned=False))
+            return self._data_set(from_hub(value, *columns, split=split or BY_SHARES, owned=False))
         self._refuse("target", "features")
         if is_owned(value):
             return self._data_set(from_owned(value, self.tokens, self.collate, self.length), owner="client")
@@ -147,7 +159,7 @@ class DataSource(BaseModel):
         if pair or isinstance(value, torch.utils.data.Dataset):
             return self._data_set(from_pairs([value], self.tokens, self.collate, self.length))
         shared = self.model_dump(include={"classes", "regression", "tokens", "collate", "length"})
-        return clients_from(value, **shared)
+        return clients_from(value, split=split, **shared)
 
     def _data_set(self, table: ClientTable, owner: str | None = None) -> DataSet:
         origin = str(self.source)
@@ -159,7 +171,10 @@ class DataSource(BaseModel):
             y=pytree.mapped(torch.from_numpy, y),
             classes=named,
             owners={} if owner is None else {owner: Owners(table.client, table.names)},
-            features=self.features if isinstance(table.x, np.ndarray) and table.x.ndim == 2 else None,
+            features=table.features,
+            columns=table.columns,
+            groups=None if table.keys is None else table.keys.group,
+            keys=table.keys,
             source="your own",
         )
 

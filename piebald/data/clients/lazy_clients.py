@@ -16,6 +16,7 @@ from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.collate import Collate, check_lengths, lengths, padded
 from piebald.data.clients.convert import class_numbers, floats, input_arrays, target_arrays
 from piebald.data.clients.lists import Lists, Numbered, check_client
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, check_shares, check_split, three_ways
 
 
@@ -86,7 +87,7 @@ class LazyClients:
         self.names: Sequence[str] = Numbered(count) if names is None else names
         self.classes, self.common = classes, common
         self.server_rows, self.public_rows = server_rows, public_rows
-        self._validation, self._test, self._seed = validation, test, seed
+        self._division = SplitSettings(validation=validation, test=test, seed=seed)
         self._tokens, self._collate, self._length = tokens, collate, length
         check_lengths(collate, length)
         self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
@@ -139,7 +140,7 @@ class LazyClients:
         rows = self._rows(got, who)
         self._check(rows, who)
         everything = Lists(np.arange(len(rows)), np.array([0, len(rows)]))
-        parts = three_ways(everything, class_numbers(rows.y), self._validation, self._test, self._seed, first=client)
+        parts = three_ways(everything, class_numbers(rows.y), self._division, first=client)
         index = {split: torch.from_numpy(lists.values) for split, lists in parts.items()}
         return {split: rows[places] for split, places in index.items()}
 

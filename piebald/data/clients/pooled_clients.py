@@ -18,7 +18,9 @@ from piebald.core.pytree import Tree
 from piebald.data.clients.convert import class_numbers, floats
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.split import Ints
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, check_split
+from piebald.data.preparation.columns import CodedTable
 from piebald.data.sets.decoded import Decoded
 
 
@@ -39,6 +41,10 @@ class PooledClients:
         common: a test set that belongs to no client: rows, or row numbers of the pool.
         server_rows: rows that the server keeps for itself: rows, or row numbers of the pool.
         public_rows: rows that all clients have: rows, or row numbers of the pool.
+        features: names of the columns of inputs [n, d], where they have names.
+        target: name of the column of targets, where it has one.
+        columns: how inputs are columns of a table that is to be prepared.
+        division: how each client's rows are divided, where settings say it.
     """
 
     def __init__(
@@ -52,6 +58,10 @@ class PooledClients:
         common: Rows | Ints | None = None,
         server_rows: Rows | Ints | None = None,
         public_rows: Rows | Ints | None = None,
+        features: Sequence[str] | None = None,
+        target: str | None = None,
+        columns: CodedTable | None = None,
+        division: SplitSettings | None = None,
     ) -> None:
         if "train" not in parts:
             raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
@@ -60,7 +70,8 @@ class PooledClients:
         self._stored, self._y = x, y
         self._parts = {split: parts.get(split, none) for split in SPLITS}
         self.names: Sequence[str] = Numbered(count) if names is None else names
-        self.classes = classes
+        self.classes, self.division = classes, division
+        self.features, self.target, self.columns = features, target, columns
         self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
         self._tables: dict[str, Ints] = {}
         if len(self.names) != count:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from piebald.contracts import Clients, Rows, Split
+from piebald.contracts import Rows, Split
 from piebald.contracts.component import Component
 from piebald.core.pytree import Tree
+from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.preparation.preparation import Preparation
 
 
 class SiteClients:
@@ -23,6 +25,7 @@ class SiteClients:
 
     def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
         self.names, self.classes, self._blank = names, classes, blank
+        self.division: SplitSettings | None = None
         self.common: Rows | None = None
         self.server_rows: Rows | None = None
         self.public_rows: Rows | None = None
@@ -34,6 +37,15 @@ class SiteClients:
         """The same sites with these public rows, which each of them must have, too."""
         sites = copy.copy(self)
         sites.public_rows = rows
+        return sites
+
+    def divided_by(self, division: SplitSettings | None) -> Self:
+        """The same sites, which divide their rows by these settings."""
+        if division is not None:
+            division.refuse_several()
+            division.untrained(self.names)  # refuses unknown names
+        sites = copy.copy(self)
+        sites.division = division
         return sites
 
     def rows(self, client: int, split: Split) -> Rows:
@@ -54,7 +66,7 @@ class RemotePartition(Component):
 
     axis = "partition"
 
-    def clients_elsewhere(self) -> Clients:
+    def clients_elsewhere(self) -> SiteClients:
         """The clients, without their rows."""
         raise NotImplementedError
 
@@ -65,7 +77,8 @@ class Sites(RemotePartition):
     Attributes:
         clients: names of the sites, as in the description of the federation; "any" for all that the server's
             credentials list.
-        inputs: shape of one input; where inputs are several, a table of their names and shapes.
+        inputs: shape of one input; where inputs are several, a table of their names and shapes.  None for tables that
+            the sites prepare alike, which agree on it.
         tokens: whether inputs are whole numbers; where they are several, the names of those that are.
         classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
         targets: how many numbers to predict, if there are no classes.
@@ -73,7 +86,7 @@ class Sites(RemotePartition):
     """
 
     clients: list[str] = Field(min_length=1)
-    inputs: list[int] | dict[str, list[int]] = Field(min_length=1)
+    inputs: Annotated[list[int] | dict[str, list[int]], Field(min_length=1)] | None = None
     tokens: bool | list[str] = False
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
@@ -84,9 +97,10 @@ class Sites(RemotePartition):
         if isinstance(self.inputs, dict) != isinstance(self.tokens, list) and self.tokens:
             raise ValueError("tokens must be a list of names where inputs have names, else true or false")
         named = self.tokens if isinstance(self.tokens, list) else []
+        inputs = [] if self.inputs is None else self.inputs
         for name in named:
-            if name not in self.inputs:
-                raise ValueError(f"tokens must be among the inputs {', '.join(map(str, self.inputs))}, got {name!r}")
+            if name not in inputs:
+                raise ValueError(f"tokens must be among the inputs {', '.join(map(str, inputs))}, got {name!r}")
         if self.places is not None and self.classes is None:
             raise ValueError("places counts the classes of a row: give classes, or leave places out")
         return self
@@ -101,8 +115,12 @@ class Sites(RemotePartition):
             )
         return clients
 
+    def prepared(self, agreed: Preparation) -> Self:
+        """Return the same sites with the form of rows that they have agreed on."""
+        return self.model_copy(update={"inputs": [len(agreed.feature_names_out)], "classes": agreed.classes})
+
     def clients_elsewhere(self) -> SiteClients:
-        """The sites as clients, with a blank row of the agreed form."""
+        """The sites as clients, with a blank row of the agreed form; of one number where it is not agreed on yet."""
         if self.classes is not None:
             y = torch.zeros(1, *([] if self.places is None else [self.places]), dtype=torch.int64)
         else:
@@ -114,4 +132,4 @@ class Sites(RemotePartition):
         if isinstance(self.inputs, dict):
             kinds = {name: torch.int64 if name in whole else torch.float32 for name in self.inputs}
             return {name: torch.zeros(1, *shape, dtype=kinds[name]) for name, shape in self.inputs.items()}
-        return torch.zeros(1, *self.inputs, dtype=torch.int64 if self.tokens else torch.float32)
+        return torch.zeros(1, *(self.inputs or [1]), dtype=torch.int64 if self.tokens else torch.float32)

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -17,14 +17,26 @@ from piebald.contracts import Clients, HoldsRows, Rows, Split
 from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked
 from piebald.core.errors import SettingError
-from piebald.data.clients.client_tables import ClientTable, from_frame, from_hub, from_partitioner, is_table, read_table
+from piebald.data.clients.client_tables import (
+    ClientTable,
+    from_frame,
+    from_frames,
+    from_hub,
+    from_partitioner,
+    is_table,
+    read_table,
+)
 from piebald.data.clients.collate import Collate, lengths_of
 from piebald.data.clients.convert import floats, kind, target_arrays
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned, pair
 from piebald.data.clients.pooled_clients import PooledClients
+from piebald.data.clients.prepared import PreparedClients, prepared
+from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
-from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
+from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.partition.three_way_split import check_shares, three_ways
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 
 
@@ -38,6 +50,7 @@ def clients_from(
     test: Share = 0.2,
     validation: Share = 0.0,
     seed: int = 0,
+    split: SplitSettings | Mapping[str, Any] | str | None = None,
     names: Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
     common: Any = None,
@@ -47,7 +60,8 @@ def clients_from(
     public_rows: Any = None,
     collate: Collate = "stack",
     length: Count | None = None,
-) -> PooledClients:
+    prepare: Literal["federated", "none"] | PrepareSettings | Mapping[str, Any] | None = None,
+) -> PooledClients | PreparedClients:
     """Make clients from your own data.
 
     Inputs become float32; uint8 images ([n, h, w] or [n, channels, h, w]) are scaled to [0, 1] and get a channel axis.
@@ -58,8 +72,9 @@ def clients_from(
         source: a list, or a dict from client names, of (x, y) arrays or tensors, of map-style torch data sets, or of
             each client's own parts {"train": (x, y), "validation": (x, y), "test": (x, y)}; or a tuple (x, y, owner)
             with the name of each row's client; or a table with a row for each example: a pandas DataFrame, the path of
-            a CSV (".csv", ".tsv", also ".gz") or Parquet file, or a Hugging Face `datasets.Dataset`; or a
-            `flwr_datasets` partitioner that has its data set, whose partitions become the clients.
+            a CSV (".csv", ".tsv", also ".gz") or Parquet file, or a Hugging Face `datasets.Dataset`; or a dict from
+            client names of such tables in memory or in files; or a `flwr_datasets` partitioner that has its data set,
+            whose partitions become the clients.
         client: the column of a table that names the client of each row.
         target: the column of a table to predict.
         features: the columns of a table to predict from, by default all others.
@@ -67,6 +82,8 @@ def clients_from(
             like `validation`, where clients come with their own parts.
         validation: share of each client's rows for validation.  A client's only row is always for training.
         seed: seed of the choice of rows.
+        split: how each client's rows are divided, in place of `test`, `validation` and `seed`: a table of
+            `SplitSettings`, like {"group": "patient", "test": 0.3}, or the name of a column of parts.
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
         common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
@@ -77,6 +94,9 @@ def clients_from(
         collate: "pad" fills up inputs and targets that are lists of sequences, and makes masks; "stack" refuses rows
             of unequal length.
         length: the length to which "pad" fills up, by default that of the longest sequence of all clients.
+        prepare: how the columns of a table become inputs: "federated", the default for files, as the clients agree from
+            their training rows; the settings of that (`PrepareSettings`); or "none", the default for all else, and
+            beside rows of the server's or the public's, for numbers as they are.
 
     Raises:
         SettingError: the data cannot be used; the message names the client or the column.
@@ -91,15 +111,83 @@ def clients_from(
         >>> clients.names
         ['ward a', 'ward b']
     """
-    check_shares(validation, test)
     if length is not None and collate != "pad":
         raise SettingError(f"length is that of padded sequences: leave it out, or set collate = 'pad', got {collate!r}")
     if classes is not None and (twice := [name for name in classes if list(classes).count(name) > 1]):
         raise SettingError(f"classes must be different names, got {twice[0]!r} twice: rename one of them")
-    table = _table(source, client, target, features, tokens, collate, length)
+    division = _division(split, test, validation, seed)
+    alone = common is None and server_rows is None and public_rows is None and not tokens
+    is_file = isinstance(source, str | Path) and is_table(source)
+    wanted = ("federated" if is_file and alone else "none") if prepare is None else prepare
+    table = _table(source, client, target, features, tokens, collate, length, division, wanted != "none")
+    if wanted != "none" and table.columns is None:
+        raise SettingError("prepare is for the columns of pandas tables and files, and these are arrays: leave it out")
+    clients = clients_of_table(
+        table, division, names=names, classes=classes, common=common, regression=regression, tokens=tokens,
+        server_rows=server_rows, public_rows=public_rows, collate=collate,
+    )  # fmt: skip
+    clients.division = None if split is None else division
+    if table.columns is None:
+        return clients
+    if not isinstance(wanted, PrepareSettings):
+        wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
+    return prepared(clients, wanted, str(target))
+
+
+def cross_validation(
+    source: Any, split: SplitSettings | Mapping[str, Any], **arguments: Any
+) -> list[PooledClients | PreparedClients]:
+    """Make the same clients once for each division of their rows: each fold, or each client that is held out.
+
+    Args:
+        source: see `clients_from`.
+        split: `SplitSettings` with folds, or with hold_out = "each".
+        arguments: the other ones of `clients_from`.
+
+    Raises:
+        SettingError: as `clients_from`, or the settings define one division alone.
+
+    Examples:
+        >>> import numpy as np
+        >>> rows = {name: (np.arange(8.0).reshape(4, 2), [0, 1, 0, 1]) for name in ("north", "south")}
+        >>> [clients.size(0, "test") for clients in cross_validation(rows, {"hold_out": "each"})]
+        [4, 0]
+    """
+    settings = SplitSettings.of(split)
+    if not settings.several:
+        raise SettingError(
+            "cross_validation needs folds, or hold_out = 'each', in split: use clients_from for one division"
+        )
+    names: Sequence[str] = ()
+    if settings.hold_out == "each":
+        names = clients_from(source, split=settings.with_(hold_out=None), **arguments).names
+    return [clients_from(source, split=repeat, **arguments) for repeat in settings.repeats(names)]
+
+
+def clients_of_table(
+    table: ClientTable,
+    division: SplitSettings,
+    *,
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+    common: Any = None,
+    regression: bool = False,
+    tokens: bool = False,
+    server_rows: Any = None,
+    public_rows: Any = None,
+    collate: Collate = "stack",
+    first: int = 0,
+) -> PooledClients:
+    """Make clients from the rows of a table; the other arguments are those of `clients_from`.
+
+    Args:
+        table: the rows.
+        division: how each client's rows are divided.
+        first: number of the first client in its federation.
+    """
     names = _different(table.names if names is None else names)
-    y, named = labelled(table, classes, regression)
-    parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, validation, test, seed)
+    y, named = labelled(table, classes, regression, table.origin)
+    parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
         pytree.mapped(torch.from_numpy, table.x),
@@ -110,6 +198,9 @@ def clients_from(
         common=np.sort(parts["test"].values) if common is None else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
+        features=table.features,
+        target=table.target,
+        columns=table.columns,
     )
 
 
@@ -168,27 +259,54 @@ def _labelled(
     return y, None if named is None or kind(y) != "whole" else [str(name) for name in named]
 
 
-def _parts(table: ClientTable, label: Ints | None, validation: float, test: float, seed: int) -> dict[Split, Lists]:
+def _parts(
+    table: ClientTable, label: Ints | None, division: SplitSettings, names: Sequence[str], first: int
+) -> dict[Split, Lists]:
     """Each client's train, validation and test rows: its own, or chosen at random."""
-    count = len(table.names)
-    if table.split is None:
-        return three_ways(Lists.of(table.client, count), label, validation, test, seed)
-    return {split: Lists.of(np.where(table.split == n, table.client, -1), count) for n, split in enumerate(SPLITS)}
+    keys = table.keys
+    if keys is None:
+        if division.columns or isinstance(division.stratify, str):
+            name = next(iter((*division.columns, division.stratify)))
+            raise SettingError(f"split names the column {name!r}, and these rows are in no table: leave it out")
+        keys = RowKeys(part=table.split)
+    if table.split is not None:  # only what names clients counts
+        if division.folds or division.columns:
+            raise SettingError(
+                "split divides rows, and these clients come with parts of their own: leave out one of both"
+            )
+        division = division.with_(validation=0, test=None)
+    lists = Lists.of(table.client, len(table.names))
+    return three_ways(lists, label, division, keys, names=names, first=first)
+
+
+def _division(split: Any, test: float, validation: float, seed: int) -> SplitSettings:
+    """Return how rows are divided, which is said in one place alone."""
+    if split is None:
+        check_shares(validation, test)
+        return SplitSettings(test=test, validation=validation, seed=seed)
+    for name, value, default in (("test", test, 0.2), ("validation", validation, 0.0), ("seed", seed, 0)):
+        if value != default:
+            raise SettingError(f"{name} belongs into split, where that is given: split={{'{name}': {value!r}, ...}}")
+    return SplitSettings.of(split)
 
 
 def _table(
     source: Any, client: str | None, target: str | None, features: Sequence[str] | None, tokens: bool,
-    collate: Collate, length: int | None,
+    collate: Collate, length: int | None, split: SplitSettings, coded: bool,
 ) -> ClientTable:  # fmt: skip
     """Rows of all clients from any allowed source."""
     if isinstance(source, str | Path) and is_table(source):
         source = read_table(Path(source), client)
     if _made_by(source, "pandas") and hasattr(source, "columns"):
-        return from_frame(source, client, target, features, tokens)
+        return from_frame(source, client, target, features, tokens, split=split, coded=coded)
     if _made_by(source, "flwr_datasets"):
-        return from_partitioner(source, client, target, features, tokens)
+        return from_partitioner(source, client, target, features, tokens, split=split)
     if _made_by(source, "datasets"):
-        return from_hub(source, client, target, features, tokens)
+        return from_hub(source, client, target, features, tokens, split=split)
+    if isinstance(source, Mapping) and source and all(map(_is_one_table, source.values())):
+        if client is not None:
+            raise SettingError("client names a column, but each client has a table of its own: leave client out")
+        return from_frames({str(name): table for name, table in source.items()}, target, features, tokens, split=split)
     for argument, value in (("client", client), ("target", target), ("features", features)):
         if value is not None:
             raise SettingError(
@@ -197,6 +315,13 @@ def _table(
     if is_owned(source):
         return from_owned(source, tokens, collate, length)
     return from_pairs(source, tokens, collate, length)
+
+
+def _is_one_table(value: Any) -> bool:
+    """Return whether a value is a pandas DataFrame or the path of a table."""
+    return (isinstance(value, str | Path) and is_table(value)) or (
+        _made_by(value, "pandas") and hasattr(value, "columns")
+    )
 
 
 def _made_by(value: Any, package: str) -> bool:
@@ -232,6 +357,7 @@ def _types(y: Any) -> str:
     return " and ".join(f"{name} {leaf.dtype}".strip() for name, leaf in pytree.named_leaves(y))
 
 
+_SEVERAL = 50  # classes: of more than that, with hardly two rows each, targets are names rather than classes
 _FEW = 20  # whole numbers that are different: more than that are amounts rather than classes
 
 _log = logging.getLogger(__name__)
@@ -262,6 +388,11 @@ def _oddity(y: Any, classes: Sequence[str] | None, amounts: bool) -> str | None:
         return (
             f"targets are real numbers and all of them are whole ({_some(values)}), so they are predicted as amounts: "
             "give whole numbers or text to predict classes, or set regression = true if amounts are meant"
+        )
+    if classes is not None and len(values) > max(_SEVERAL, len(y) // 3):
+        return (
+            f"targets have {len(values):,} classes in {len(y):,} rows, like {_some([classes[n] for n in values[:2]])}: "
+            "take another column, or set regression = true if amounts are meant"
         )
     if classes is not None and 2 * len(values) < len(classes):
         named = _some([classes[number] for number in values.tolist()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -10,13 +10,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.data import public_rows_of
+from piebald.contracts import Clients, Rows, RowsAtSites
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import Moments, merged
 from piebald.core.wording import sentence
+from piebald.data.clients.prepared import ChangedClients, prepared_as
+from piebald.data.preparation.preparation import Preparation
 
 
 class Standardisation(BaseModel):
@@ -64,7 +65,7 @@ class Standardisation(BaseModel):
 
 
 @checked_class
-class StandardisedClients:
+class StandardisedClients(ChangedClients):
     """Clients whose inputs are standard scores (`contracts.Clients`).
 
     Args:
@@ -74,72 +75,16 @@ class StandardisedClients:
     """
 
     def __init__(self, clients: Clients, standardisation: Standardisation, computed: bool = False) -> None:
-        self.computed = computed
-        self.names, self.classes, self.standardisation = clients.names, clients.classes, standardisation
-        self._clients = clients
-        self._pool: Rows | None = None
-
-    def __len__(self) -> int:
-        return len(self._clients)
+        super().__init__(clients, computed)
+        self.standardisation = standardisation
 
     def __repr__(self) -> str:
         """The clients, in one line."""
         return f"<standardised {self._clients!r}>"
 
-    @property
-    def elsewhere(self) -> bool:
-        """True if the rows are at the sites."""
-        return isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
-
-    @property
-    def common(self) -> Rows | None:
-        """A test set that belongs to no client, or None."""
-        return self._scores(self._clients.common)
-
-    @property
-    def server_rows(self) -> Rows | None:
-        """Rows that the server keeps for itself, or None."""
-        return self._scores(self._clients.server_rows) if isinstance(self._clients, HasServerRows) else None
-
-    @property
-    def public_rows(self) -> Rows | None:
-        """Rows that all clients have, or None."""
-        return self._scores(public_rows_of(self._clients))
-
-    def in_memory(self) -> bool:
-        """Return whether the pool is in memory."""
-        return isinstance(self._clients, InMemory) and self._clients.in_memory()
-
-    def pool(self) -> Rows:
-        """All rows."""
-        if self._pool is None:
-            assert isinstance(self._clients, InMemory)  # for the type checker; `in_memory` was asked
-            self._pool = self._scores(self._clients.pool())
-        assert self._pool is not None
-        return self._pool
-
-    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Positions in the pool of one split of one client."""
-        assert isinstance(self._clients, InMemory)
-        return self._clients.indices(client, split)
-
-    def rows(self, client: int, split: Split) -> Rows:
-        """The rows of one split; empty where the client has none."""
-        if self.in_memory():
-            return self.pool()[torch.from_numpy(self.indices(client, split))]
-        rows = self._clients.rows(client, split)
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
+        """Return inputs as standard scores."""
         return Rows(self.standardisation.applied(rows.x), rows.y)
-
-    def size(self, client: int, split: Split) -> int | None:
-        """Return the number of rows, or None where that is not known."""
-        return self._clients.size(client, split)
-
-    def counts(self, client: int, split: Split) -> Sequence[int] | None:
-        """Rows of each class, or None where that is not known."""
-        return self._clients.counts(client, split)
-
-    def _scores(self, rows: Rows | None) -> Rows | None:
-        return None if rows is None else Rows(self.standardisation.applied(rows.x), rows.y)
 
 
 def of_moments(moments: Moments) -> Standardisation:
@@ -205,12 +150,18 @@ def constants_of(clients: Clients) -> Standardisation | None:
 
 def unhidden_reason(clients: Clients, noise: str | None) -> str | None:
     """Return the reason why constants of these clients' rows cannot stand beside noise that hides them, or None."""
-    if noise is None or not isinstance(clients, StandardisedClients) or not clients.computed:
+    if noise is None or not isinstance(clients, ChangedClients) or not clients.computed:
         return None
+    if isinstance(clients, StandardisedClients):
+        remedy = (
+            "give constants that are known otherwise, standardise = { mean = [...], deviation = [...] }, or ask for "
+            "them with piebald statistics --epsilon"
+        )
+    else:
+        remedy = "set prepare = 'none' where columns are numbers, or agreed = {...} in [prepare] of rows of others"
     return (
-        f"constants of standard scores that are computed from the rows tell of each of them what {noise} hides, and no "
-        "privacy budget counts them: give constants that are known otherwise, standardise = { mean = [...], "
-        "deviation = [...] }, or ask for them with piebald statistics --epsilon"
+        f"constants of {'standard scores' if isinstance(clients, StandardisedClients) else 'a preparation'} that are "
+        f"computed from the rows tell of each of them what {noise} hides, and no privacy budget counts them: {remedy}"
     )
 
 
@@ -224,8 +175,11 @@ def as_in_run(clients: Clients, meta: Mapping[str, Any]) -> Clients:
     """Clients with inputs as the run has them which `meta` describes: its constants count, also for newcomers.
 
     Raises:
-        SettingError: they are standardised already, by other constants, or the run is not.
+        SettingError: they are standardised already, by other constants, or the run is not; or inputs are not the
+            columns of the run's tables.
     """
+    if meta.get("preparation") is not None:
+        return prepared_as(clients, Preparation(**meta["preparation"]))
     constants, of_run = constants_of(clients), constants_of_run(meta)
     if constants is not None and constants != of_run:
         raise SettingError("the rows are standardised by other constants than the run: give them as they are")

@@ -17,6 +17,7 @@ from piebald.data.clients.convert import floats, target_arrays
 from piebald.data.clients.lists import Lists, check_client
 from piebald.data.clients.pairs import converted, given
 from piebald.data.partition.split import Ints
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import check_shares, check_split, three_ways
 
 
@@ -78,7 +79,8 @@ class TorchClients:
         self._datasets: list[MapStyle] = list(named.values())
         self._tokens, self._collate, self._length = tokens, collate, length
         client = np.repeat(np.arange(len(named)), [_size(dataset) for dataset in named.values()])
-        self._parts = three_ways(Lists.of(client, len(named)), None, validation, test, seed)
+        division = SplitSettings(validation=validation, test=test, seed=seed)
+        self._parts = three_ways(Lists.of(client, len(named)), None, division)
         self._starts = np.concatenate([[0], np.cumsum([_size(dataset) for dataset in named.values()])])
         self._cache: dict[tuple[int, Split], Rows] = {}  # least recently used first
         self._room = cache

@@ -19,6 +19,7 @@ from piebald.core.arguments import Count, checked
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, Reference
 from piebald.data.embeddings.extractors import EXTRACTORS, embed
+from piebald.data.partition.split_settings import division_of
 from piebald.settings import plugins
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -36,7 +37,7 @@ class Embedded:
     """
 
     def __init__(self, clients: Clients, network: nn.Module, name: str | None, batch: int = 64) -> None:
-        self.names, self.classes = clients.names, clients.classes
+        self.names, self.classes, self.division = clients.names, clients.classes, division_of(clients)
         self._places: dict[tuple[int, Split], np.ndarray[Any, np.dtype[np.int64]]] = {}
         self._counts = {
             (client, split): clients.counts(client, split) for client in range(len(clients)) for split in SPLITS
@@ -114,11 +115,25 @@ def embedded(clients: Clients, extractor: str | nn.Module, *, key: str | None = 
 
 def embedded_by(clients: Clients, extractor: str, key: str | None = None, batch: int = 64) -> Embedded:
     """`embedded`, where an extractor is one of those with names or a reference, and other text names nothing."""
+    name = key if isinstance(extractor, Reference) else key or extractor
+    return Embedded(clients, _network(extractor), name, batch)
+
+
+def embedding(extractor: str, x: pytree.Tree) -> Tensor:
+    """Return what the extractor of a run, by its name or reference, makes of inputs [n, ...]: embeddings [n, d].
+
+    Raises:
+        SettingError: there is no such extractor, or it cannot read these rows.
+    """
+    return _embedded(_network(extractor), x, None, 64)
+
+
+def _network(extractor: str) -> nn.Module:
     if isinstance(extractor, Reference):
-        return Embedded(clients, _of_plugin(extractor), key, batch)
+        return _of_plugin(extractor)
     if extractor not in EXTRACTORS:
         raise unknown("extractor", extractor, EXTRACTORS)
-    return Embedded(clients, EXTRACTORS[extractor](), key or extractor, batch)
+    return EXTRACTORS[extractor]()
 
 
 def _of_plugin(reference: Reference) -> nn.Module:

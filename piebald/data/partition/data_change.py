@@ -222,6 +222,10 @@ def changed(clients: PooledClients, changes: Sequence[DataChange], x: Tensor | D
         common=clients.common,
         server_rows=clients.server_rows,
         public_rows=clients.public_rows,
+        features=clients.features,
+        target=clients.target,
+        columns=clients.columns,
+        division=clients.division,
     )
 
 

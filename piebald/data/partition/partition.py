@@ -23,13 +23,15 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from piebald.contracts.component import Component
-from piebald.core.errors import SettingError, shown
+from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.randomness import generator, key
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.lists import Lists
 from piebald.data.clients.pooled_clients import PooledClients
 from piebald.data.partition.data_change import AnyChange, changed
-from piebald.data.partition.split import Ints, hold_out, thin
+from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.split import Bools, Ints, folds_of, hold_out, thin
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import three_ways
 
 if TYPE_CHECKING:
@@ -77,20 +79,26 @@ class Partition(Component):
             )
         return self
 
-    def split(self, data: DataSet) -> PooledClients:
+    def split(self, data: DataSet, division: SplitSettings | None = None) -> PooledClients:
         """Deal a data set to clients.
+
+        Args:
+            data: the data set.
+            division: how each client's rows are divided, in place of `validation` and `test`.
 
         Raises:
             SettingError: the settings do not fit this data set, or a client would hold no row.
         """
+        settings = self._division(data, division)
+        keys = data.keys if data.keys is not None else keys_of(data, settings)
         train, test = self._published(data)
-        validation = self.validation
-        if test is None and self.test and self.holds_out_first(data):
-            order = np.zeros(len(train), dtype=np.int64)
-            group = None if data.groups is None else data.groups[train]
-            out = hold_out(order, self.test, key(self.seed, "together"), labels(data, train), group)
+        amount, share = settings.validation, 0.0
+        divides = bool(settings.test_amount or settings.folds) and keys.part is None
+        if test is None and divides and self.holds_out_first(data):
+            out = self._held_out_first(labels(data, train), settings, keys.at(train))
             train, test = train[~out], train[out]
-            validation /= 1 - self.test  # a share of all rows, of which some have just been held out
+            whole = settings.fold is not None or isinstance(settings.test_amount, int)
+            share = float(out.mean()) if whole else settings.test_amount
         server_rows, train = self._set_aside(data, train, "server_rows", self.server_rows, "centre")
         public_rows, train = self._set_aside(data, train, "public_rows", self.public_rows, "public")
         client, names = self._dealt(data, train)
@@ -101,19 +109,45 @@ class Partition(Component):
                 f"client {names[empty]!r} would hold no row of {len(train)}: lower clients or raise limit"
             )
         holder = None if test is None else self.follow(data, train, client, test)
-        label = labels(data, np.arange(len(data)))
+        label = None if data.classes is None or class_numbers(data.y) is None else labels(data, np.arange(len(data)))
         if test is None or holder is None:
-            parts = three_ways(lists, label, self.validation, self.test, self.seed, data.groups)
+            parts = three_ways(lists, label, settings, keys, names=names)
             common = np.sort(parts["test"].values) if test is None else test
         else:
-            parts = three_ways(lists, label, validation, 0.0, self.seed, data.groups)
-            parts["test"] = Lists.of(holder, len(names), test)
+            # a share of all rows, of which some are test rows already
+            rest = {"validation": amount / (1 - share) if isinstance(amount, float) else amount, "test": 0}
+            parts = three_ways(lists, label, settings.with_(**rest, folds=None, fold=None), keys, names=names)
+            client = np.concatenate([parts["test"].clients, holder])  # of those that do not train, and published ones
+            parts["test"] = Lists.of(client, len(names), np.concatenate([parts["test"].values, test]))
             common = test[holder != NOBODY]
         clients = PooledClients(
             data.x, data.y, parts, names=names, classes=data.classes, common=common, server_rows=server_rows,
-            public_rows=public_rows,
+            public_rows=public_rows, division=division, features=data.features, columns=data.columns,
         )  # fmt: skip
         return changed(clients, self.changes, data.inputs) if self.changes else clients
+
+    def _division(self, data: DataSet, division: SplitSettings | None) -> SplitSettings:
+        """Return how each client's rows are divided, which this partition says itself where nothing else does."""
+        if division is None:
+            return SplitSettings(test=self.test, validation=self.validation, seed=self.seed)
+        if twice := sorted({"test", "validation"} & self.model_fields_set):
+            raise self.refuse(f"{twice[0]} is set in split: leave it out here")
+        if data.test is not None and not self.pool and (division.folds or division.order or division.column):
+            raise self.refuse(
+                f"{data.name} has a test part of its own: set pool = true, so that split divides all rows"
+            )
+        return division
+
+    def _held_out_first(self, label: Ints, division: SplitSettings, keys: RowKeys) -> Bools:
+        """Choose the rows that are for testing before rows are dealt, as if all were those of one client."""
+        one_client = np.zeros(len(label), dtype=np.int64)
+        stratum = keys.stratum if keys.stratum is not None else None if division.stratify is False else label
+        if division.folds is not None and division.fold is not None:
+            folds = folds_of(one_client, division.folds, key(division.seed, "folds"), stratum, keys.group)
+            return np.asarray(folds == division.fold)
+        return hold_out(
+            one_client, division.test_amount, key(division.seed, "together"), stratum, keys.group, keys.order
+        )
 
     def _dealt(self, data: DataSet, rows: Ints) -> tuple[Ints, Sequence[str]]:
         """Return the value of `deal`, after a check."""
@@ -227,6 +261,21 @@ class Partition(Component):
         if side is not None:
             stratum = stratum * 2 + side
         return rows[thin(stratum, self.limit, key(self.seed, "limit"))]
+
+
+def keys_of(data: DataSet, division: SplitSettings) -> RowKeys:
+    """Return the keys of the rows of a data set that is no table: its groups, or owners of the kinds that are named.
+
+    Raises:
+        SettingError: settings name something else.
+    """
+    columns = [*division.columns, *([division.stratify] if isinstance(division.stratify, str) else [])]
+    if not columns:
+        return RowKeys(group=data.groups)
+    if other := next((name for name in columns if name not in division.groups or name not in data.owners), None):
+        raise unknown(f"kind of owners of {data.name} to divide by (split)", other, data.owners)
+    codes = np.stack([data.owners[name].codes for name in division.groups])
+    return RowKeys(group=np.unique(codes, axis=1, return_inverse=True)[1].reshape(-1))
 
 
 def labels(data: DataSet, rows: Ints) -> Ints:

@@ -7,11 +7,18 @@ client.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from piebald.core.errors import SettingError, unknown
+from piebald.core.randomness import generator
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 
 def mixed(key: int, *columns: Ints) -> NDArray[np.uint64]:
@@ -37,38 +44,104 @@ def places(client: Ints) -> Ints:
     return steps - np.maximum.accumulate(np.where(first, steps, 0))
 
 
-def hold_out(client: Ints, share: float, key: int, label: Ints | None = None, group: Ints | None = None) -> Bools:
+def hold_out(
+    client: Ints,
+    share: float | Floats,
+    key: int,
+    label: Ints | None = None,
+    group: Ints | None = None,
+    order: Ints | None = None,
+) -> Bools:
     """Choose the rows that each client holds out: round(share * rows), spread evenly over classes, never all of them.
 
     Args:
         client: the client of each row [n], in non-decreasing order.
-        share: share of rows to hold out, in [0, 1).
+        share: share of rows to hold out, in [0, 1), or of each row's client [n]; a whole number is that of rows.
         key: from `randomness.key`.
         label: class of each row [n], or None if there are no classes.
         group: group of each row [n]; rows of one client and group stay on the same side, and the share is then of
             groups.
+        order: the last rows in this order [n] are chosen, instead of any; the last groups by their last rows.
     """
-    if share == 0 or not len(client):
+    if not len(client) or not np.any(share):
         return np.zeros(len(client), dtype=bool)
     label = np.zeros_like(client) if label is None else label
+    share = share if isinstance(share, int) else np.broadcast_to(share, client.shape)
     if group is None:
-        return _choose(client, share, label, places(client), key)
-    pair = client * (int(group.max()) + 1) + group  # a group that two clients share is held out by each on its own
-    _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
-    return _choose(client[first], share, label[first], group[first], key)[inverse]
+        return _choose(client, share, label, places(client), key, order)
+    first, inverse = units(client, group)  # a group that two clients share is held out by each on its own
+    if order is not None:
+        last = np.full(len(first), order.min())
+        np.maximum.at(last, inverse, order)
+        order = last
+    share = share if isinstance(share, int) else share[first]
+    return _choose(client[first], share, label[first], group[first], key, order)[inverse]
 
 
-def _choose(client: Ints, share: float, label: Ints, unit: Ints, key: int) -> Bools:
-    # Within a client the classes come in random order (or all small clients would hold out their last class) and the
-    # units of a class too; then every (1 / share)-th is taken.
-    order = np.lexsort((mixed(key, client, unit), mixed(key ^ 1, client, label), client))
-    place = places(client)  # `order` keeps the clients sorted, so these are the places after sorting, too
-    held_out = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
+def units(client: Ints, group: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of each client's groups [u], in the order of clients, and each row's place [n] in it."""
+    order = np.lexsort((group, client))
+    new = np.r_[True, (client[order][1:] != client[order][:-1]) | (group[order][1:] != group[order][:-1])]
+    inverse = np.empty(len(client), dtype=np.int64)
+    inverse[order] = np.cumsum(new) - 1
+    return order[new], inverse
+
+
+def _choose(client: Ints, share: int | Floats, label: Ints, unit: Ints, key: int, by: Ints | None) -> Bools:
     size = np.bincount(client - client[0])[client - client[0]]
-    held_out &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one row is left for training
+    if isinstance(share, int):
+        share = np.minimum(share, size - 1) / size
+    place = places(client)
+    if by is not None:
+        order = np.lexsort((by, client))
+        held_out = place >= size - np.minimum(np.floor(size * share + 0.5), size - 1)
+    else:
+        # Within a client the classes come in random order (or all small clients would hold out their last class) and
+        # the units of a class too; then every (1 / share)-th is taken.
+        order = _shuffled(client, label, unit, key)
+        # `order` keeps the clients sorted, so these are the places after sorting, too
+        held_out = np.floor((place + 1) * share + 0.5) > np.floor(place * share + 0.5)
+        held_out &= (place > 0) | (np.floor(size * share + 0.5) < size)  # one row is left for training
     chosen = np.empty(len(client), dtype=bool)
     chosen[order] = held_out
     return chosen
+
+
+def _shuffled(client: Ints, label: Ints, unit: Ints, key: int) -> Ints:
+    return np.lexsort((mixed(key, client, unit), mixed(key ^ 1, client, label), client))
+
+
+def folds_of(client: Ints, folds: int, key: int, label: Ints | None = None, group: Ints | None = None) -> Ints:
+    """Return the fold [n] of each row: folds of a client have as many rows, and as many of each class, within one.
+
+    Rows of one client and group are in one fold.  Groups go to folds as in scikit-learn's `StratifiedGroupKFold`, the
+    largest first, each to the fold with the fewest rows of its class, and of these to that with the fewest rows.
+
+    Args:
+        client, key, label, group: see `hold_out`.
+        folds: how many there are; a client of fewer rows or groups has none in some of them.
+    """
+    label = np.zeros_like(client) if label is None else label
+    fold = np.empty(len(client), dtype=np.int64)
+    if not len(client):
+        return fold
+    if group is None:
+        fold[_shuffled(client, label, places(client), key)] = places(client) % folds
+        return fold
+    first, inverse = units(client, group)
+    rows, by_unit = np.bincount(inverse), np.empty(len(first), dtype=np.int64)
+    load = np.zeros((folds, 2), dtype=np.int64)  # rows of the class, and of all
+    classes: dict[int, Ints] = {}
+    of_client = -1
+    for unit in np.lexsort((mixed(key, client[first], group[first]), -rows, client[first])).tolist():
+        if client[first[unit]] != of_client:
+            of_client, classes, load = int(client[first[unit]]), {}, np.zeros((folds, 2), dtype=np.int64)
+        in_class = classes.setdefault(int(label[first[unit]]), np.zeros(folds, dtype=np.int64))
+        load[:, 0] = in_class
+        by_unit[unit] = chosen = int(np.lexsort((load[:, 1], load[:, 0]))[0])
+        in_class[chosen] += rows[unit]
+        load[chosen, 1] += rows[unit]
+    return by_unit[inverse]
 
 
 def thin(stratum: Ints, keep: int, key: int) -> Bools:
@@ -85,3 +158,34 @@ def thin(stratum: Ints, keep: int, key: int) -> Bools:
     chosen = np.empty(n, dtype=bool)
     chosen[order] = (place + 1) * keep // n > place * keep // n
     return chosen
+
+
+def unseen_numbers(names: Sequence[str], unseen: float | Sequence[str], seed: int) -> set[int]:
+    """Return the numbers of the clients that are held out until the end of a run.
+
+    Args:
+        names: of all clients.
+        unseen: a number of clients, or a share of them below 1, or their names.
+        seed: of the choice.
+
+    Raises:
+        SettingError: no client would take part, or `unseen` is no number and no list of clients.
+    """
+    if isinstance(unseen, list | tuple):
+        number_of = {str(name): number for number, name in enumerate(names)}
+        if strange := next((name for name in unseen if name not in number_of), None):
+            raise unknown("client (unseen)", strange, number_of)
+        held_out = {number_of[name] for name in unseen}
+    elif isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
+        raise SettingError(
+            f"unseen must be a number of clients (0, 1, ...), a share of them (0.2), or names of them, got {unseen!r}"
+        )
+    else:
+        # 1.0 is one client and not all of them: a whole number counts, whatever its type
+        count = int(unseen) if unseen == int(unseen) else max(1, round(unseen * len(names)))
+        every = count >= len(names)
+        chosen = range(len(names)) if every else generator("unseen", seed).choice(len(names), count, replace=False)
+        held_out = {int(number) for number in chosen} if count else set()
+    if len(held_out) >= len(names):
+        raise SettingError(f"unseen = {unseen} leaves none of {len(names)} clients to train with: lower it")
+    return held_out

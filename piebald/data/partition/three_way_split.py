@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import cast, get_args
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
 
 from piebald.contracts import Split
 from piebald.core.errors import SettingError, unknown
 from piebald.core.randomness import key
 from piebald.data.clients.lists import Lists
-from piebald.data.partition.split import Ints, hold_out
+from piebald.data.partition.leakage import warn_of_leaks
+from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.split import Bools, Floats, Ints, folds_of, hold_out, units
+from piebald.data.partition.split_settings import Amount, SplitSettings
 
 SPLITS: tuple[Split, ...] = get_args(Split)
+NO_KEYS = RowKeys()
 
 
 def check_split(split: Split) -> None:
@@ -33,33 +40,81 @@ def check_shares(validation: float, test: float) -> None:
 def three_ways(
     lists: Lists,
     label: Ints | None,
-    validation: float,
-    test: float,
-    seed: int,
-    group: Ints | None = None,
+    split: SplitSettings,
+    keys: RowKeys = NO_KEYS,
+    *,
+    names: Sequence[str] = (),
     first: int = 0,
 ) -> dict[Split, Lists]:
     """Divide each client's rows into train, validation and test; a client with a single row keeps it for training.
 
     Args:
-        lists: row numbers of each client, positions in `label` and `group`.
+        lists: row numbers of each client, positions in `label` and `keys`.
         label: class of each row, or None.
-        validation: share of a client's rows for validation.
-        test: share of a client's rows for testing.
-        seed: seed of the choice, which depends only on the seed and the client's own rows.
-        group: group of each row; rows of one client and group stay in the same split.
-        first: number of the client of the first list.
+        split: the settings.
+        keys: what the settings say of each row.
+        names: of the clients, where settings name clients.
+        first: number of the client of the first list: the choice depends on it, the seed and the client's own rows.
+
+    Raises:
+        SettingError: settings name no client, or rows have no classes to be stratified by.
     """
-    parts: dict[Split, Lists] = {}
-    rest = lists
-    # Both shares are of all rows, and validation is chosen from those that the test part leaves.
-    for split, share in (("test", test), ("validation", validation / (1 - test))):
-        out = hold_out(
-            rest.clients + first,
-            share,
-            key(seed, "split", split),
-            None if label is None else label[rest.values],
-            None if group is None else group[rest.values],
+    split.refuse_several()
+    if split.stratify is True and label is None:
+        raise SettingError("split: stratify = true needs classes, and targets are none: name a column, or leave it out")
+    rows, client = lists.values, lists.clients
+    stratum, group, order, fixed = (
+        None if column is None else column[rows] for column in (keys.stratum, keys.group, keys.order, keys.part)
+    )
+    if stratum is None and label is not None and split.stratify is not False:
+        stratum = label[rows]
+    place = SPLITS.index
+    part = np.zeros(len(rows), dtype=np.int64) if fixed is None else fixed.copy()
+
+    def choose(name: Split, open_rows: Bools, amount: Amount | Floats) -> None:
+        """Move an amount of each client's rows to a part, out of those that are open."""
+        chosen = hold_out(
+            client[open_rows] + first,
+            amount,
+            key(split.seed, "split", name),
+            *(None if column is None else column[open_rows] for column in (stratum, group, order)),
         )
-        parts[cast(Split, split)], rest = rest.where(out), rest.where(~out)
-    return {"train": rest, **parts}
+        part[np.flatnonzero(open_rows)[chosen]] = place(name)
+
+    if split.fold is not None and split.folds is not None:
+        folds = folds_of(client + first, split.folds, key(split.seed, "folds"), stratum, group)
+        part[folds == split.fold] = place("test")
+    elif fixed is None:
+        choose("test", part == 0, split.test_amount)
+    if split.validation and not (part == place("validation")).any():
+        amount, tests = split.validation, (part == place("test")).astype(np.float64)
+        if isinstance(amount, float) and isinstance(split.test_amount, float) and split.fold is None and fixed is None:
+            amount = amount / (1 - split.test_amount)  # both shares are of all rows
+        elif isinstance(amount, float):
+            size = np.bincount(client, minlength=len(lists))
+            share_left = 1 - np.bincount(client, tests, minlength=len(lists)) / np.maximum(size, 1)
+            amount = np.minimum(amount / np.maximum(share_left, 1e-9), 1.0)[client][part == 0]
+        choose("validation", part == 0, amount)
+    alone = np.isin(client, split.untrained(names))
+    part[alone] = place("test")
+    if group is not None and not keys.local:
+        part = _together(part, client, group, alone)
+    parts: dict[Split, Lists] = {name: lists.where(part == place(name)) for name in SPLITS}
+    warn_of_leaks(parts, keys)
+    return parts
+
+
+def _together(part: Ints, client: Ints, group: Ints, alone: Bools) -> Ints:
+    """Return the part of each row where a group lies at several clients: it has one, that of its client with most rows.
+
+    A client that does not train counts before all others.
+    """
+    first, unit = units(client, group)
+    rows = np.bincount(unit)
+    order = np.lexsort((client[first], -rows, ~alone[first], group[first]))  # of units: the first of a group decides
+    of_group = group[first][order]
+    begins = np.r_[True, of_group[1:] != of_group[:-1]] if len(order) else np.zeros(0, dtype=bool)
+    decided = part[first][order][begins][np.cumsum(begins) - 1]
+    by_unit = np.empty_like(decided)
+    by_unit[order] = decided
+    return np.asarray(by_unit[unit])

@@ -15,6 +15,8 @@ from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.losses import IGNORED
+from piebald.data.partition.row_keys import RowKeys
+from piebald.data.preparation.columns import CodedTable
 from piebald.data.sets.decoded import Decoded
 
 Ints = NDArray[np.int64]
@@ -68,6 +70,8 @@ class DataSet:
         groups: group of each row [n], such as a recording; rows of one group are never split between training and
             test.  None without groups.
         features: names of the columns of inputs [n, features], for tables.
+        columns: how inputs are written as numbers where they are columns of a table that is to be prepared.
+        keys: what columns of a table say of how its rows are divided.
         source: source of the rows.
         licence: licence of the rows.
         citation: reference to cite.
@@ -92,6 +96,8 @@ class DataSet:
     test: Ints | None = None
     groups: Ints | None = None
     features: Sequence[str] | None = None
+    columns: CodedTable | None = None
+    keys: SkipValidation[RowKeys | None] = None
     source: str = ""
     licence: str = ""
     citation: str = ""

@@ -86,11 +86,17 @@ class LocalFederation:
                 )
                 raise RuntimeFault(f"{name} ended before the run began: {lines[-1] if lines else process.returncode}")
 
-    def wait(self) -> None:
-        """Wait until the sites, which know that the run has ended, have ended as well; Ctrl-C ends the waiting."""
+    def wait(self, most: float | None = None) -> None:
+        """Wait until the sites, which know that the run has ended, have ended as well; Ctrl-C ends the waiting.
+
+        Args:
+            most: seconds, None for no limit.
+        """
+        until = None if most is None else time.monotonic() + most
         try:
             for process in self.processes:
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(None if until is None else max(until - time.monotonic(), 0.0))
         except KeyboardInterrupt:
             log.warning(
                 "sites had not finished choosing their models: piebald client FOLDER with the credentials of a site "

@@ -48,6 +48,7 @@ _LARGE = 1 << 15  # bytes, less than the shortest of the pieces of which many ar
 _SPARE = 1 << 14  # bytes that the heap grows by beyond what is asked for: what fits there is not returned
 _STATUS_SHARE = 20  # the status is written in one part of so many of the time, at most
 _TICK = 0.25  # seconds between checks for silent sites
+_SAVING = 60.0  # seconds in which a site on this machine saves its model
 
 log = logging.getLogger("piebald.federation")
 
@@ -182,11 +183,11 @@ class FederationServer:
     def dismiss(self) -> None:
         """Tell the sites that the run has ended, and wait until those that are present know.
 
-        Sites on this machine, which end with this process, may choose their models first.
+        Sites on this machine, which end with this process, may save their models first, or choose them.
         """
         self._tell_the_end()
-        if self._local is not None and self.work.choice is not None:
-            self._local.wait()
+        if self._local is not None:
+            self._local.wait(None if self.work.choice is not None else _SAVING)
 
     def _tell_the_end(self) -> None:
         with self._lock:

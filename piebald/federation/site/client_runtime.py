@@ -215,9 +215,10 @@ class FederationClient:
                 session.store.save_secrets({})
             return self._choose()
         model = session.runner.personalize(version, global_model, session.store.state(before=1 << 53))
-        path = self.credentials.folder / "model.safetensors"
+        path = self.credentials.folder / site_choice.WEIGHTS
         with replaced(path) as file:
             session.runner.work.layout.save(model, file)
+        site_choice.describe_model(self.credentials.folder, self._terms, version)
         with self._secrets:
             session.store.save_secrets({})
         log.info("the model after step %d is in %s", version, path)

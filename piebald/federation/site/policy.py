@@ -71,6 +71,7 @@ class Policy(BaseModel):
         work: what one task may cost this site.
         accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
             waits until somebody at the site approves it.  Not set: all.
+        accept_split: whether the run's [split] may say how this site's rows are divided.  False refuses such runs.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
 
     Examples:
@@ -100,6 +101,7 @@ class Policy(BaseModel):
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
+    accept_split: bool = True
     carry: bool = True
 
     @property

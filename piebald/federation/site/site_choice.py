@@ -5,6 +5,7 @@ started again, to the same bits, whether or not its server is still there.
 
     <credentials>/state/<run>/choice.safetensors   what is left to do: the models that the site received last
     <credentials>/model.safetensors                the model that it has chosen
+    <credentials>/model.json                       the terms of its run, which say what model it is
     <credentials>/best-for-each.json               what was chosen and why, and what each candidate scored; or
                   knn-per.json                     the neighbours that count beside the model, see `choice.KnnPer`
 """
@@ -26,9 +27,20 @@ from piebald.core.reading.tensors import opened_tensors
 from piebald.federation.site.client_store import ClientStore
 from piebald.federation.site.task_runner import TaskRunner
 
-LEFT = "choice.safetensors"
+LEFT, WEIGHTS, DESCRIPTION = "choice.safetensors", "model.safetensors", "model.json"
 
 log = logging.getLogger("piebald.federation")
+
+
+def describe_model(folder: Path, terms: bytes, version: int) -> None:
+    """Write what a model in a folder of credentials is, beside it.
+
+    Args:
+        folder: the site's credentials.
+        terms: of the run.
+        version: server steps made.
+    """
+    write_private(folder / DESCRIPTION, json.dumps({"version": version, "terms": json.loads(terms)}))
 
 
 def leave(store: ClientStore, terms: bytes, version: int, models: Mapping[str, Tensor]) -> None:
@@ -70,14 +82,15 @@ def make(path: Path, runner: TaskRunner, folder: Path) -> None:
         folder: the site's credentials, where the model goes.
     """
     with opened_tensors(path) as file:
-        version = int(file.metadata()["version"])
+        version, terms = int(file.metadata()["version"]), file.metadata()["terms"].encode()
         models = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     store, choice = ClientStore(path.parent), runner.work.choice
     assert choice is not None
     chosen, record = runner.choose(version, models, store.state(before=1 << 53), store.trained)
-    target = folder / "model.safetensors"
+    target = folder / WEIGHTS
     with replaced(target) as file_path:
         runner.work.layout.save(chosen, file_path)
+    describe_model(folder, terms, version)
     write_private(folder / record_file(choice), json.dumps({"version": version, **record}, indent=2))
     path.unlink()
     log.info("the model after step %d is in %s: %s", version, target, record["why"])

@@ -27,7 +27,9 @@ from piebald.core.parameters import Layout
 from piebald.core.plain_text import printable
 from piebald.core.reading.files import settings_text
 from piebald.core.references import USERS, Outside, Resolver
+from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.file import ExperimentSettings
 from piebald.experiments.run_models import GivenModels
 from piebald.federation.credentials.provisioning import Credentials, read
@@ -124,6 +126,8 @@ class SiteWork:
             raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
+        if settings.split is not None and not self.settings.policy.accept_split:
+            raise SettingError("this site divides its rows itself, and takes part in no run whose terms have [split]")
         if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
             raise SettingError(reason)
         try:
@@ -199,12 +203,16 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
     columns["tokens"] = columns["tokens"] or agreed.get("tokens") is True
     plain = settings.extractor is None and isinstance(terms.shape, list)
     inputs: Any = agreed.get("inputs") or (terms.shape if plain else None)
+    prepare = settings.prepare if isinstance(settings.prepare, PrepareSettings) else None
+    asks = prepare is not None and prepare.agreed is None  # of classes as well
     return RunRows(
         terms.classes,
-        numbers=settings.data.regression or (bool(agreed) and terms.classes is None),
+        numbers=settings.data.regression or (bool(agreed) and terms.classes is None and not asks),
         inputs=[length for length in inputs or () if isinstance(length, int)] or None,
         columns=columns,
         extractor=settings.extractor,
+        prepare=prepare,
+        split=settings.split,
     )
 
 
@@ -239,7 +247,9 @@ class _OtherForm(SettingError):
 
 def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Objective:
     """Return the run's loss and metrics, for the site's own rows."""
-    objective = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
+    agreed = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
+    named = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
+    objective = in_own_unit(named, agreed)
     if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
         raise _OtherForm(
             f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "

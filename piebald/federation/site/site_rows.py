@@ -17,12 +17,20 @@ from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, search
+from piebald.data.clients.client_tables import ClientTable
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource
-from piebald.data.clients.pairs import given
+from piebald.data.clients.pairs import from_pairs, given
+from piebald.data.clients.prepared import PreparedClients, columns_of, frame_of
 from piebald.data.clients.published_rows import with_published
+from piebald.data.clients.sources import clients_of_table
 from piebald.data.embeddings.embedded import embedded_by
-from piebald.data.partition import ByOwner, Iid, clients_from
+from piebald.data.partition import ByOwner, Iid
+from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.split_settings import SplitSettings, division_of
+from piebald.data.preparation.answers import Table
+from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import grey
@@ -88,6 +96,8 @@ class RunRows:
         inputs: the shape of one input as sites have it, None where it is not known.
         columns: the experiment's section [data], whose columns a site takes where it names none itself.
         extractor: the frozen network that a site runs once over its inputs, None for none.
+        prepare: how columns of tables become inputs, None for numbers as they are.
+        split: how the site's rows are divided, None where the site says it.
     """
 
     classes: Sequence[str] | None = None
@@ -95,6 +105,18 @@ class RunRows:
     inputs: Sequence[int] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     extractor: str | None = None
+    prepare: PrepareSettings | None = None
+    split: SplitSettings | None = None
+
+    def division(self, source: SiteSource) -> SplitSettings:
+        """Return how the rows of a source are divided among parts: as the run says, in sizes that the site states."""
+        sizes = {"test": source.test, "validation": source.validation}
+        if self.split is None:
+            return SplitSettings(**sizes)
+        stated = {name: size for name, size in sizes.items() if name in source.model_fields_set}
+        if self.split.hold_out is not None:  # of a client that trains
+            stated = {"test": self.split.test_amount, **stated}
+        return self.split.with_(**stated, hold_out=None, test_only=[])
 
 
 class SiteRows:
@@ -102,6 +124,7 @@ class SiteRows:
 
     Attributes:
         records: digests of these rows as the site has them, None where they are not known.
+        division: how the run says that they are divided, None where it does not.
     """
 
     def __init__(
@@ -112,8 +135,9 @@ class SiteRows:
         classes: Sequence[str] | None,
         public: Rows | None = None,
         records: Records | None = None,
+        division: SplitSettings | None = None,
     ):
-        self.names, self.classes = names, classes
+        self.names, self.classes, self.division = names, classes, division
         self.common: Rows | None = None
         self.public_rows, self.records = public, records
         self._number, self._rows = number, rows
@@ -135,11 +159,31 @@ class SiteRows:
         return None
 
 
+class UnpreparedRows(SiteRows):
+    """A site's rows before all sites agree on their preparation: blank ones for the run, tables for questions."""
+
+    def __init__(
+        self, names: Sequence[str], number: int, clients: Clients, columns: CodedTable, classes: Sequence[str] | None,
+        records: Records | None,
+    ) -> None:  # fmt: skip
+        kind = torch.float32 if classes is None else torch.int64
+        blank = {split: Rows(torch.zeros(n := len(clients.rows(0, split)), 1), torch.zeros(n, dtype=kind))
+                 for split in SPLITS}  # fmt: skip
+        super().__init__(names, number, blank, classes, records=records)
+        self._clients, self._columns = clients, columns
+
+    def table(self, client: int, split: Split) -> Table:
+        """See `contracts.data.HasTables`; a site has the rows of one client alone."""
+        rows, classes = self._clients.rows(0, split), self._clients.classes
+        y = None if classes is not None else pytree.single(rows.y, "prepare").numpy()
+        return Table(frame_of(self._columns, rows), y, classes)
+
+
 def rows_of_one(clients: Clients, number: int) -> SiteRows:
     """Return one client's rows of a partition, without those of the others."""
     rows = {split: clients.rows(number, split) for split in SPLITS}
     names = [str(clients.names[n]) for n in range(len(clients))]
-    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients))
+    return SiteRows(names, number, rows, clients.classes, public_rows_of(clients), division=division_of(clients))
 
 
 def own_rows(
@@ -159,11 +203,23 @@ def own_rows(
         SettingError: they cannot be read, or have another form.
     """
     value = _read(source, folder, run)
-    clients, client = _client(value, source, folder, site, run)
-    return SiteRows(
-        names, number, {split: clients.rows(client, split) for split in SPLITS}, run.classes, public_rows_of(clients),
-        row_records(source, folder, site, value),
-    )  # fmt: skip
+    clients, client = _client(value, source, folder, site, run, number)
+    records = row_records(source, folder, site, value)
+    if (columns := columns_of(clients)) is not None:
+        agreed = None if run.prepare is None else run.prepare.agreed
+        if agreed is None:
+            return UnpreparedRows(names, number, clients, columns, run.classes, records)
+        prepared = PreparedClients(clients, columns, agreed, computed=False)
+        prepared.names = [names[number]]  # by which numbers are harmonised
+        clients = prepared
+    rows = {split: clients.rows(client, split) for split in SPLITS}
+    if run.split is not None and number in run.split.untrained(names):
+        whole, none = (
+            Rows(*(pytree.joined([getattr(rows[split], leaf) for split in SPLITS]) for leaf in "xy")),
+            rows["train"][:0],
+        )
+        rows = {"train": none, "validation": none, "test": whole}
+    return SiteRows(names, number, rows, run.classes, public_rows_of(clients), records, run.split)
 
 
 def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
@@ -177,8 +233,9 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     Raises:
         SettingError: they cannot be read.
     """
-    value = _read(source, folder, RunRows())
-    clients, client = _client(value, source, folder, site, RunRows())
+    run = RunRows(prepare=PrepareSettings())  # columns of any kind, of which sites may agree later
+    value = _read(source, folder, run)
+    clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
@@ -206,9 +263,11 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
     return f"there is no file or folder {str(place)!r} with this site's rows: correct [data] in site.toml, or --data"
 
 
-def _client(value: Any, source: SiteSource, folder: Path, site: str, run: RunRows) -> tuple[Clients, int]:
-    """Return clients, one of which has the site's rows, from what was read, and its number."""
-    clients, client = _raw_client(value, source, site, run)
+def _client(
+    value: Any, source: SiteSource, folder: Path, site: str, run: RunRows, number: int = 0
+) -> tuple[Clients, int]:
+    """Return clients, one of which has the site's rows, from what was read, and its number among them."""
+    clients, client = _raw_client(value, source, site, run, number)
     if source.public is not None:
         columns = [name for name in _COLUMNS if run.columns.get(name) and not getattr(source, name)]
         clients = with_published(
@@ -217,25 +276,33 @@ def _client(value: Any, source: SiteSource, folder: Path, site: str, run: RunRow
     return (clients, client) if run.extractor is None else (embedded_by(clients, run.extractor), client)
 
 
-def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Clients, int]:
+def _raw_client(value: Any, source: SiteSource, site: str, run: RunRows, number: int) -> tuple[Clients, int]:
     if isinstance(value, Mapping) and "train" not in value and not set(value) <= set(SPLITS):
         value = list(value.values())[_number(list(value), site, source)]
     if isinstance(value, Mapping):
-        return _alone(_parts(value, source, site, run), source, site, run), 0
+        return _alone(_parts(value, source, site, run), source, site, run, number), 0
     if _is_pair(value):
         source.refuse_columns()
         if source.classes is None:
-            return _alone(value, source, site, run), 0
+            return _alone(value, source, site, run, number), 0
         value = given(value, source.where)
     rows = _rows(value, source, run)
     if not isinstance(rows, DataSet):
         return rows, _number(rows.names, site, source)
     owner = _owner(rows, value, source)
-    if isinstance(rows.x, Decoded) or rows.groups is not None or rows.test is not None:
-        shares = {"validation": source.validation, "test": source.test}
-        split = (Iid(clients=1, **shares) if owner is None else ByOwner(owner=owner, **shares)).split(rows)
+    own = _is_own(rows, owner, source, site)
+    keys = None if rows.keys is None else rows.keys.at(own.numpy())
+    if rows.columns is not None:  # columns stay as they are until they are prepared
+        x, y = _own_part(rows, own)
+        table = ClientTable(x.numpy(), y.numpy(), np.zeros(len(y), dtype=np.int64), [site], keys=keys,
+                            columns=rows.columns, target=source.target)  # fmt: skip
+        first = 0 if run.split is None else number  # the same rows as in a simulation
+        about: dict[str, Any] = {"classes": rows.classes, "regression": rows.classes is None, "first": first}
+        return clients_of_table(table, run.division(source), **about), 0
+    if isinstance(rows.x, Decoded) or rows.test is not None or (rows.groups is not None and rows.keys is None):
+        split = (Iid(clients=1) if owner is None else ByOwner(owner=owner)).split(rows, run.division(source))
         return split, 0 if owner is None else _number(split.names, site, source)
-    return _alone(_own_part(rows, owner, source, site), source, site, replace(run, classes=rows.classes)), 0
+    return _alone(_own_part(rows, own), source, site, replace(run, classes=rows.classes), number, keys), 0
 
 
 def _owner(rows: DataSet, value: Any, source: SiteSource) -> str | None:
@@ -243,13 +310,16 @@ def _owner(rows: DataSet, value: Any, source: SiteSource) -> str | None:
     return "client" if source.client is None and isinstance(value, tuple) and "client" in rows.owners else source.client
 
 
-def _own_part(rows: DataSet, owner: str | None, source: SiteSource, site: str) -> tuple[Any, Any]:
-    """Return inputs and targets of the rows that are the site's."""
+def _is_own(rows: DataSet, owner: str | None, source: SiteSource, site: str) -> torch.Tensor:
+    """Return which rows [n] are the site's."""
     if owner is None:
-        return pytree.mapped(lambda leaf: leaf[:], rows.x), rows.y
-    codes = rows.owners[owner].codes
-    is_own = torch.from_numpy(codes == _number(rows.owners[owner].names, site, source))
-    return pytree.mapped(lambda leaf: leaf[is_own], rows.x), pytree.mapped(lambda leaf: leaf[is_own], rows.y)
+        return torch.ones(len(rows), dtype=torch.bool)
+    return torch.from_numpy(rows.owners[owner].codes == _number(rows.owners[owner].names, site, source))
+
+
+def _own_part(rows: DataSet, own: torch.Tensor) -> tuple[Any, Any]:
+    """Return inputs and targets of the rows that are the site's."""
+    return pytree.mapped(lambda leaf: leaf[own], rows.x), pytree.mapped(lambda leaf: leaf[own], rows.y)
 
 
 def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
@@ -280,7 +350,7 @@ def _read(source: SiteSource, folder: Path, run: RunRows) -> Any:
 
 def _rows(value: Any, source: SiteSource, run: RunRows) -> DataSet | Clients:
     """Return a value as a data set with the classes of the run, or as clients."""
-    rows = _with_columns_of(run, source, value).rows_of(value)
+    rows = _with_columns_of(run, source, value).rows_of(value, run.split, coded=run.prepare is not None)
     if not isinstance(rows, DataSet) or rows.classes is None or run.classes is None:
         return rows
     numbered = isinstance(value, tuple | list) and source.classes is None and not is_several(value[1])
@@ -324,23 +394,25 @@ def _pair(value: Any, source: SiteSource, site: str, run: RunRows) -> tuple[Any,
     rows = _rows(value, source, run)
     if not isinstance(rows, DataSet):
         raise SettingError(f"a part of {source.where} must be a pair (x, y), a table or a data set, got {rows!r}")
-    x, y = _own_part(rows, _owner(rows, value, source), source, site)
+    x, y = _own_part(rows, _is_own(rows, _owner(rows, value, source), source, site))
     return x, y if rows.classes is None else np.array(rows.classes)[y.numpy()]
 
 
-def _alone(member: Any, source: SiteSource, site: str, run: RunRows) -> Clients:
+def _alone(
+    member: Any, source: SiteSource, site: str, run: RunRows, number: int, keys: RowKeys | None = None
+) -> Clients:
     """Return a pair, or parts that are pairs, as one client."""
     parts = member if isinstance(member, Mapping) else {"": member}
     whole = all(_is_whole(part) for part in parts.values())
-    return clients_from(
-        {site: member},
-        test=source.test,
-        validation=source.validation,
+    tokens = source.tokens or bool(run.columns.get("tokens"))
+    return clients_of_table(
+        replace(from_pairs({site: member}, tokens, source.collate, source.length), keys=keys),
+        run.division(source),
         classes=run.classes,
         regression=source.regression or (run.numbers and whole),
-        tokens=source.tokens or bool(run.columns.get("tokens")),
+        tokens=tokens,
         collate=source.collate,
-        length=source.length,
+        first=0 if run.split is None else number,  # the same rows as in a simulation
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update, shown_digest
 from piebald.core import pytree
 from piebald.core.errors import SettingError
+from piebald.data.partition.split_settings import division_of
 from piebald.engines.engine import Engine
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import personal_model, serve
@@ -242,7 +243,9 @@ class TaskRunner:
         brought = {name: tensor for name, tensor in task.vectors.items() if name != "model" or query.reads_model}
         if state and "train" in rows_read(query, self.work):  # a model of its own
             brought |= {f"state/{name}": tensor for name, tensor in state.items()}
-        return shown_digest(query.table(), brought).hex()
+        division = division_of(self._clients)  # the server chooses whose scores it is told, too
+        stated = query.table() if division is None else {**query.table(), "division": division.model_dump(mode="json")}
+        return shown_digest(stated, brought).hex()
 
     def _count(self, task: Task, query: Query, question: str) -> str | None:
         """Count a question, on disk before its answer is computed; return why it is not answered, or None."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -25,6 +27,8 @@ from torch import Tensor, nn
 from piebald.core.errors import SettingError, install, unknown
 from piebald.core.pytree import Tree
 from piebald.report.export.recording import Recorded
+
+log = logging.getLogger("piebald.report")
 
 ExportFormat = Literal["safetensors", "state_dict", "torch_export", "onnx", "huggingface"]
 FORMATS: tuple[str, ...] = get_args(ExportFormat)
@@ -46,12 +50,14 @@ class Exported:
         example: makes a row or more of inputs [n, ...], for formats that record a computation.
         card: makes the model card in Markdown, for "huggingface".
         metadata: text by name, which all formats but "state_dict" keep.
+        scoring: makes what `score.py` in a folder must know: "outputs", and "preparation" or None.
     """
 
     module: nn.Module
     example: Callable[[], Tree]
     card: Callable[[], str]
     metadata: Mapping[str, str]
+    scoring: Callable[[], Mapping[str, Any]] | None = None
 
 
 @runtime_checkable
@@ -176,7 +182,26 @@ def _huggingface(exported: Exported, path: Path) -> None:
         _safetensors(exported, path / "model.safetensors")
         config = json.dumps(dict(exported.metadata), indent=2)
         (path / "config.json").write_text(config + "\n", encoding="utf-8")
+        if exported.scoring is not None:
+            _write_scorer(exported, exported.scoring(), path)
     (path / "README.md").write_text(exported.card(), encoding="utf-8")
+
+
+def _write_scorer(exported: Exported, scoring: Mapping[str, Any], folder: Path) -> None:
+    """Write a program that scores raw rows, with what it reads, where the module can be recorded."""
+    has_onnx = find_spec("onnx") is not None and find_spec("onnxscript") is not None
+    try:
+        if has_onnx:
+            _onnx(exported, folder / "model.onnx")
+        else:
+            _torch_export(exported, folder / "model.pt2")
+    except SettingError as error:
+        log.warning("%s has weights and no program that scores rows: %s", folder.name, error)
+        return
+    for name in ("outputs", "preparation"):
+        if scoring[name] is not None:
+            (folder / f"{name}.json").write_text(json.dumps(scoring[name], indent=1) + "\n", encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name("score.py"), folder / "score.py")
 
 
 _WRITERS: Mapping[str, Callable[[Exported, Path], None]] = {

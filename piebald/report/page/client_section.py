@@ -38,7 +38,7 @@ def rows(comparison: Comparison) -> list[Row]:
             for client, value in run.per_client.items():
                 name = run.names[client]
                 values.setdefault(name, {}).setdefault(label, []).append(value)
-                if client in run.trained:
+                if client in run.judged:
                     trained.setdefault(name, set()).add(label)
             for row in run.clients:
                 sizes.setdefault(run.names[row["client"]], (row["train"], row["test"]))

@@ -16,6 +16,7 @@ from piebald.report.page import (
     cluster_section,
     markup,
     participation_section,
+    preparation_section,
     wording,
 )
 from piebald.report.page.details import heterogeneity, settings
@@ -39,6 +40,7 @@ def render(comparison: Comparison, target: float | None = None) -> str:
         ("participation", "Participation", participation_section.section(comparison, drawn)),
         ("cost", "Cost", _cost(comparison, target)),
         ("partition", "Partition", _partition(comparison, drawn)),
+        ("preparation", "Preparation", preparation_section.section(comparison)),
         ("settings", "Settings", settings(comparison)),
     ]
     title = f"Piebald: {comparison.headline()}"

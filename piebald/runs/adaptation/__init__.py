@@ -16,5 +16,6 @@ if TYPE_CHECKING:
     from piebald.runs.adaptation.methods import AdaptationMethod as AdaptationMethod
     from piebald.runs.adaptation.methods import fit as fit
     from piebald.runs.adaptation.newcomer_file import from_file as from_file
+    from piebald.runs.adaptation.newcomer_file import from_table as from_table
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from piebald.contracts import Clients, InMemory, Rows, Split
-from piebald.core.errors import SettingError
-from piebald.contracts.data import public_rows_of
+from piebald.core.errors import SettingError, unknown
+from piebald.contracts.data import column_names, public_rows_of
 from piebald.core.pytree import Tree
-from piebald.core.randomness import generator
+from piebald.data.partition.split import unseen_numbers
+from piebald.data.partition.split_settings import division_of
 
 
 class ClientSubset:
@@ -26,7 +26,8 @@ class ClientSubset:
     def __init__(self, clients: Clients, chosen: Sequence[int]) -> None:
         self._clients, self._chosen = clients, list(chosen)
         self.names = [clients.names[number] for number in self._chosen]
-        self.classes, self.common = clients.classes, clients.common
+        self.classes, self.common, self.division = clients.classes, clients.common, division_of(clients)
+        self.features, self.target = column_names(clients)
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -79,27 +80,21 @@ class PooledClientSubset(ClientSubset):
         return self._clients
 
 
-def hold_out(clients: Clients, unseen: float, seed: int) -> tuple[Clients, Clients | None]:
+def hold_out(clients: Clients, unseen: float | Sequence[str], seed: int) -> tuple[Clients, Clients | None]:
     """Divide clients into those that take part and those that stay unseen until the end, or None.
 
     Args:
         clients: all clients.
-        unseen: a number of clients, or a share of them below 1.
+        unseen: a number of clients, or a share of them below 1, or their names.
         seed: of the choice.
 
     Raises:
         SettingError: no client would take part, `unseen` is not a number, or a client that is held out has no rows to
             be adapted with.
     """
-    if isinstance(unseen, bool) or not isinstance(unseen, int | float) or not 0 <= unseen < math.inf:
-        raise SettingError(f"unseen must be a number of clients (0, 1, ...) or a share of them (0.2), got {unseen!r}")
-    # 1.0 is one client and not all of them: a whole number counts, whatever its type.
-    count = int(unseen) if unseen == int(unseen) else max(1, round(unseen * len(clients)))
-    if count >= len(clients):
-        raise SettingError(f"unseen = {unseen} leaves none of {len(clients)} clients to train with: lower it")
-    if not count:
+    held_out = unseen_numbers(clients.names, unseen, seed)
+    if not held_out:
         return clients, None
-    held_out = set(generator("unseen", seed).choice(len(clients), count, replace=False).tolist())
     taking_part = [client for client in range(len(clients)) if client not in held_out]
     pooled = isinstance(clients, InMemory) and clients.in_memory()
     subset = PooledClientSubset if pooled else ClientSubset
@@ -116,5 +111,5 @@ def check_newcomers(newcomers: Clients) -> None:
         if newcomers.size(client, "validation") == 0:
             raise SettingError(
                 f"unseen holds out the client {name!r}, which needs validation rows to be adapted and has none: give "
-                "the partition validation = 0.1"
+                "[split] validation = 0.1"
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from piebald import data
 from piebald.contracts import Clients
@@ -16,7 +18,9 @@ from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import grey
 from piebald.core.errors import SettingError
 from piebald.data.embeddings.embedded import embedded_by
-from piebald.data.partition import clients_from
+from piebald.data.clients.convert import target_arrays
+from piebald.data.partition import Iid, clients_from
+from piebald.data.preparation import Preparation
 from piebald.data.clients.client_tables import is_table, read_table
 from piebald.data.clients.data_source import DataSource
 from piebald.core.references import USERS, is_reference, of_folder
@@ -44,20 +48,23 @@ def from_file(
         SettingError: the rows cannot be read, or have unexpected content.
     """
     settings = of_folder("", plugins).mark(meta.get("settings") or {})
-    newcomer = _rows(source, target, settings, meta.get("classes"), validation, test)
+    newcomer = _rows(source, target, settings, meta, validation, test)
     if settings.get("extractor") is None:
         return newcomer
     return embedded_by(newcomer, settings["extractor"])
 
 
 def _rows(
-    source: str, target: str | None, settings: Mapping[str, Any], classes: Any, validation: float, test: float
+    source: str, target: str | None, settings: Mapping[str, Any], meta: Mapping[str, Any], validation: float, test: float
 ) -> Clients:
-    data_table = settings.get("data") or {}
+    data_table, classes = settings.get("data") or {}, meta.get("classes")
     path = Path(source)
     loaded: Any
     if is_table(path) and not is_reference(source):
-        loaded = _of_table(path, target or data_table.get("target"), data_table)
+        target = target or data_table.get("target")
+        if meta.get("preparation") is not None:
+            return from_table(read_table(path, data_table.get("client")), target, meta, validation, test)
+        loaded = _of_table(path, target, data_table)
     elif path.is_dir():
         loaded = _of_folder(path, settings)
     else:
@@ -69,6 +76,30 @@ def _rows(
     has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
     y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
     return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
+
+
+def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validation: float, test: float) -> Clients:
+    """Return the rows of a table as a client, which are to be prepared as those of the run that `meta` describes.
+
+    Args:
+        frame: a pandas DataFrame with the columns of the run's tables, in any order.
+        target, meta, validation, test: as of `from_file`.
+
+    Raises:
+        SettingError: a column is missing, or a target is none of the run's classes.
+    """
+    agreed = Preparation(**meta["preparation"])
+    goal = target or (None if agreed.target is None else agreed.target.name)
+    features = [name for name in agreed.names_in if name in frame.columns]
+    source = DataSource(source="the newcomer", target=goal, features=features, regression=agreed.classes is None)
+    loaded = source.rows_of(frame, coded=True)
+    assert isinstance(loaded, DataSet)
+    if agreed.classes is not None:
+        y = target_arrays(np.array(loaded.classes)[loaded.targets.numpy()], "the newcomer", agreed.classes)
+        loaded = replace(loaded, y=torch.from_numpy(y), classes=agreed.classes)
+    newcomer = Iid(clients=1, validation=validation, test=test).split(loaded)
+    newcomer.names = ["newcomer"]
+    return newcomer
 
 
 def _of_table(path: Path, target: str | None, data_table: Mapping[str, Any]) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from piebald.contracts import Split
 from piebald.core.arguments import PathLike, Seed, Share, checked
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import TreeData, TreeRows, tree_data
 from piebald.statistics.trees.folder import each_round, fingerprint, open_folder
@@ -30,7 +31,8 @@ def trees(
     features: Sequence[str] | None = None,
     validation: Share | None = None,
     test: Share | None = None,
-    split: Split = "test",
+    split: SplitSettings | Mapping[str, Any] | str | None = None,
+    evaluate_split: Split = "test",
     compare: bool = True,
     seed: Seed = 0,
     out: PathLike | None = None,
@@ -53,6 +55,7 @@ def trees(
         client: the column that names the client of each row.
         features: names of the inputs of `Clients`.
         validation, test: shares of each client's rows that are held out, of tables; 0 and 0.2 by default.
+        split: how rows of a table are divided, in place of these, see `clients_from`.
 
     Args: Training
         **settings: those of `TreeSettings`, like rounds=100, max_depth=4, learning_rate=0.1, patience=10.
@@ -61,7 +64,7 @@ def trees(
         done: called with the state after each round.
 
     Args: Evaluation
-        split: the rows that trees are scored on, at each client.
+        evaluate_split: the rows that trees are scored on, at each client.
         compare: also score trees that each client grows alone, and those of all rows in one place.
 
     Returns:
@@ -85,6 +88,7 @@ def trees(
     data = tree_data(
         clients, client=client, target=target, columns=columns, features=features, objective=objective,
         validation=validation, test=test, seed=seed, missing=chosen.missing,
+        split=None if split is None else SplitSettings.of(split),
     )  # fmt: skip
     description = {
         "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,
@@ -101,10 +105,10 @@ def trees(
         columns_and_depth = len(data.encoding.columns), chosen.max_depth
         state = None if folder is None else folder.read(*columns_and_depth, data.target.groups)
         boosted = boosting.run(state or boosting.started())
-        comparison = _compared(data, chosen, seed, split) if compare else {}
+        comparison = _compared(data, chosen, seed, evaluate_split) if compare else {}
         grown = BoostedTrees(
             boosted, data.encoding, data.target, data.name, data.classes, [rows.name for rows in data.clients],
-            [len(rows.y["train"]) for rows in data.clients], local.scores(boosted, split), **comparison,
+            [len(rows.y["train"]) for rows in data.clients], local.scores(boosted, evaluate_split), **comparison,
             dropped=data.dropped,
         )  # fmt: skip
         if folder is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, unknown
+from piebald.data.clients.client_tables import is_frame
 from piebald.report.page.markup import html_table
-from piebald.statistics.columns import columns_of, is_frame
+from piebald.statistics.columns import columns_of
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
 from piebald.statistics.trees.growth import OBJECTIVES
@@ -116,11 +117,17 @@ class BoostedTrees:
         """
         names = [*self.encoding.numbers, *self.encoding.categories]
         if is_frame(rows):
+            if missing := [name for name in names if name not in rows.columns]:
+                raise unknown("column", missing[0], map(str, rows.columns))
             table = columns_of({"rows": rows}, None, names, "train")[0]
-            for name in self.encoding.categories:
-                if name not in table.texts:
-                    raise SettingError(f"column {name!r} must hold text, as at the clients")
-            x = self.encoding.inputs(table)
+            texts = dict(table.texts)
+            for name in names:
+                if (name in table.texts) != (name in self.encoding.categories):
+                    if name in table.texts or not np.isnan(table.numbers[name]).all():
+                        kind = "text" if name in self.encoding.categories else "numbers"
+                        raise SettingError(f"column {name!r} must hold {kind}, as at the clients")
+                    texts[name] = np.full(len(rows), None, dtype=object)  # gaps alone have no type
+            x = self.encoding.inputs(replace(table, texts=texts))
         else:
             x = np.asarray(rows, dtype=np.float32)
             if x.ndim != 2 or x.shape[1] != len(self.encoding.columns):
@@ -169,6 +176,7 @@ class BoostedTrees:
             "objective": self.target.objective,
             "classes": list(self.classes),
             "columns": self.encoding.columns,
+            "encoding": self.encoding.table(),
             "rounds": self.rounds,
             "trees": len(self.boosted.forest),
             "dropped": self.dropped,

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from piebald.contracts import Clients, HoldsRows, Split
 from piebald.core.arguments import Share
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
+from piebald.data.clients.client_tables import is_frame, read_table
+from piebald.data.clients.divided_tables import parts_of
 from piebald.data.clients.lists import Lists
+from piebald.data.partition.split import Ints
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
 from piebald.statistics.bounded_sums import as_text
 from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
@@ -81,6 +87,18 @@ class Encoding:
     categories: Mapping[str, tuple[str, ...]]
     missing: float | None
 
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any]) -> Encoding:
+        """Return the encoding that `table` has written; what is none raises KeyError, TypeError or ValueError."""
+        categories = {str(name): tuple(map(str, values)) for name, values in table["categories"].items()}
+        missing = table["missing"]
+        return cls(tuple(map(str, table["numbers"])), categories, None if missing is None else float(missing))
+
+    def table(self) -> dict[str, Any]:
+        """Return the encoding as JSON values."""
+        categories = {name: [*values] for name, values in self.categories.items()}
+        return {"numbers": [*self.numbers], "categories": categories, "missing": self.missing}
+
     @property
     def columns(self) -> list[str]:
         """The names of the columns that trees see."""
@@ -127,7 +145,7 @@ class TreeData:
 def tree_data(
     source: Any, *, client: str | None, target: str | None, columns: Sequence[str] | None,
     features: Sequence[str] | None, objective: Objective | None, validation: Share | None, test: Share | None,
-    seed: int, missing: float | None,
+    seed: int, missing: float | None, split: SplitSettings | None = None,
 ) -> TreeData:  # fmt: skip
     """Read rows; the arguments are those of `trees`.
 
@@ -136,15 +154,23 @@ def tree_data(
     """
     name = TARGET if target is None else target
     read_columns = _wanted_columns(columns, name)
+    parts = None
     if isinstance(source, HoldsRows):
-        for argument, share in (("validation", validation), ("test", test)):
-            if share is not None:
+        for argument, value in (("validation", validation), ("test", test), ("split", split)):
+            if value is not None:
                 raise SettingError(
                     f"{argument} divides the rows of tables, and these clients have theirs: leave it out"
                 )
         tables = {split: columns_of(source, client, read_columns, split, features) for split in SPLITS}
         class_names = cast(Clients, source).classes
     else:
+        if split is not None:
+            source, parts = _divided_table(source, split, client, name, objective == "regression")
+            if validation is not None or test is not None:
+                raise SettingError("test and validation belong into split, where that is given: leave them out")
+            if read_columns is None:
+                apart = (client, *split.columns)
+                read_columns = [str(column) for column in source.columns if column not in apart]
         validation, test = validation or 0.0, 0.2 if test is None else test
         check_shares(validation, test)
         tables, class_names = {"train": columns_of(source, client, read_columns, "train", features)}, None
@@ -154,7 +180,11 @@ def tree_data(
     rows = {split: [_rows(table, encoding, name, classes) for table in held] for split, held in tables.items()}
     used = sum(len(y) for held in rows.values() for _, y in held)
     # tables come whole; `Clients` have splits of their own
-    if len(rows) == 1:
+    if parts is not None:
+        labelled = [_labelled(table, name, bool(classes)) for table in tables["train"]]
+        held = [(x, y, part[has]) for (x, y), part, has in zip(rows["train"], parts, labelled, strict=True)]
+        rows = {split: [(x[part == n], y[part == n]) for x, y, part in held] for n, split in enumerate(SPLITS)}
+    elif len(rows) == 1:
         rows = _divided(rows["train"], bool(classes), validation or 0.0, test or 0.0, seed)
     clients = []
     for place, table in enumerate(tables["train"]):
@@ -162,6 +192,22 @@ def tree_data(
         y: dict[Split, Floats] = {split: held[place][1] for split, held in rows.items()}
         clients.append(TreeRows(table.name, x, y))
     return TreeData(clients, encoding, chosen, name, classes, sum(table.rows for table in every_table) - used)
+
+
+def _divided_table(
+    source: Any, split: SplitSettings, client: str | None, target: str | None, regression: bool
+) -> tuple[Any, list[Ints]]:
+    """Return a table, and the place of each row's part in `SPLITS`, for one client after the other.
+
+    Raises:
+        SettingError: it is no table with a column of clients.
+    """
+    if isinstance(source, str | Path):
+        source = read_table(Path(source), client)
+    if not is_frame(source) or client is None:
+        raise SettingError("split divides the rows of one table with a column client='...': leave it out")
+    parts = parts_of(source, split, client, target, regression)
+    return source, [parts[rows] for _, rows in sorted(source.groupby(client).indices.items())]
 
 
 def _wanted_columns(columns: Sequence[str] | None, target: str) -> list[str] | None:
@@ -215,6 +261,12 @@ def _target(
     return Target(objective or ("binary" if len(classes) == 2 else "multiclass"), len(classes)), classes
 
 
+def _labelled(table: ClientColumns, target: str, classes: bool) -> NDArray[np.bool_]:
+    """Return which rows [n] of a client have a target."""
+    texts = classes or target in table.texts
+    return np.array([text is not None for text in table.text(target)]) if texts else ~np.isnan(table.numbers[target])
+
+
 def _rows(table: ClientColumns, encoding: Encoding, target: str, classes: tuple[str, ...]) -> tuple[Floats32, Floats]:
     """Return a client's inputs and targets, without rows that have no target."""
     if not classes:
@@ -234,7 +286,8 @@ def _divided(
     targets = np.concatenate([y for _, y in rows])
     sizes = [len(y) for _, y in rows]
     lists = Lists.of(np.repeat(np.arange(len(rows)), sizes), len(rows))
-    parts = three_ways(lists, targets.astype(np.int64) if classes else None, validation, test, seed)
+    division = SplitSettings(validation=validation, test=test, seed=seed)
+    parts = three_ways(lists, targets.astype(np.int64) if classes else None, division)
     starts = np.cumsum([0, *sizes])
     return {
         split: [(x[held[k] - starts[k]], y[held[k] - starts[k]]) for k, (x, y) in enumerate(rows)]

@@ -38,15 +38,16 @@ def trees_of_table(file: Path, flags: Sequence[str], **options: Any) -> BoostedT
         document.set(flag)
     values = document.values
     for name in values:
-        if name not in ("trees", "seed"):
+        if name not in ("trees", "seed", "split"):
             raise SettingError(
-                f"--set of a table must be about trees or the seed, like trees.max_depth=4, got {name!r}"
+                f"--set of a table must be about trees, the split or the seed, like trees.max_depth=4, got {name!r}"
             )
     settings = values.get("trees", {})
     if not isinstance(settings, dict):
         raise SettingError(f"--set trees must be a table of settings, got {settings!r}")
     check_names("setting of trees", settings, TreeSettings.model_fields)
-    return trees(str(file), seed=values.get("seed", 0), **options, **settings)
+    options["evaluate_split"] = options.pop("split")
+    return trees(str(file), seed=values.get("seed", 0), split=values.get("split"), **options, **settings)
 
 
 def trees_of_experiment(
@@ -76,8 +77,8 @@ def trees_of_experiment(
     check_unprotected(settings.built_recipes().values(), boosting)
     data, fields = settings.data, {name: value for name, value in boosting.table().items() if name != "kind"}
     client_column = client or data.client
-    options: dict[str, Any] = {"validation": validation, "test": test, "split": split, "compare": compare, "out": out}
-    options |= {"done": done, "seed": settings.first_seed, **fields}
+    options: dict[str, Any] = {"validation": validation, "test": test, "evaluate_split": split, "compare": compare}
+    options |= {"out": out, "done": done, "seed": settings.first_seed, **fields}
     if data.source is not None and client_column is not None and is_table(data.source):
         if columns is None and data.features is not None:
             columns = [*data.features]
@@ -85,7 +86,7 @@ def trees_of_experiment(
             objective = "regression"
         return trees(
             data.source, client=client_column, target=target or data.target, columns=columns, objective=objective,
-            **options,
+            split=settings.split, **options,
         )  # fmt: skip
     if client is not None or target is not None:
         raise SettingError("--client and --target name columns of a table, and this experiment's rows are in none: "

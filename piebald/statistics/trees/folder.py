@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,10 @@ import torch
 from piebald.core.errors import RunFolderError
 from piebald.core.reading.files import read_json
 from piebald.statistics.trees.boosted_trees import BoostedTrees
-from piebald.statistics.trees.encoding import TreeRows
+from piebald.statistics.trees.encoding import Encoding, TreeRows
 from piebald.statistics.trees.forest import Forest, reject_reason
 from piebald.statistics.trees.rounds import Boosted, Start
+from piebald.statistics.trees.targets import Target
 from piebald.storage import tensor_files
 from piebald.storage.lock import RunLock
 
@@ -72,23 +74,7 @@ class TreeFolder:
         Raises:
             RunFolderError: it is damaged.
         """
-        if not (self.path / _STATE).exists():
-            return None
-        try:
-            arrays = {name: tensor.numpy() for name, tensor in tensor_files.pick(self.path, _STATE).items()}
-            table = arrays["forest"].astype(np.float32)
-            ends, losses = [int(end) for end in arrays["ends"]], tuple(arrays["losses"].astype(float).tolist())
-            weights = tuple(arrays["class_weights"].astype(float).tolist()) or None
-            rows = tuple(int(count) for count in arrays["rows"])
-            start = Start(arrays["margins"].astype(np.float32), weights, rows)
-        except (KeyError, ValueError, TypeError) as error:
-            raise RunFolderError(f"{self.path / _STATE} is damaged ({type(error).__name__}): remove it") from None
-        # a file from elsewhere may have any form: rounds must end in order and at the last tree
-        whole = bool(ends) and ends == sorted(ends) and ends[0] >= 0 and ends[-1] == len(table)
-        reason = reject_reason(table[:, :, :2], columns, depth) if table.ndim == 3 and table.shape[2] == 4 else "form"
-        if not whole or reason or len(start.margins) != groups or len(losses) not in (0, len(ends)):
-            raise RunFolderError(f"{self.path / _STATE} is damaged: remove it")
-        return Boosted(start, Forest(table, depth), tuple(ends), losses)
+        return _state_in(self.path, columns, depth, groups) if (self.path / _STATE).exists() else None
 
     def write(self, state: Boosted) -> None:
         """Write the state after a round."""
@@ -113,6 +99,57 @@ class TreeFolder:
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         tensor_files.write_bytes(self.path, name, json.dumps(values, indent=1).encode())
+
+
+def trees_in(path: Path) -> BoostedTrees:
+    """Return the trees that a finished call has written to a folder.
+
+    Raises:
+        RunFolderError: the folder has none, or they are damaged.
+    """
+    try:
+        result, settings = read_json(path / RESULT), read_json(path / _ABOUT)["settings"]
+        encoding = Encoding.of_table(result["encoding"])
+        target = Target(result["objective"], len(result["classes"]))
+        clients: Mapping[str, Any] = result["clients"]
+        scores = {
+            name: [
+                {score: math.nan if value is None else float(value) for score, value in client[name].items()}
+                for client in clients.values()
+                if name in client
+            ]
+            for name in ("together", "alone", "pooled")
+        }
+        classes = tuple(map(str, result["classes"]))
+        rows, rounds, dropped = [client["rows"] for client in clients.values()], result["rounds"], result["dropped"]
+        depth = int(settings["max_depth"])
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} has no finished trees: finish them with the call that began them") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{path / RESULT} cannot be read: {type(error).__name__}") from None
+    boosted = _state_in(path, len(encoding.columns), depth, target.groups)
+    return BoostedTrees(
+        boosted.cut(rounds), encoding, target, str(result["target"]), classes, [*clients], rows, scores["together"],
+        scores["alone"], scores["pooled"], dropped,
+    )  # fmt: skip
+
+
+def _state_in(path: Path, columns: int, depth: int, groups: int) -> Boosted:
+    try:
+        arrays = {name: tensor.numpy() for name, tensor in tensor_files.pick(path, _STATE).items()}
+        table = arrays["forest"].astype(np.float32)
+        ends, losses = [int(end) for end in arrays["ends"]], tuple(arrays["losses"].astype(float).tolist())
+        weights = tuple(arrays["class_weights"].astype(float).tolist()) or None
+        rows = tuple(int(count) for count in arrays["rows"])
+        start = Start(arrays["margins"].astype(np.float32), weights, rows)
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunFolderError(f"{path / _STATE} is damaged ({type(error).__name__}): remove it") from None
+    # a file from elsewhere may have any form: rounds must end in order and at the last tree
+    whole = bool(ends) and ends == sorted(ends) and ends[0] >= 0 and ends[-1] == len(table)
+    reason = reject_reason(table[:, :, :2], columns, depth) if table.ndim == 3 and table.shape[2] == 4 else "form"
+    if not whole or reason or len(start.margins) != groups or len(losses) not in (0, len(ends)):
+        raise RunFolderError(f"{path / _STATE} is damaged: remove it")
+    return Boosted(start, Forest(table, depth), tuple(ends), losses)
 
 
 @contextmanager

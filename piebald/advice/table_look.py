@@ -1,0 +1,272 @@
+"""A look at a table before any training: its sites, its columns, what may mislead, and the experiment that says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from piebald.advice.look import Look, look
+from piebald.core.arguments import checked
+from piebald.core.errors import SettingError, unknown
+from piebald.core.plain_text import printable
+from piebald.data.clients.client_tables import owners, plain
+from piebald.data.clients.table_files import mixed_reason, read_table
+from piebald.data.partition.leakage import with_suspects
+from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.split import Ints
+from piebald.experiments.file import ExperimentSettings
+from piebald.settings.toml_document import Document, dumps
+
+_CLASSES = 20  # different whole numbers of a target, up to which they are classes
+_ONE_HOT = 20  # categories that become a column each
+_LISTED = 4  # names in a sentence
+_TELLS = 0.99  # share of rows whose target or site a column tells
+_PREPARES = "prepare" in ExperimentSettings.model_fields  # gaps and text are prepared where models train
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableLook:
+    """What a table holds, by site and by column.
+
+    Attributes:
+        sites: a row for each site: its name, rows, rows of each class or the mean of the target, and share of gaps.
+        columns: a row for each column besides client and target: its kind, different values, gaps in all, the sites
+            with most of them, and the preparation that its kind asks for.
+        warnings: sentences about what may mislead.
+        experiment: an experiment file that says the same, in TOML.
+        clients: the look at the clients of this experiment; None where no column can be trained on.
+    """
+
+    sites: list[dict[str, Any]]
+    columns: list[dict[str, Any]]
+    warnings: list[str]
+    experiment: str
+    clients: Look | None
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        clients = {} if self.clients is None else self.clients.rows()
+        tables = {"sites": self.sites, "columns": self.columns, "warnings": self.warnings}
+        return {**tables, "experiment": self.experiment, "clients": clients}
+
+
+@checked
+def look_at_table(table: Any, *, client: str, target: str, regression: bool = False) -> TableLook:
+    """Look at a table before any training.
+
+    Args:
+        table: the path of a CSV or Parquet file.
+        client: the column that names the site of each row.
+        target: the column to predict.
+        regression: the target has amounts, also where all of them are whole.
+
+    Raises:
+        SettingError: the table cannot be read, or has no such column.
+    """
+    path = Path(table)
+    frame = read_table(path, client)
+    for column in (client, target):
+        if column not in frame.columns:
+            raise unknown(f"column in {path}", column, frame.columns)
+    if gaps := int(frame[client].isna().sum()):
+        raise SettingError(f"{path}: column {client!r} names no site in {gaps} of {len(frame)} rows: drop these rows")
+    sites, names = owners(plain(frame[client]))
+    inputs = frame.drop(columns=[client, target])
+    amounts = regression or _has_amounts(frame[target])
+    keys = with_suspects(RowKeys(), frame, target, (client,))
+    suspects = keys.columns
+    kinds = {name: "identifier" if name in suspects else kind for name, kind in kinds_of(inputs).items()}
+    columns = [_column(inputs[name], kinds[name], sites, names) for name in inputs]
+    warnings = [
+        *_of_target(frame[target], amounts, sites, names, target),
+        *(sentence for name in inputs for sentence in _of_column(inputs[name], kinds[name], sites, names)),
+        *_of_leaks(inputs, kinds, frame[target], amounts, keys, target),
+    ]
+    rows = _sites(frame, inputs, target, amounts, sites, names)
+    experiment = _experiment(path, client, target, amounts, kinds, inputs, [*suspects])
+    if experiment["data"].get("features") == []:
+        warnings.append("no column can be trained on as it is")
+        return TableLook(rows, columns, warnings, "", None)
+    clients = look(ExperimentSettings.of(Document.of(experiment, "the experiment")).clients())
+    return TableLook(rows, columns, warnings, dumps(experiment), clients)
+
+
+def kinds_of(frame: Any) -> dict[str, str]:
+    """Return the kind of each column: "number", "boolean", "category", "date" or "text"."""
+    return {str(name): _kind(frame[name]) for name in frame.columns}
+
+
+def _kind(series: Any) -> str:
+    import pandas
+
+    kind, values = getattr(series.dtype, "kind", "O"), series.dropna()
+    if kind == "b" or {*map(str, values.unique()[:3])} <= {"True", "False", "yes", "no"}:
+        return "boolean" if len(values) else "number"
+    if kind in "iuf":
+        return "number"
+    if kind == "M" or not pandas.to_datetime(values.astype(str), format="ISO8601", errors="coerce").isna().any():
+        return "date"
+    texts = values.astype(str)
+    long = texts.str.len().mean() > 40 and texts.str.contains(" ").any()
+    if long:
+        return "text"
+    return "identifier" if len(texts) >= _CLASSES and texts.nunique() > 0.9 * len(texts) else "category"
+
+
+_PREPARATIONS = {
+    "number": "standard score",
+    "boolean": "0 and 1",
+    "date": "elapsed days and parts",
+    "text": "none: leave it out, or give numbers",
+    "identifier": "none: left out",
+}
+
+
+def _column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> dict[str, Any]:
+    values, gaps = int(series.nunique()), series.isna().to_numpy()
+    preparation = _PREPARATIONS.get(kind, f"{values} columns of 0 and 1" if values <= _ONE_HOT else "embedding")
+    if gaps.any() and kind in ("number", "boolean", "date"):
+        preparation += "; gaps: median, and a column that marks them"
+    by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
+    most = [f"{names[site]} {by_site[site]:.0%}" for site in np.argsort(-by_site)[:2] if by_site[site]]
+    return {
+        "column": str(series.name), "kind": kind, "values": values, "gaps": int(gaps.sum()),
+        "most gaps": ", ".join(most) or None, "preparation": preparation,
+    }  # fmt: skip
+
+
+def _sites(
+    frame: Any, inputs: Any, target: str, amounts: bool, sites: Ints, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    rows = []
+    for site, name in enumerate(names):
+        own = sites == site
+        goal = frame[target][own]
+        counts = {"mean": float(goal.mean()), "sd": float(goal.std(ddof=0))} if amounts else _counts(goal)
+        gaps = float(inputs[own].isna().to_numpy().mean()) if inputs.shape[1] else 0.0
+        rows.append({"site": name, "rows": int(own.sum()), target: counts, "gaps": gaps})
+    return rows
+
+
+def _counts(goal: Any) -> dict[str, int]:
+    counts = goal.dropna().astype(str).value_counts()
+    return {str(name): int(count) for name, count in sorted(counts.items())}
+
+
+def _has_amounts(goal: Any) -> bool:
+    """Return whether a target has amounts rather than classes."""
+    values = goal.dropna()
+    numeric = getattr(goal.dtype, "kind", "O") in "iuf"
+    return numeric and (values.nunique() > _CLASSES or bool((values != values.round()).any()))
+
+
+def _of_target(goal: Any, amounts: bool, sites: Ints, names: Sequence[str], target: str) -> list[str]:
+    """Return sentences about gaps and classes of the target."""
+    sentences, gaps = [], goal.isna().to_numpy()
+    if gaps.any():
+        sentences.append(
+            f"target {target!r} has no value in {gaps.sum()} rows (row {gaps.argmax() + 1}, ...): drop them"
+        )
+    if goal.nunique() < 2:
+        sentences.append(f"target {target!r} has one value alone: there is nothing to learn from it")
+    if amounts or goal.nunique() < 2:
+        return sentences
+    held = {name: {*goal[sites == site].dropna().astype(str)} for site, name in enumerate(names)}
+    for value in sorted(set().union(*held.values()))[:_CLASSES]:
+        if lacking := [name for name in names if value not in held[name]]:
+            sentences.append(f"class {value!r} of {target!r} has no row at {_some(lacking)}")
+    return sentences
+
+
+def _of_column(series: Any, kind: str, sites: Ints, names: Sequence[str]) -> list[str]:
+    """Return sentences about gaps, categories and values that depend on the site."""
+    name, gaps, sentences = series.name, series.isna().to_numpy(), []
+    by_site = np.bincount(sites, gaps, len(names)) / np.bincount(sites, minlength=len(names))
+    if (empty := [name for name, share in zip(names, by_site, strict=True) if share == 1]) and len(empty) < len(names):
+        sentences.append(f"column {name!r} has no value at {_some(empty)}, so that a gap names the site")
+    elif np.ptp(by_site) > 0.5:
+        most = names[int(by_site.argmax())]
+        sentences.append(
+            f"column {name!r} has gaps in {by_site.max():.0%} of the rows at {most}, so that a gap hints at it"
+        )
+    if kind == "category":
+        held = {site: {*series[sites == place].dropna().astype(str)} for place, site in enumerate(names)}
+        counts: dict[str, list[str]] = {}
+        for value in sorted(set().union(*held.values())):
+            if lacking := [site for site in names if value not in held[site] and held[site]]:
+                counts.setdefault(_some(lacking), []).append(value)
+        sentences += [f"column {name!r} lacks {_some(values)} at {lacking}" for lacking, values in counts.items()]
+        if len(names) > 1 and all(len(values) == 1 for values in held.values()) and series.nunique() == len(names):
+            sentences.append(f"column {name!r} has another value at each site, so that it names the site")
+    if kind in ("category", "identifier") and (reason := mixed_reason(series)):
+        sentences.append(reason)
+    if kind == "number" and series.nunique() > 2:
+        constant = [site for place, site in enumerate(names) if series[sites == place].nunique() == 1]
+        if constant:
+            sentences.append(f"column {name!r} has one value in all rows at {_some(constant)}: is it a code for a gap?")
+    if series.nunique() == 1 and not gaps.any():
+        sentences.append(f"column {name!r} has one value alone: {series.iloc[0]!r}")
+    return sentences
+
+
+def _of_leaks(inputs: Any, kinds: Mapping[str, str], goal: Any, amounts: bool, keys: RowKeys, target: str) -> list[str]:
+    """Return sentences about identifiers, copies of rows, and columns that tell the target."""
+    sentences = [
+        f"column {name!r} looks like an identifier of what several rows belong to ({codes.max() + 1} values): group = "
+        f"{name!r} in [split] keeps them together"
+        for name, codes in keys.columns.items()
+    ]
+    if keys.content is not None and (copies := len(goal) - len(np.unique(keys.content))):
+        sentences.append(f"{copies} rows are copies of earlier ones in all columns")
+    for name in inputs:
+        if kinds[name] not in ("identifier", "text") and (share := _told(inputs[name], goal, amounts)) >= _TELLS:
+            sentences.append(f"column {name!r} tells {target!r} in {share:.1%} of the rows: is it known beforehand?")
+    return sentences
+
+
+def _told(series: Any, goal: Any, amounts: bool) -> float:
+    """Return the share of the target's variance, or of its rows, that a column tells by a small tree of its own.
+
+    0 where nearly all targets are the same, and so always told.
+    """
+    import pandas
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    known = (series.notna() & goal.notna()).to_numpy()
+    if known.sum() < _CLASSES or series[known].nunique() < 2 or goal[known].nunique() < 2:
+        return 0.0
+    y = goal[known] if amounts else pandas.factorize(goal[known])[0]
+    if not amounts and np.bincount(y).max() / len(y) > 0.95:
+        return 0.0
+    numeric = getattr(series.dtype, "kind", "O") in "biuf"
+    x = series[known] if numeric else pandas.factorize(series[known].astype(str))[0]
+    tree = (DecisionTreeRegressor if amounts else DecisionTreeClassifier)(max_depth=4, random_state=0)
+    x = np.asarray(x, dtype=np.float64)[:, None]
+    return float(tree.fit(x, y).score(x, y))
+
+
+def _experiment(
+    path: Path, client: str, target: str, amounts: bool, kinds: Mapping[str, str], inputs: Any, groups: list[str]
+) -> dict[str, Any]:
+    """Return an experiment that trains on all columns that can be trained on."""
+    able = ("number", "boolean", "category", "date") if _PREPARES else ("number",)
+    features = [name for name in inputs if kinds[name] in able and (_PREPARES or not inputs[name].isna().any())]
+    data: dict[str, Any] = {"source": str(path.resolve()), "client": client, "target": target}
+    if len(features) < inputs.shape[1] or groups:
+        data["features"] = features
+    if amounts:
+        data["regression"] = True
+    if not _PREPARES:
+        data["standardise"] = "federated"
+    split: dict[str, Any] = {"test": 0.2, "validation": 0.1} | ({"group": groups[0]} if groups else {})
+    common = {"rounds": 20, "data": data, "split": split}
+    return {**common, "model": {"name": "mlp"}, "recipe": {"name": "fedavg", "lr": 0.1}}
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(printable(str(name)) for name in names[:_LISTED])
+    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

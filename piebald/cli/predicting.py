@@ -1,0 +1,89 @@
+"""The command that uses a trained model: predict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from piebald.cli.app import SharedOptions, check_run, command, is_transfer, search_plugins
+from piebald.cli.printing import print_json
+from piebald.core.errors import SettingError, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@command("plugins", "as_json", "quiet")
+def predict(
+    options: SharedOptions,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of a run, trees, or a site's credentials.")],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="The rows: .csv, .tsv, .parquet, or .npz with x.")],
+    client: Annotated[
+        str | None, typer.Option(help="The name of the client whose model it is; the global model by default.")
+    ] = None,
+    cluster: Annotated[int | None, typer.Option(help="The number of the cluster whose model it is.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit a temperature of the probabilities to validation rows.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="A CSV file; printed without it.")] = None,
+) -> None:
+    """Predict for the rows of a table: probabilities of the classes, or values in the target's unit."""
+    check_run(folder)
+    if is_transfer(folder):
+        raise SettingError(f"{folder} holds a transfer between two parties, which is no run to predict with")
+    if out is not None and not out.name.endswith((".csv", ".csv.gz")):
+        raise SettingError(f"--out must be a .csv file, got {out}")
+    if out is not None and out.resolve() == rows.resolve():
+        raise SettingError(f"--out would overwrite the rows {rows}: name another file")
+    if (folder / "credentials.json").is_file():
+        if client is not None or cluster is not None or calibrate:
+            raise SettingError(f"{folder} has one model, that of its site: leave --client, --cluster, --calibrate out")
+        from piebald.federation.site.site_model import site_predictor
+
+        predictions, model = site_predictor(folder).predict(rows), "the site's model"
+    elif (folder / "trees.json").is_file():
+        if cluster is not None or calibrate:
+            raise SettingError("--cluster and --calibrate are for runs of a recipe, and these are trees: leave it out")
+        predictions, model = _of_trees(folder, rows, client)
+    else:
+        search_plugins(folder)
+        from piebald.runs.run import opened
+
+        with opened(folder, plugins=options.plugins or ()) as run:
+            predictions = run.predict(rows, client, cluster=cluster, calibrate=calibrate)
+            model = "the global model" if client is None else f"the model of {client}"
+            model = model if cluster is None else f"the model of cluster {cluster}"
+    if out is not None:
+        _write(predictions, out)
+    if options.as_json:
+        about = {"rows": len(predictions), "model": model, "out": None if out is None else str(out)}
+        return print_json(about | {"predictions": predictions.to_dict("list")} if out is None else about)
+    if out is None:
+        predictions.to_csv(sys.stdout, index=False)
+    else:
+        options.say(f"{len(predictions):,} rows predicted with {model}: {out}")
+    return None
+
+
+def _of_trees(folder: Path, rows: Path, client: str | None) -> tuple[pd.DataFrame, str]:
+    """Return predictions of boosted trees, which have one model for all clients, and its name."""
+    import pandas as pd
+
+    from piebald.data.clients.client_tables import read_table
+    from piebald.statistics.trees.folder import trees_in
+
+    trees = trees_in(folder)
+    if client is not None and client not in trees.clients:
+        raise unknown("client", client, trees.clients)
+    return pd.DataFrame(trees.predict(read_table(rows)), columns=[*(trees.classes or (trees.name,))]), "the trees"
+
+
+def _write(predictions: pd.DataFrame, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        predictions.to_csv(path, index=False)
+    except OSError as error:
+        raise SettingError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,89 @@
+"""The rows of a table divided as those of clients are, for what reads tables as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from piebald.contracts import Split
+from piebald.core.arguments import checked
+from piebald.core.errors import SettingError, unknown
+from piebald.data.clients.client_tables import owners, plain, read_table
+from piebald.data.clients.lists import Lists
+from piebald.data.partition.leakage import with_suspects
+from piebald.data.partition.row_keys import RowKeys
+from piebald.data.partition.split import Ints
+from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.partition.three_way_split import SPLITS, three_ways
+
+
+@checked
+def train_validation_test_split(
+    table: Any,
+    split: SplitSettings | Mapping[str, Any] | str | None = None,
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    regression: bool = False,
+) -> dict[Split, Any]:
+    """Divide the rows of a table into one table for each split, as `clients_from` and `[split]` divide them.
+
+    Args:
+        table: a pandas DataFrame, or the path of a table; gaps and text are left as they are.
+        split: `SplitSettings`, or a table of them, or the name of a column of parts.
+        client: the column that names the client of each row; None where all are of one.
+        target: the column by whose classes rows are stratified, if it has classes.
+        regression: the target has numbers to predict, also where all of them are whole.
+
+    Returns:
+        pandas DataFrames of the rows "train", "validation" and "test".
+
+    Raises:
+        SettingError: there is no such column, or settings do not fit the table.
+
+    Examples:
+        >>> import pandas
+        >>> visits = pandas.DataFrame({"patient": list("aabbccdd"), "dose": range(8), "ill": list("yynnyynn")})
+        >>> parts = train_validation_test_split(visits, {"group": "patient", "test": 0.5}, target="ill")
+        >>> {name: len(part) for name, part in parts.items()}
+        {'train': 4, 'validation': 0, 'test': 4}
+    """
+    frame = read_table(Path(table), client) if isinstance(table, str | Path) else table
+    parts = parts_of(frame, SplitSettings.of(split), client, target, regression)
+    return {name: frame[parts == place] for place, name in enumerate(SPLITS)}
+
+
+def parts_of(
+    frame: Any, split: SplitSettings, client: str | None, target: str | None, regression: bool = False
+) -> Ints:
+    """Return the place of each row's part [n] in `SPLITS`; see `train_validation_test_split`."""
+    names = [str(name) for name in frame.columns]
+    for column in (client, target):
+        if column is not None and column not in names:
+            raise unknown("column", column, names)
+    if client is not None and (gaps := int(frame[client].isna().sum())):
+        raise SettingError(f"column {client!r} names no client in {gaps} of {len(frame)} rows: drop these rows")
+    clients = (np.zeros(len(frame), dtype=np.int64), [""]) if client is None else owners(plain(frame[client]))
+    keys = RowKeys.of_table(names, frame.__getitem__, split, client)
+    keys = with_suspects(keys, frame, target, (client, *split.columns))
+    label = None if target is None or regression else _classes(frame[target])
+    lists = Lists.of(clients[0], len(clients[1]))
+    parts = np.empty(len(frame), dtype=np.int64)
+    for place, rows in enumerate(three_ways(lists, label, split, keys, names=clients[1]).values()):
+        parts[rows.values] = place
+    return parts
+
+
+def _classes(series: Any) -> Ints | None:
+    """Return the class [n] of each target, -1 where it is missing, None of real numbers."""
+    values = series.dropna()
+    kind = getattr(values.dtype, "kind", "O")
+    if kind == "f":
+        return None
+    numbers = np.full(len(series), -1, dtype=np.int64)
+    codes = values.to_numpy(dtype=np.int64) if kind in "iub" else np.unique(plain(values), return_inverse=True)[1]
+    numbers[series.notna().to_numpy()] = codes
+    return numbers

@@ -1,0 +1,278 @@
+"""Clients whose rows are those of other clients, changed in the same way at each: prepared tables, standard scores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
+from piebald.contracts.data import column_names, public_rows_of
+from piebald.core import pytree
+from piebald.core.errors import SettingError, shown
+from piebald.core.objective import Objective
+from piebald.data.partition.split_settings import division_of
+from piebald.data.preparation.columns import CodedTable, factorized
+from piebald.data.preparation.preparation import NumberTarget, Preparation
+from piebald.data.preparation.settings import PrepareSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from piebald.data.preparation.answers import Answer, Question
+
+log = logging.getLogger("piebald.data")
+_SHOWN = 50  # clients in a table of gaps
+
+
+class ChangedClients:
+    """Clients whose rows `change` makes from those of other clients (`contracts.Clients`).
+
+    Args:
+        clients: the clients with the rows as they are.
+        computed: whether the change was computed from these clients' rows, and so discloses something about them.
+    """
+
+    def __init__(self, clients: Clients, computed: bool) -> None:
+        self.names, self.classes, self.computed = clients.names, clients.classes, computed
+        self.features, self.target = column_names(clients)
+        self.division = division_of(clients)
+        self._clients = clients
+        self._pool: Rows | None = None
+
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
+        """Return rows as a model reads them, where it is known whose they are by the client's number."""
+        raise NotImplementedError
+
+    @property
+    def by_client(self) -> bool:
+        """True if the change is not the same at all clients."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @property
+    def elsewhere(self) -> bool:
+        """True if the rows are at the sites."""
+        return isinstance(self._clients, RowsAtSites) and self._clients.elsewhere
+
+    @property
+    def common(self) -> Rows | None:
+        """A test set that belongs to no client, or None."""
+        return None if self.by_client else self._changed(self._clients.common)
+
+    @property
+    def server_rows(self) -> Rows | None:
+        """Rows that the server keeps for itself, or None."""
+        return self._changed(self._clients.server_rows) if isinstance(self._clients, HasServerRows) else None
+
+    @property
+    def public_rows(self) -> Rows | None:
+        """Rows that all clients have, or None."""
+        return self._changed(public_rows_of(self._clients))
+
+    def in_memory(self) -> bool:
+        """Return whether the pool is in memory."""
+        return isinstance(self._clients, InMemory) and self._clients.in_memory() and not self.by_client
+
+    def pool(self) -> Rows:
+        """All rows."""
+        if self._pool is None:
+            assert isinstance(self._clients, InMemory)  # for the type checker; `in_memory` was asked
+            self._pool = self.change(self._clients.pool())
+        return self._pool
+
+    def indices(self, client: int, split: Split) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Positions in the pool of one split of one client."""
+        assert isinstance(self._clients, InMemory)
+        return self._clients.indices(client, split)
+
+    def rows(self, client: int, split: Split) -> Rows:
+        """The rows of one split; empty where the client has none."""
+        if self.in_memory():
+            return self.pool()[torch.from_numpy(self.indices(client, split))]
+        return self.change(self._clients.rows(client, split), client)
+
+    def size(self, client: int, split: Split) -> int | None:
+        """Return the number of rows, or None where that is not known."""
+        return self._clients.size(client, split)
+
+    def counts(self, client: int, split: Split) -> Sequence[int] | None:
+        """Rows of each class, or None where that is not known."""
+        return self._clients.counts(client, split)
+
+    def _changed(self, rows: Rows | None) -> Rows | None:
+        return None if rows is None else self.change(rows)
+
+
+class PreparedClients(ChangedClients):
+    """Clients whose tables are prepared alike.
+
+    Args:
+        clients: the clients, whose inputs are columns as `columns` describes them.
+        columns: how the columns are written as numbers.
+        preparation: what the clients have agreed on.
+        computed: see `ChangedClients`.
+    """
+
+    def __init__(self, clients: Clients, columns: CodedTable, preparation: Preparation, computed: bool) -> None:
+        super().__init__(clients, computed)
+        self.coded, self.preparation = columns, preparation
+
+    def __repr__(self) -> str:
+        """The clients, in one line."""
+        return f"<prepared {self._clients!r}>"
+
+    @property
+    def by_client(self) -> bool:
+        """True if numbers are harmonised, by each client's own constants."""
+        return bool(self.preparation.harmonised)
+
+    def raw(self, client: int, split: Split) -> pd.DataFrame:
+        """Return the rows of one split as the table that they are before they are prepared."""
+        return frame_of(self.coded, self._clients.rows(client, split))
+
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
+        """Return inputs as the preparation makes them, and targets on one scale where they are numbers."""
+        name = None if client is None else str(self.names[client])
+        x = self.preparation.transform(frame_of(self.coded, rows), name)
+        return Rows(torch.from_numpy(x), scaled(rows.y, self.preparation))
+
+
+class SitesPrepared(PreparedClients):
+    """Sites that prepare their rows by themselves; blank rows have the agreed form already."""
+
+    def __init__(self, clients: Clients, preparation: Preparation) -> None:
+        super().__init__(clients, CodedTable((), {}), preparation, computed=False)
+
+    def change(self, rows: Rows, client: int | None = None) -> Rows:
+        """Return the rows as they are."""
+        return rows
+
+
+def prepared_as(clients: Clients, preparation: Preparation) -> Clients:
+    """Return clients with the rows as a preparation makes them.
+
+    Args:
+        clients: with tables, or with inputs that are the preparation's columns in order, as numbers.
+        preparation: of a run that these clients took no part in.
+
+    Raises:
+        SettingError: they are prepared by another one, or inputs are not its columns.
+    """
+    if (other := preparation_of(clients)) is not None:
+        if other != preparation:
+            raise SettingError("the rows are prepared in another way than those of the run: give them as they are")
+        return clients
+    columns = columns_of(clients)
+    if columns is None:
+        names, form = preparation.names_in, pytree.form(clients.rows(0, "train").x)
+        if form != (len(names),):
+            raise SettingError(
+                f"the run reads the columns {shown(', '.join(names))}, and these inputs are {pytree.plain(form)}: give "
+                "a table with these columns"
+            )
+        columns = CodedTable(tuple(names), {})
+    return PreparedClients(clients, columns, preparation, computed=False)
+
+
+def frame_of(table: CodedTable, rows: Rows, index: np.ndarray[Any, np.dtype[np.int64]] | None = None) -> pd.DataFrame:
+    """Return inputs as the table that they are the numbers of, with their row numbers in the whole table, if known."""
+    return table.frame(pytree.single(rows.x, "prepare").numpy(), index)
+
+
+def scaled(y: Any, preparation: Preparation) -> Any:
+    """Return targets that are numbers as standard scores, float32, computed in float64; others as they are."""
+    target = preparation.target
+    return ((y.double() - target.mean) / target.deviation).float() if isinstance(target, NumberTarget) else y
+
+
+def columns_of(clients: Any) -> CodedTable | None:
+    """Return how the inputs of clients are columns of a table, None for other inputs."""
+    return getattr(clients, "columns", None)
+
+
+def preparation_of(clients: Any) -> Preparation | None:
+    """Return the preparation of clients whose tables are prepared, or of some of them, None for others."""
+    tables = _within(clients)
+    return None if tables is None else tables.preparation
+
+
+def _within(clients: Any) -> PreparedClients | None:
+    """Return the clients with prepared tables that these are, or are some of."""
+    while clients is not None and not isinstance(clients, PreparedClients):
+        clients = getattr(clients, "_clients", None)
+    return clients
+
+
+def prepared(
+    clients: Clients, settings: PrepareSettings, target: str, held_out: Collection[int] = (),
+    say: Callable[[str], None] = log.info,
+) -> PreparedClients:  # fmt: skip
+    """Return clients with prepared rows; what is not agreed on yet follows from their training rows.
+
+    Args:
+        clients: clients whose inputs are columns of a table.
+        settings: the settings of [prepare].
+        target: the column to predict.
+        held_out: numbers of clients who have no say, since they take no part in the training.
+        say: called with one line about what was chosen.
+
+    Raises:
+        SettingError: inputs are no columns of a table, or a value cannot be read.
+    """
+    table, agreed = columns_of(clients), settings.agreed
+    if table is None:
+        raise SettingError("prepare is for the columns of tables, and these inputs are arrays: leave it out")
+    if agreed is None:
+        agreed = _agreed(clients, table, settings, target, held_out)
+        say(agreed.said)
+    return PreparedClients(clients, table, agreed, computed=settings.agreed is None)
+
+
+def _agreed(
+    clients: Clients, table: CodedTable, settings: PrepareSettings, target: str, held_out: Collection[int]
+) -> Preparation:
+    from piebald.data.preparation.agreement import agree
+    from piebald.data.preparation.answers import answer
+
+    tables, names = [], list[str]()
+    for client in range(len(clients)):
+        rows = clients.rows(client, "train")
+        if len(rows) and client not in held_out:
+            y = pytree.single(rows.y, "prepare").numpy() if clients.classes is None else None
+            index = clients.indices(client, "train") if isinstance(clients, InMemory) and clients.in_memory() else None
+            tables.append((frame_of(table, rows, index), y))
+            names.append(str(clients.names[client]))
+    if not tables:
+        raise SettingError("prepare needs training rows, and no client has any")
+
+    def ask(question: Question) -> list[Answer]:
+        return [answer(question, frame, y) for frame, y in tables]
+
+    return agree(ask, settings, target, clients.classes, lambda: names)
+
+
+def in_own_unit(objective: Objective, preparation: Preparation | None) -> Objective:
+    """Return the objective with metrics in the target's own unit, where a model learns its standard scores."""
+    target = None if preparation is None else preparation.target
+    return objective.in_unit(target.mean, target.deviation) if isinstance(target, NumberTarget) else objective
+
+
+def gaps_by_client(clients: Any) -> dict[str, dict[str, float]]:
+    """Return the share of training rows without a value by client and column, of prepared tables on this machine."""
+    tables = _within(clients)
+    if tables is None or tables.elsewhere:
+        return {}
+    agreed, shares = tables.preparation, dict[str, dict[str, float]]()
+    for client in range(min(len(tables), _SHOWN)):
+        table = tables.raw(client, "train")
+        shares[str(tables.names[client])] = {
+            name: float((factorized(table[name], agreed.gaps)[0] < 0).mean())
+            for name in agreed.names_in if name in table and len(table)
+        }  # fmt: skip
+    return shares

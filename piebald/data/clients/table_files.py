@@ -1,0 +1,233 @@
+"""Tables in files: CSV with its separators, encodings and ways to write numbers, and Parquet.
+
+What can be read in one way alone is read so, and said; what cannot is refused in a sentence with file, column and row.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import logging
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from piebald.core.errors import SettingError, shown
+from piebald.core.reading.packed import unpacked
+from piebald.core.reading.tables import check_text_table, read_parquet
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+OTHERS = (",", ";", "\t", "|")  # what files with these suffixes have as well
+PARQUET = (".parquet", ".pq")
+_CHUNK = 1 << 20
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")  # bytes that no text has
+_DECIMAL = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?|[+-]?\d{1,3}(\.\d{3})+(,\d+)?")  # 1.234,5
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")  # 1,234.5
+_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+_log = logging.getLogger(__name__)
+
+
+def is_table(path: str | Path) -> bool:
+    """Return whether a path is that of a table, judged by its suffix."""
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
+
+
+def read_table(path: Path, names: str | None = None) -> Any:
+    """Read a CSV or Parquet file as a pandas DataFrame.
+
+    A text file may have commas, semicolons (with decimal commas or points), tabs or bars, and a byte order mark.  It is
+    in UTF-8, in UTF-16 with a byte order mark, or else in Windows-1252, which is said.
+
+    Args:
+        path: the file.
+        names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
+            and "NA" is a name.
+
+    Returns:
+        The rows; `attrs["file"]` has the path, for messages.
+
+    Raises:
+        SettingError: the file is missing or cannot be read, has no rows, a column has two places or numbers that may be
+            read in two ways, or pyarrow is missing.
+    """
+    if not path.is_file():
+        raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
+    if not is_table(path):
+        raise SettingError(f"a table must be a .csv, .tsv or .parquet file, got {path}: save it as one of them")
+    suffix = Path(str(path).removesuffix(".gz")).suffix.lower()
+    try:
+        if suffix in PARQUET:
+            frame = read_parquet(path)
+        else:
+            check_text_table(path, "".join(OTHERS))
+            frame = _read_text(path, SEPARATORS[suffix], names)
+    except ImportError:
+        raise SettingError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
+    except SettingError:
+        raise
+    except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error, csv.Error) as error:
+        raise SettingError(_unreadable(path, " ".join(str(error).split()))) from None
+    if not len(frame):
+        raise SettingError(f"{path} names columns and has no rows: give a file with one row at least")
+    frame.attrs["file"] = str(path)
+    return frame
+
+
+def _unreadable(path: Path, message: str) -> str:
+    """Return why a table cannot be read, from the message of pandas."""
+    if many := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message):
+        names, line, values = many.groups()
+        return (
+            f"{path} has {values} values in line {line}, and {names} in its first: put text that has a separator in "
+            "quotes, or name all columns"
+        )
+    if quote := re.search(r"EOF inside string starting at row (\d+)", message):
+        return f"{path} has a quote in line {int(quote[1]) + 1} that nothing closes: close it, or take it out"
+    return f"{path} cannot be read as a table, it may be damaged: replace it ({message})"
+
+
+def _encoding(path: Path) -> str:
+    """Return the encoding of a text file.
+
+    Raises:
+        SettingError: it has bytes that are in no text.
+    """
+    encoding, decoder, lines = "utf-8-sig", codecs.getincrementaldecoder("utf-8")(), 1
+    for number, chunk in enumerate(_chunks(path)):
+        if not number and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        if control := _CONTROL.search(chunk):
+            line = lines + chunk[: control.start()].count(b"\n")
+            raise SettingError(
+                f"{path} has a byte {control[0][0]:#04x} in line {line}, which is in no text: replace the file"
+            )
+        if encoding == "utf-8-sig":
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                line = lines + chunk[: error.start].count(b"\n")
+                encoding = "cp1252" if _decodes(path, "cp1252") else "latin-1"
+                name = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}[encoding]
+                _log.warning(
+                    "%s is not in UTF-8 (line %d) and is read as %s: save it as UTF-8 if it is not", path, line, name
+                )
+        lines += chunk.count(b"\n")
+    return encoding
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with unpacked(path) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    try:
+        return all(chunk.decode(encoding) is not None for chunk in _chunks(path))
+    except UnicodeDecodeError:
+        return False
+
+
+def _read_text(path: Path, separator: str, names: str | None) -> Any:
+    """Read a CSV file with this separator, or with the one that its first line has instead."""
+    import pandas
+
+    encoding = _encoding(path)
+
+    def read(**options: Any) -> Any:
+        with unpacked(path) as file:
+            return pandas.read_csv(file, engine="c", encoding=encoding, skipinitialspace=True, **options)
+
+    separator, header = _header(path, separator, encoding)
+    if not any(header):
+        raise SettingError(f"{path} has no first line with the names of its columns: write it")
+    if twice := next((column for column in header if column and header.count(column) > 1), None):
+        raise SettingError(f"{path}: column {twice!r} occurs twice: rename one of them")
+    options: dict[str, Any] = {"sep": separator, "index_col": False, "low_memory": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            frame = read(**options)
+            if separator == ";":  # decimal commas are likely, and the reading with more columns of numbers is right
+                with_commas = read(decimal=",", **options)
+                frame = max(frame, with_commas, key=lambda table: table.select_dtypes("number").shape[1])
+        except pandas.errors.ParserWarning:
+            raise SettingError(f"{path} has rows of more values than its first line has names: name each") from None
+        frame.columns = [column.strip() for column in frame.columns]
+        if names is not None and names in frame:
+            alone: dict[str, Any] = {"usecols": [header.index(names)], "dtype": str, "keep_default_na": False}
+            frame[names] = _counted(read(**options, **alone, na_values=[""]).iloc[:, 0])
+    for column in frame.columns[frame.dtypes.map(lambda kind: kind.kind in "OTU")]:
+        if column != names:
+            frame[column] = _with_numbers(frame[column], path)
+    return frame
+
+
+def _header(path: Path, separator: str, encoding: str) -> tuple[str, list[str]]:
+    """The separator of a file and the names in its first line."""
+    names_by_separator: dict[str, list[str]] = {}
+    for candidate in (separator, *OTHERS):
+        with unpacked(path) as file, io.TextIOWrapper(file, encoding=encoding, newline="") as text:
+            first = next(csv.reader(text, delimiter=candidate, skipinitialspace=True), [])
+        names_by_separator[candidate] = [name.strip() for name in first]
+        if len(first) > 1:
+            return candidate, names_by_separator[candidate]
+    return separator, names_by_separator[separator]
+
+
+def _counted(names: Any) -> Any:
+    """Return names as numbers if all of them are whole numbers as Python writes them, so that 2 comes before 10."""
+    # "007" and "+7" stay text, and 18 digits always fit into int64.
+    whole = re.compile(r"0|-?[1-9]\d{0,17}")
+    if names.isna().any() or not all(whole.fullmatch(name) for name in names):
+        return names
+    return names.astype("int64")
+
+
+def _with_numbers(series: Any, path: Path) -> Any:
+    """Return a column of text as numbers where all of its values are numbers with a comma, which is said.
+
+    Raises:
+        SettingError: the comma may stand before decimals or between thousands.
+    """
+    import pandas
+
+    texts = series.dropna().astype(str).str.strip()
+    with_comma = texts[texts.str.contains(",", regex=False)]
+    if not len(with_comma) or not len(texts):
+        return series
+    decimal, thousands = (bool(with_comma.str.fullmatch(pattern.pattern).all()) for pattern in (_DECIMAL, _THOUSANDS))
+    plain = texts[~texts.index.isin(with_comma.index)]
+    if not (decimal or thousands) or not plain.str.fullmatch(rf"{_PLAIN.pattern}|{_DECIMAL.pattern}").all():
+        return series
+    example = f"{with_comma.iloc[0]!r} in row {with_comma.index[0] + 1}"
+    if decimal and thousands:
+        raise SettingError(
+            f"{path}: column {series.name!r} has numbers like {example}, whose comma may stand before decimals or "
+            "between thousands: write them with a point, or without the comma"
+        )
+    _log.warning("%s: column %r has numbers like %s, read with a comma %s", path, series.name, example,
+                 "before decimals" if decimal else "between thousands")  # fmt: skip
+    between = "," if thousands else "." if with_comma.str.contains(".", regex=False).any() else ""
+    numbers = texts.str.replace(between, "", regex=False).str.replace(",", ".", regex=False)
+    return pandas.to_numeric(numbers).reindex(series.index)
+
+
+def mixed_reason(series: Any) -> str | None:
+    """Return a sentence about a column of numbers with some words among them, None of other columns."""
+    import pandas
+
+    texts = series.dropna()
+    words = texts[pandas.to_numeric(texts, errors="coerce").isna()]
+    if not len(words) or 2 * len(words) > len(texts):
+        return None
+    others = f" and {len(words) - 1} more rows" if len(words) > 1 else ""
+    return (
+        f"column {series.name!r} has numbers, and {shown(words.iloc[0], 40)} in row {words.index[0] + 1}{others}: "
+        "leave these cells empty, or correct them"
+    )

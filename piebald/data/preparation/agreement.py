@@ -1,0 +1,380 @@
+"""The agreement: from the answers of clients to the preparation, the same in a simulation and in a federation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from piebald.core.errors import PiebaldError, SettingError, shown, unknown
+from piebald.core.moments import Floats, Moments, merged
+from piebald.data.preparation.answers import (
+    CountsQuestion,
+    KindsAnswer,
+    KindsQuestion,
+    NumbersAnswer,
+    PowersQuestion,
+    Question,
+    ValuesQuestion,
+    signed_logarithms,
+    yeo_johnson,
+)
+from piebald.data.preparation.columns import Kind
+from piebald.data.preparation.harmonise import Lines, harmonised
+from piebald.data.preparation.preparation import (
+    MOST_CATEGORIES,
+    BooleanColumn,
+    CategoryColumn,
+    ClassTarget,
+    Column,
+    DateColumn,
+    NumberColumn,
+    Numbers,
+    NumberTarget,
+    Preparation,
+    Scale,
+)
+from piebald.data.preparation.settings import PrepareSettings
+
+Ask = Callable[[Question], Sequence[Any]]
+LEVELS = np.linspace(0.0, 1.0, 101)  # of the quantiles that ranks are read from
+_RESOLUTION = 2.0**-25  # of the interval in which a median is looked for
+_EXPONENTS, _ZOOMS = 21, 7  # exponents in a question, and questions, each of which looks ten times closer
+_CLOSEST = (-4.0, 4.0)
+
+
+def agree(
+    ask: Ask, settings: PrepareSettings, name: str, classes: Sequence[str] | None,
+    clients: Callable[[], Sequence[str]] = tuple,
+) -> Preparation:  # fmt: skip
+    """Return the preparation that clients agree on.
+
+    Args:
+        ask: asks all clients a question and returns their answers, in one order.
+        settings: what is asked for.
+        name: the column to predict.
+        classes: the names of the classes; None to ask for them, and to take targets as numbers where there are none.
+        clients: returns the names of those who have answered, in their order.
+
+    Raises:
+        SettingError: a setting names a column that is not there, or no column is left.
+    """
+    told = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
+    kinds, left_out = agreed_kinds(told, settings)
+    if classes is None:
+        classes = _common_classes(told)
+    scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
+    question = ValuesQuestion(
+        kinds=kinds, scale=scale, gaps=settings.gaps, least_rows=settings.least_rows, target=classes is None
+    )
+    answers = ask(question)
+    moments_of = {part: [one.numbers[part].moments for one in answers] for part in answers[0].numbers}
+    lines: Lines = {}
+    if settings.harmonise is not None:
+        numbers = [column for column, kind in kinds.items() if kind == "number"]
+        if unlike := next((column for column in numbers if settings.scale.get(column, "standard") != "standard"), None):
+            raise SettingError(f"harmonise is for standard scores, got scale = {scale[unlike]!r} of column {unlike!r}")
+        lines = harmonised({column: moments_of[column] for column in numbers}, clients())
+        for column in numbers:
+            each = zip(clients(), moments_of[column], strict=True)
+            moments_of[column] = [_on_line(moments, *lines[client][column]) for client, moments in each]
+    pooled = {part: merged(moments) for part, moments in moments_of.items()}
+    columns: list[Column] = []
+    learnt = _Numbers(ask, question, pooled, {*next(iter(lines.values()), {})})
+    for column, kind in kinds.items():
+        if kind == "category":
+            named = sorted({word for one in answers for word in one.categories[column].names})
+            if not named:
+                left_out[column] = f"no value is in {settings.least_rows} rows"
+            elif len(named) > MOST_CATEGORIES:
+                left_out[column] = f"{len(named):,} categories"
+            else:
+                columns.append(CategoryColumn(
+                    name=column, categories=named, coding="one-hot" if len(named) <= settings.one_hot else "embedding",
+                    gaps=any(one.categories[column].gaps for one in answers),
+                    # a category of one client may be too rare at another, whose rows have it nevertheless
+                    rare=any(one.categories[column].others for one in answers),
+                ))  # fmt: skip
+        elif kind == "boolean":
+            moments = pooled[column]
+            true = round(float(moments.mean[0] * moments.present[0]))
+            columns.append(BooleanColumn(
+                name=column, gaps=bool(moments.missing[0]), common=2 * true > int(moments.present[0])
+            ))  # fmt: skip
+        elif kind == "date":
+            prefix = f"{column}: "
+            parts: dict[Any, Numbers] = {
+                part.removeprefix(prefix): numbers for part, numbers in learnt.items() if part.startswith(prefix)
+            }
+            columns.append(DateColumn(name=column, gaps=bool(pooled[f"{column}: days"].missing[0]), values=parts))
+        else:
+            columns.append(NumberColumn(name=column, gaps=bool(pooled[column].missing[0]), values=learnt[column]))
+    target: Any = None
+    if classes is not None:
+        target = ClassTarget(name=name, classes=list(classes))
+    elif all(one.target is not None for one in answers):
+        moments = merged(one.target.moments for one in answers)
+        target = NumberTarget(name=name, mean=float(moments.mean[0]), deviation=_deviation(moments))
+    return Preparation(
+        columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
+        harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
+    )  # fmt: skip
+
+
+class Unanswered(PiebaldError):
+    """A question about counts has no answer from all clients, as where one hides small numbers of rows."""
+
+
+def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
+    """Return the classes of all clients in the order of their names, None where targets are numbers.
+
+    Raises:
+        SettingError: targets are classes at some clients only.
+    """
+    classes = [one.classes for one in answers]
+    if all(names is None for names in classes):
+        return None
+    if any(names is None for names in classes):
+        raise SettingError(
+            "targets must be classes at all clients or numbers at all: set regression in [data] for numbers"
+        )
+    names = {name for held in classes for name in held or ()}
+    whole = all(name.isdecimal() for name in names)
+    return [str(number) for number in range(max(map(int, names)) + 1)] if whole else sorted(names)
+
+
+def _on_line(moments: Moments, slope: float, offset: float) -> Moments:
+    """Return the moments of numbers after a change by a slope and an offset."""
+    return replace(moments, mean=slope * moments.mean + offset, scatter=slope**2 * moments.scatter)
+
+
+def agreed_kinds(answers: Sequence[KindsAnswer], settings: PrepareSettings) -> tuple[dict[str, Kind], dict[str, str]]:
+    """Return the kind of each column that is read, in the order of the first client that has it, and what is left out.
+
+    Raises:
+        SettingError: a setting names a column that is not there, or a column has free text.
+    """
+    if not answers:
+        raise SettingError("no client answers questions about its columns, so there is nothing to agree on")
+    names = list(dict.fromkeys(name for one in answers for name in one.kinds))
+    for named in (settings.columns, settings.scale):
+        if missing := next((name for name in named if name not in names), None):
+            raise unknown("column, which [prepare] names,", missing, names)
+    kinds, left_out = dict[str, Kind](), dict[str, str]()
+    for name in names:
+        guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
+        chosen = settings.columns.get(name) or _common_kind(guesses)
+        if chosen == "leave out":
+            left_out[name] = "as [prepare] says"
+        elif chosen is None:
+            left_out[name] = "no value"
+        elif chosen == "identifier":
+            left_out[name] = "nearly each row has another value"
+        elif chosen == "text":
+            raise SettingError(
+                f"column {shown(name, 40)} has free text, which is neither a number nor a category: leave it out with "
+                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], or embed the text first"
+            )
+        else:
+            kinds[name] = chosen
+    return kinds, left_out
+
+
+def _common_kind(guesses: set[Kind]) -> Kind | None:
+    """Return the kind that fits all clients: one name for what all have, else text, or categories."""
+    if len(guesses) < 2:
+        return next(iter(guesses), None)
+    return "text" if "text" in guesses else "category"
+
+
+class _Numbers(dict[str, Numbers]):
+    """What is learnt of columns of numbers, by the names of parsed columns."""
+
+    def __init__(
+        self, ask: Ask, question: ValuesQuestion, pooled: Mapping[str, Moments], changed: Collection[str]
+    ) -> None:
+        # of harmonised columns, which each client changes in its own way, no counts are asked for
+        truths = {name for name, kind in question.kinds.items() if kind == "boolean"}
+        names = [name for name in pooled if name not in truths]
+        ranked = {name for name in names if question.scale.get(name) == "rank"}
+        levels = {name: LEVELS if name in ranked else np.array([0.5]) for name in names if name not in changed}
+        plain = _unlogged(ask, question, pooled, names)
+        found = quantiles(
+            lambda limits: ask(CountsQuestion(kinds=question.kinds, gaps=question.gaps, thresholds=limits)),
+            plain,
+            levels,
+        )
+        found |= {name: _Intervals(pooled[name], np.array([0.5])).values() for name in changed}
+        super().__init__()
+        for name in names:
+            values, error = found[name]
+            scale: Scale = question.scale.get(name, "standard")
+            median = float(values[len(values) // 2])
+            if scale in ("standard", "log"):
+                filled = _filled(pooled[name], math.log1p(median) if scale == "log" else median)
+                self[name] = _scores(median, filled, error, scale=scale)
+            elif scale == "rank":
+                self[name] = Numbers(median=median, scale=scale, quantiles=values.tolist(), error=error)
+            elif scale == "none":
+                self[name] = Numbers(median=median, scale=scale, error=error)
+        powers = {name: found[name] for name in names if question.scale.get(name) == "power"}
+        for name, (exponent, step, moments) in _powers(ask, question, pooled, powers).items():
+            values, error = powers[name]
+            self[name] = _scores(float(values[0]), moments, max(step, error), scale="power", exponent=exponent)
+        for name in [name for name in self if ": " in name and name not in question.kinds]:
+            if not name.endswith(": days") and self[name].deviation == 1.0 and not pooled[name].scatter[0]:
+                del self[name]  # a part of the date that is the same in all rows, such as the hour
+
+
+def _unlogged(
+    ask: Ask, question: ValuesQuestion, pooled: Mapping[str, Moments], names: Sequence[str]
+) -> dict[str, Moments]:
+    """Return moments from which intervals of order statistics follow: those of logarithms are asked for as they are."""
+    logged = {name for name in names if question.scale.get(name) == "log"}
+    if not logged:
+        return {name: pooled[name] for name in names}
+    plain = ask(question.model_copy(update={"scale": {}, "kinds": {name: "number" for name in logged}}))
+    return {name: merged(one.numbers[name].moments for one in plain) if name in logged else pooled[name]
+            for name in names}  # fmt: skip
+
+
+def _scores(median: float, moments: Moments, error: float, **fields: Any) -> Numbers:
+    return Numbers(median=median, mean=float(moments.mean[0]), deviation=_deviation(moments), error=error, **fields)
+
+
+def _filled(moments: Moments, filler: float) -> Moments:
+    """Return the moments of a column after gaps are filled in."""
+    gaps = int(moments.missing[0])
+    return moments.merge(NumbersAnswer(present=gaps, missing=0, mean=filler, scatter=0.0).moments)
+
+
+def _deviation(moments: Moments) -> float:
+    """Return the deviation as `StandardScaler` has it: divided by the number of rows, and 1 for a constant column."""
+    rows, mean = int(moments.present[0]), float(moments.mean[0])
+    variance = float(moments.scatter[0]) / max(rows, 1)
+    epsilon = np.finfo(np.float64).eps
+    constant = variance <= rows * epsilon * variance + (rows * mean * epsilon) ** 2
+    return 1.0 if constant else math.sqrt(variance)
+
+
+def quantiles(
+    count: Callable[[dict[str, list[float]]], Sequence[Any]], moments: Mapping[str, Moments],
+    levels: Mapping[str, Floats],
+) -> dict[str, tuple[Floats, float]]:  # fmt: skip
+    """Return quantiles of each column, and the most by which they may be off, from counts below thresholds.
+
+    Every number is within sqrt(n - 1) deviations of the mean (Samuelson 1968), and the median within one.  Each
+    question divides the interval of an order statistic, until it has the stated width; of the numbers in there the one
+    with the fewest digits is taken, so that columns with few digits have exact quantiles.
+
+    Args:
+        count: asks all clients for their counts of numbers that are at most thresholds, by column.
+        moments: of each column.
+        levels: of the quantiles of each column, in [0, 1].
+    """
+    intervals: dict[str, _Intervals] = {}
+    for name, shares in levels.items():
+        intervals[name] = _Intervals(moments[name], shares)
+    parts = 8 if any(len(shares) > 1 for shares in levels.values()) else 32
+    for _ in range(math.ceil(math.log(1 / _RESOLUTION, parts)) if intervals else 0):
+        limits = {name: interval.thresholds(parts) for name, interval in intervals.items()}
+        try:
+            answers = count({name: thresholds.ravel().tolist() for name, thresholds in limits.items()})
+        except Unanswered as error:
+            if parts == 8:
+                raise SettingError(f"ranks need counts of each client: {error}") from None
+            break  # the middle of an interval, whose ends are known
+        for name, interval in intervals.items():
+            counts = np.sum([one.counts[name] for one in answers], axis=0)
+            interval.narrow(limits[name], counts.reshape(limits[name].shape))
+    return {name: interval.values() for name, interval in intervals.items()}
+
+
+class _Intervals:
+    """Intervals that hold the two order statistics around each quantile of a column."""
+
+    def __init__(self, moments: Moments, shares: Floats) -> None:
+        rows, mean = int(moments.present[0]), float(moments.mean[0])
+        deviation = math.sqrt(float(moments.scatter[0]) / rows) if rows else 0.0
+        reach = deviation * (1.0 if len(shares) == 1 else math.sqrt(max(rows - 1, 1)))
+        # a little more, for what rounding takes away
+        reach = reach * (1 + 1e-9) + abs(mean) * 1e-12
+        places = max(rows - 1, 0) * shares
+        self._part = places - np.floor(places)
+        self._ranks = np.stack([np.floor(places), np.ceil(places)]).astype(np.int64)
+        self._low = np.full(self._ranks.shape, mean - reach)
+        self._high = np.full(self._ranks.shape, mean + reach)
+        self._narrowed = False
+
+    def thresholds(self, parts: int) -> Floats:
+        """Return what divides each interval into equal parts, with its end [2, quantiles, parts]."""
+        steps = (self._high - self._low)[..., None] * np.arange(1, parts + 1) / parts
+        return np.asarray(self._low[..., None] + steps)
+
+    def narrow(self, thresholds: Floats, counts: Floats) -> None:
+        """Take the part of each interval in which its order statistic is."""
+        self._narrowed = True
+        reached = counts > self._ranks[..., None]
+        place = np.where(reached.any(-1), np.argmax(reached, axis=-1), reached.shape[-1] - 1)[..., None]
+        edges = np.concatenate([self._low[..., None], thresholds], axis=-1)
+        self._low = np.take_along_axis(edges, place, -1)[..., 0]
+        self._high = np.take_along_axis(thresholds, place, -1)[..., 0]
+
+    def values(self) -> tuple[Floats, float]:
+        """Return the quantiles, linear between order statistics, and the most by which they are off."""
+        simple = np.vectorize(simplest, otypes=[float])
+        # before any count is known, the mean stands for the median
+        below, above = simple(self._low, self._high) if self._narrowed else (self._low + self._high) / 2
+        return np.maximum.accumulate(below + (above - below) * self._part), float((self._high - self._low).max())
+
+
+def simplest(low: float, high: float) -> float:
+    """Return the number above `low` and up to `high` that has the fewest decimal digits.
+
+    Examples:
+        >>> simplest(61.2999999, 61.3000001), simplest(-0.4, 0.2), simplest(2.0, 2.0)
+        (61.3, 0.0, 2.0)
+    """
+    if not low < high:
+        return high
+    for digits in range(-math.ceil(math.log10(max(abs(low), abs(high), 1e-300))), 17 + 300):
+        rounded = float(round(Decimal(high).scaleb(digits).to_integral_value("ROUND_FLOOR")) * Decimal(10) ** -digits)
+        if low < rounded <= high:
+            return rounded
+        if digits > 20 - math.log10(max(abs(high), 1e-300)):
+            break
+    return high
+
+
+def _powers(
+    ask: Ask, question: ValuesQuestion, pooled: Mapping[str, Moments], medians: Mapping[str, tuple[Floats, float]]
+) -> dict[str, tuple[float, float, Moments]]:
+    """Return the exponent of greatest likelihood of each column, how near it is, and the moments after the change.
+
+    The likelihood is that of Yeo and Johnson (2000, section 4.1), as in scikit-learn's PowerTransformer.
+    """
+    spans = dict.fromkeys(medians, _CLOSEST)
+    found: dict[str, tuple[float, float, Moments]] = {}
+    for _ in range(_ZOOMS if medians else 0):
+        exponents = {name: np.linspace(*span, _EXPONENTS).tolist() for name, span in spans.items()}
+        answers = ask(PowersQuestion(gaps=question.gaps, exponents=exponents))
+        for name, tried in exponents.items():
+            gaps, filler = int(pooled[name].missing[0]), np.array([float(medians[name][0][0])])
+            logarithms = sum(one.logarithms[name] for one in answers) + gaps * signed_logarithms(filler)
+            best = (-math.inf, 0.0, pooled[name])
+            for place, exponent in enumerate(tried):
+                moments = _filled(
+                    merged(one.moments[name][place].moments for one in answers),
+                    float(yeo_johnson(filler, exponent)[0]) if gaps else 0.0,
+                )
+                rows = int(moments.present[0])
+                variance = float(moments.scatter[0]) / max(rows, 1)
+                likelihood = (exponent - 1) * logarithms - (rows / 2 * math.log(variance) if variance > 0 else math.inf)
+                best = max(best, (likelihood, exponent, moments), key=lambda one: one[0])
+            step = (tried[-1] - tried[0]) / (_EXPONENTS - 1)
+            spans[name], found[name] = (best[1] - step, best[1] + step), (best[1], step, best[2])
+    return found

@@ -1,0 +1,262 @@
+"""What clients are asked about their columns, and what they answer: kinds, moments, names of categories, and counts.
+
+An answer has no row.  A category is named where a client has enough rows of it, and all others are counted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from scipy.stats import yeojohnson
+
+from piebald.core.errors import SettingError
+from piebald.core.moments import Floats, Moments
+from piebald.data.preparation.columns import Kind, dates_of, factorized, guess_columns, numbers_of, truths_of
+from piebald.data.preparation.preparation import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Thresholds = Annotated[list[Finite], Field(max_length=2048)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KindsQuestion(_Message):
+    """Which columns are there, and of which kind?  `target` asks for the names of classes as well."""
+
+    about: Literal["kinds"] = "kinds"
+    gaps: list[Name] = []
+    target: bool = False
+
+
+class KindsAnswer(_Message):
+    """The kind of each column, None where it has no value; how many rows; and the classes, if there are any."""
+
+    about: Literal["kinds"] = "kinds"
+    rows: Count
+    kinds: Annotated[dict[Name, Kind | None], Field(max_length=MOST_COLUMNS)]
+    classes: Annotated[list[Name], Field(max_length=MOST_CATEGORIES)] | None = None
+
+
+class ValuesQuestion(_Message):
+    """What is to be known of the values of each column, whose kinds are agreed.
+
+    Attributes:
+        kinds: of each column.
+        scale: of columns of numbers.
+        gaps: values that stand for a gap.
+        least_rows: rows from which on a category is named.
+        target: whether targets are numbers, whose moments are asked for.
+    """
+
+    about: Literal["values"] = "values"
+    kinds: Annotated[dict[Name, Kind], Field(max_length=MOST_COLUMNS)]
+    scale: dict[Name, Scale] = {}
+    gaps: list[Name] = []
+    least_rows: Annotated[int, Field(ge=1)] = 1
+    target: bool = False
+
+
+class NumbersAnswer(_Message):
+    """Counts of present and missing numbers, and the mean and squared deviations of those that are present."""
+
+    present: Count
+    missing: Count
+    mean: Finite
+    scatter: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+    @property
+    def moments(self) -> Moments:
+        """The same as moments of one column."""
+        counts = {name: np.array([number]) for name, number in
+                  (("present", self.present), ("missing", self.missing), ("infinite", 0))}  # fmt: skip
+        return Moments(
+            self.present + self.missing, **counts, mean=np.array([self.mean]), scatter=np.array([self.scatter])
+        )
+
+
+class CategoriesAnswer(_Message):
+    """The categories that enough rows have, sorted; whether there are others; and whether there are gaps."""
+
+    names: Annotated[list[Name], Field(max_length=MOST_CATEGORIES)]
+    others: bool
+    gaps: bool
+
+
+class ValuesAnswer(_Message):
+    """What a client tells of the values of its columns, by the names of parsed columns."""
+
+    about: Literal["values"] = "values"
+    numbers: Annotated[dict[Name, NumbersAnswer], Field(max_length=5 * MOST_COLUMNS)]
+    categories: dict[Name, CategoriesAnswer]
+    target: NumbersAnswer | None = None
+
+
+class CountsQuestion(_Message):
+    """How many numbers of each column are at most each of these thresholds?"""
+
+    about: Literal["counts"] = "counts"
+    kinds: dict[Name, Kind]
+    gaps: list[Name] = []
+    thresholds: Annotated[dict[Name, Thresholds], Field(max_length=5 * MOST_COLUMNS)]
+
+
+class CountsAnswer(_Message):
+    """The counts in the order of the thresholds."""
+
+    about: Literal["counts"] = "counts"
+    counts: dict[Name, Annotated[list[Count], Field(max_length=2048)]]
+
+
+class PowersQuestion(_Message):
+    """What are the moments of each column after Yeo and Johnson's change with each of these exponents?"""
+
+    about: Literal["powers"] = "powers"
+    gaps: list[Name] = []
+    exponents: Annotated[dict[Name, Thresholds], Field(max_length=MOST_COLUMNS)]
+
+
+class PowersAnswer(_Message):
+    """The moments in the order of the exponents, and the sum of the signed logarithms that the likelihood has."""
+
+    about: Literal["powers"] = "powers"
+    moments: dict[Name, Annotated[list[NumbersAnswer], Field(max_length=2048)]]
+    logarithms: dict[Name, Finite]
+
+
+Question = Annotated[KindsQuestion | ValuesQuestion | CountsQuestion | PowersQuestion, Field(discriminator="about")]
+Answer = Annotated[KindsAnswer | ValuesAnswer | CountsAnswer | PowersAnswer, Field(discriminator="about")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The rows of a client before they are prepared.
+
+    Attributes:
+        frame: its training rows, without the target.
+        y: its targets [n], where they are numbers.
+        classes: the names of the classes that it has, None where targets are numbers.
+    """
+
+    frame: pd.DataFrame
+    y: NDArray[Any] | None = None
+    classes: Sequence[str] | None = None
+
+
+def answer(
+    question: Question, frame: pd.DataFrame, y: NDArray[Any] | None = None, classes: Sequence[str] | None = None
+) -> Answer:
+    """Return the answer of one client.
+
+    Args:
+        question: the question.
+        frame: its training rows; a column that is not there counts as one without values.
+        y: its targets [n], where they are numbers.
+        classes: the names of the classes that it has.
+
+    Raises:
+        SettingError: a value cannot be read as the agreed kind.
+    """
+    if isinstance(question, KindsQuestion):
+        empty = {str(name) for name in frame.columns if (factorized(frame[name], question.gaps)[0] < 0).all()}
+        kinds = guess_columns(frame, question.gaps)
+        return KindsAnswer(
+            rows=len(frame), kinds={name: None if name in empty else kind for name, kind in kinds.items()},
+            classes=list(classes) if question.target and classes is not None else None,
+        )  # fmt: skip
+    if isinstance(question, PowersQuestion):
+        numbers = {name: _column(frame, name, question.gaps) for name in question.exponents}
+        return PowersAnswer(
+            moments={
+                name: [_moments(yeo_johnson(values, exponent)) for exponent in question.exponents[name]]
+                for name, values in numbers.items()
+            },
+            logarithms={name: signed_logarithms(values) for name, values in numbers.items()},
+        )
+    parsed = parsed_numbers(frame, question.kinds, question.gaps)
+    if isinstance(question, CountsQuestion):
+        return CountsAnswer(
+            counts={
+                name: np.searchsorted(np.sort(parsed[name][~np.isnan(parsed[name])]), limits, side="right").tolist()
+                for name, limits in question.thresholds.items()
+            }
+        )
+    return ValuesAnswer(
+        numbers={name: _moments(_logged(name, values, question.scale)) for name, values in parsed.items()},
+        categories={
+            name: _categories(frame, name, question) for name, kind in question.kinds.items() if kind == "category"
+        },
+        target=_moments(np.asarray(y, dtype=np.float64)) if question.target and y is not None else None,
+    )
+
+
+def parsed_numbers(frame: pd.DataFrame, kinds: dict[str, Kind], gaps: list[str]) -> dict[str, Floats]:
+    """Return the numbers of columns, booleans as 1 and 0, and dates in parts, by the names of parsed columns."""
+    parsed: dict[str, Floats] = {}
+    for name, kind in kinds.items():
+        if kind == "number":
+            parsed[name] = _column(frame, name, gaps)
+        elif kind == "boolean":
+            parsed[name] = truths_of(_series(frame, name), gaps)
+        elif kind == "date":
+            parsed |= {f"{name}: {part}": values for part, values in dates_of(_series(frame, name), gaps).items()}
+    return parsed
+
+
+def yeo_johnson(values: Floats, exponent: float) -> Floats:
+    """Return the values after the change of Yeo and Johnson (2000, eq. 2.1) with an exponent."""
+    return np.asarray(yeojohnson(values, exponent)) if len(values) else values
+
+
+def signed_logarithms(values: Floats) -> float:
+    """Return the sum of sign(x) log(1 + |x|), of which the likelihood of an exponent has a multiple."""
+    present = values[~np.isnan(values)]
+    return float((np.sign(present) * np.log1p(np.abs(present))).sum())
+
+
+def _series(frame: pd.DataFrame, name: str) -> pd.Series:
+    import pandas as pd
+
+    return frame[name] if name in frame.columns else pd.Series(np.full(len(frame), np.nan), name=name)
+
+
+def _column(frame: pd.DataFrame, name: str, gaps: list[str]) -> Floats:
+    return numbers_of(_series(frame, name), gaps)
+
+
+def _logged(name: str, values: Floats, scale: dict[str, Scale]) -> Floats:
+    if scale.get(name) != "log":
+        return values
+    if (values <= -1).any():
+        raise SettingError(f"column {name!r} has numbers of -1 or less, which have no logarithm of 1 + x: write "
+                           "'power' in scale of [prepare], or leave it out there")  # fmt: skip
+    return np.log1p(values)
+
+
+def _moments(values: Floats) -> NumbersAnswer:
+    moments = Moments.of(values[:, None])
+    return NumbersAnswer(
+        present=int(moments.present[0]), missing=int(moments.missing[0]), mean=float(moments.mean[0]),
+        scatter=float(moments.scatter[0]),
+    )  # fmt: skip
+
+
+def _categories(frame: pd.DataFrame, name: str, question: ValuesQuestion) -> CategoriesAnswer:
+    codes, words = factorized(_series(frame, name), question.gaps)
+    counts = np.bincount(codes[codes >= 0], minlength=len(words))
+    named = sorted(word for word, count in zip(words, counts, strict=True) if count >= question.least_rows)
+    if len(named) > MOST_CATEGORIES:
+        raise SettingError(
+            f"column {name!r} has {len(named):,} categories, at most {MOST_CATEGORIES:,} are allowed: raise least_rows "
+            "in [prepare], or leave the column out there"
+        )
+    return CategoriesAnswer(names=named, others=len(named) < int((counts > 0).sum()), gaps=bool((codes < 0).any()))

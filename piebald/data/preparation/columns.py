@@ -1,0 +1,224 @@
+"""The columns of a table: what kind each is, and their values as numbers or text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piebald.core.errors import SettingError, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = Literal["number", "category", "boolean", "date", "text", "identifier"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+GAPS = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>")  # text that stands for no value
+_TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?|[+-]?0?\.\d+([eE][+-]?\d+)?")  # "007" is a name
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
+_FREE_TEXT = 40  # characters of an average value of free text (skrub's TableVectorizer looks at the number of values)
+_UNIQUE = 0.9  # share of different values from which on a column of words names its rows
+_FEWEST = 20  # values from which on this can be told
+PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
+_DAY = 86_400.0  # seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedTable:
+    """How the columns of a table are written as float64 numbers [n, d], so that rows travel like any other inputs.
+
+    Attributes:
+        names: the columns, in order.
+        values: the different values of columns of text, in order; their places stand for them.
+    """
+
+    names: tuple[str, ...]
+    values: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> tuple[Self, NDArray[np.float64]]:
+        """Return the description of a table and its numbers [n, d]; NaN where a value is missing."""
+        values, numbers = dict[str, tuple[str, ...]](), np.full((len(frame), len(frame.columns)), np.nan)
+        for place, name in enumerate(frame.columns):
+            series = frame[name]
+            if is_numeric(series):
+                numbers[:, place] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+                continue
+            codes, different = factorized(series)
+            values[str(name)] = tuple(different)
+            numbers[:, place] = np.where(codes < 0, np.nan, codes)
+        return cls(tuple(map(str, frame.columns)), values), numbers
+
+    def frame(self, numbers: NDArray[np.floating], index: NDArray[np.int64] | None = None) -> pd.DataFrame:
+        """Return some rows [n, d] as a table: float64 numbers, and text with None for gaps.
+
+        Args:
+            numbers: the rows.
+            index: their row numbers in the whole table, for messages.
+        """
+        import pandas as pd
+
+        columns: dict[str, Any] = {}
+        for place, name in enumerate(self.names):
+            column = np.asarray(numbers[:, place], dtype=np.float64)
+            if name in self.values:
+                words = np.array([*self.values[name], None], dtype=object)
+                columns[name] = words[np.where(np.isnan(column), -1, column).astype(np.int64)]
+            else:
+                columns[name] = column
+        return pd.DataFrame(columns, index=range(len(numbers)) if index is None else index, copy=False)
+
+
+def is_numeric(series: pd.Series) -> bool:
+    """Return whether a column has numbers and no booleans, dates or text."""
+    return getattr(series.dtype, "kind", "O") in "iuf"
+
+
+def _text(value: Any) -> str:
+    """Return a value as text without blanks around it: a date as ISO writes it, 3 for 3.0."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else f"{value:.15g}"
+    return value.isoformat() if hasattr(value, "isoformat") else str(value).strip()
+
+
+def factorized(series: pd.Series, gaps: Sequence[str] = ()) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the place [n] of each row's value among the different values as text, -1 for a gap, and these values.
+
+    Args:
+        series: the column.
+        gaps: values that stand for a gap besides those that are always taken so.
+    """
+    import pandas as pd
+
+    codes, different = pd.factorize(series)
+    texts = np.array([*map(_text, different), ""], dtype=object)
+    empty = {*GAPS, *gaps}
+    places = {word: place for place, word in enumerate(dict.fromkeys(word for word in texts if word not in empty))}
+    return np.array([places.get(word, -1) for word in texts])[codes], list(places)
+
+
+def words_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.object_]:
+    """Return a column as text [n] without blanks around it, None for gaps."""
+    codes, different = factorized(series, gaps)
+    return np.array([*different, None], dtype=object)[codes]
+
+
+def guess_columns(frame: pd.DataFrame, gaps: Sequence[str] = ()) -> dict[str, Kind]:
+    """Guess the kind of each column from its values, as skrub's TableVectorizer does.
+
+    Numbers may be written as text; a column of words that are nearly all different is an identifier, or free text where
+    they are long.  Numbers that are codes cannot be told from amounts, so they count as numbers.
+
+    Args:
+        frame: the rows.
+        gaps: values that stand for a gap.
+
+    Examples:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"age": [61, 70], "ward": ["a", "b"], "smoker": ["yes", "no"]})
+        >>> guess_columns(table)
+        {'age': 'number', 'ward': 'category', 'smoker': 'boolean'}
+    """
+    return {str(name): _kind(frame[name], gaps) for name in frame.columns}
+
+
+def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
+    if getattr(series.dtype, "kind", "O") == "M":
+        return "date"
+    if is_numeric(series):
+        return "number"
+    codes, different = factorized(series, gaps)
+    counts = np.bincount(codes[codes >= 0], minlength=len(different))
+    rows, letters = int(counts.sum()), float(np.dot(counts, np.array([*map(len, different)], dtype=np.int64)))
+    if {word.lower() for word in different} <= _TRUE | _FALSE:
+        return "boolean" if different else "number"  # a column without a value is what it is elsewhere
+    if all(_NUMBER.fullmatch(word) for word in different):
+        return "number"
+    if all(_DATE.fullmatch(word) for word in different):
+        return "date"
+    if letters > _FREE_TEXT * rows and any(" " in word for word in different):
+        return "text"
+    return "identifier" if rows >= _FEWEST and len(different) > _UNIQUE * rows else "category"
+
+
+def numbers_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float64]:
+    """Return a column of numbers [n] float64, NaN for gaps.
+
+    Raises:
+        SettingError: a value is no number, or an infinite one.
+    """
+    if is_numeric(series):
+        numbers = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        for gap in gaps:
+            if _NUMBER.fullmatch(gap):
+                numbers = np.where(numbers == float(gap), np.nan, numbers)
+    else:
+        numbers = _parsed(series, gaps, float, "a number")
+    if np.isinf(numbers).any():
+        raise _unusable(series, int(np.argmax(np.isinf(numbers))), "a finite number")
+    return np.asarray(numbers, dtype=np.float64)
+
+
+def truths_of(series: pd.Series, gaps: Sequence[str] = ()) -> NDArray[np.float64]:
+    """Return a column of booleans [n] as 1 and 0, NaN for gaps.
+
+    Raises:
+        SettingError: a value is neither true nor false.
+    """
+    places = {**dict.fromkeys(_TRUE | {"1"}, 1.0), **dict.fromkeys(_FALSE | {"0"}, 0.0)}
+    return _parsed(series, gaps, lambda word: places[word.lower()], "true or false")
+
+
+def dates_of(series: pd.Series, gaps: Sequence[str] = ()) -> dict[str, NDArray[np.float64]]:
+    """Return the parts of dates [n] by name: "days" since 1970, and those of `PARTS`; NaN for gaps.
+
+    Dates are written as 2024-05-31 or 2024-05-31 12:30; one with a time zone is turned into UTC.
+
+    Raises:
+        SettingError: a value is no date.
+    """
+    import pandas as pd
+
+    days = _parsed(series, gaps, _days, "a date like 2024-05-31")
+    moments = pd.Series(pd.to_datetime(np.round(days * _DAY), unit="s"))
+    named = {"day": "day", "month": "month", "weekday": "day_of_week", "hour": "hour"}
+    parts = {"days": days, **{part: getattr(moments.dt, named[part]).to_numpy(dtype=np.float64) for part in PARTS}}
+    return {name: np.where(np.isnan(days), np.nan, part) for name, part in parts.items()}
+
+
+def _days(word: str) -> float:
+    import pandas as pd
+
+    if not _DATE.fullmatch(word):  # pandas would guess which of two numbers is the month
+        raise ValueError(word)
+    return float(pd.to_datetime(word, utc=True).timestamp()) / _DAY
+
+
+def _parsed(series: pd.Series, gaps: Sequence[str], read: Callable[[str], float], form: str) -> NDArray[np.float64]:
+    """Return the values as `read` reads their text, NaN for gaps; one that cannot be read is refused with its row."""
+    codes, different = factorized(series, gaps)
+    numbers = np.full(len(different) + 1, np.nan)
+    for place, word in enumerate(different):
+        try:
+            numbers[place] = read(word)
+        except (ValueError, KeyError, OverflowError):
+            raise _unusable(series, int(np.argmax(codes == place)), form) from None
+    return np.asarray(numbers[codes])
+
+
+def row_number(series: pd.Series, row: int) -> int:
+    """Return the number of a row for messages, from 1: that in the whole table where the index has it."""
+    label = series.index[row]
+    return 1 + (int(label) if isinstance(label, int | np.integer) else row)
+
+
+def _unusable(series: pd.Series, row: int, form: str) -> SettingError:
+    return SettingError(
+        f"column {shown(str(series.name), 40)} must have {form} in each row, got {shown(series.iloc[row], 40)} in row "
+        f"{row_number(series, row)}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
+    )

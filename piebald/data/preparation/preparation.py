@@ -1,0 +1,370 @@
+"""The preparation that clients have agreed on: how each column of a table becomes inputs, and how targets are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from piebald.core.errors import SettingError, shown
+from piebald.core.wording import sentence
+from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
+
+Scale = Literal["standard", "log", "power", "rank", "none"]
+Name = Annotated[str, Field(max_length=200)]
+MOST_COLUMNS = 4096
+MOST_CATEGORIES = 10_000
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Numbers(_Fields):
+    """What is learnt of a column of numbers, or of one part of a date.
+
+    Attributes:
+        median: stands for gaps (`SimpleImputer.statistics_`).
+        mean, deviation: of the training rows with gaps filled in (`StandardScaler.mean_`, `scale_`), after the change
+            that `scale` asks for.
+        scale: "standard" scores; those of the logarithm of 1 + x ("log") or of Yeo and Johnson's power ("power"); the
+            "rank" among training rows, from 0 to 1; or "none".
+        exponent: of the power (`PowerTransformer.lambdas_`).
+        quantiles: of the training rows at equal distances (`QuantileTransformer.quantiles_`), for ranks.
+        error: the most by which the median, a quantile or the exponent may be off.
+    """
+
+    median: Finite
+    mean: Finite = 0.0
+    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale: Scale = "standard"
+    exponent: Finite | None = None
+    quantiles: Annotated[list[Finite], Field(max_length=1001)] = []
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.scale == "power") != (self.exponent is not None):
+            raise ValueError("exponent belongs to scale = 'power', and to no other")
+        if (self.scale == "rank") != (len(self.quantiles) > 1) or self.quantiles != sorted(self.quantiles):
+            raise ValueError("quantiles belong to scale = 'rank', at least two that do not fall, and to no other")
+        return self
+
+
+class NumberColumn(_Fields):
+    """A column of numbers; `gaps` adds an indicator of them."""
+
+    kind: Literal["number"] = "number"
+    name: Name
+    gaps: bool = False
+    values: Numbers
+
+    @property
+    def parts(self) -> dict[str, Numbers]:
+        """The numbers by the name of the column that they become."""
+        return {self.name: self.values}
+
+
+class DateColumn(_Fields):
+    """A column of dates: elapsed days and parts of the calendar, each a column of numbers."""
+
+    kind: Literal["date"] = "date"
+    name: Name
+    gaps: bool = False
+    values: dict[Literal["days", "day", "month", "weekday", "hour"], Numbers]
+
+    @property
+    def parts(self) -> dict[str, Numbers]:
+        """The numbers by the name of the column that they become."""
+        return {f"{self.name}: {part}": numbers for part, numbers in self.values.items()}
+
+
+class BooleanColumn(_Fields):
+    """A column of true and false, 1 and 0; `common` stands for gaps, and `gaps` adds an indicator of them."""
+
+    kind: Literal["boolean"] = "boolean"
+    name: Name
+    gaps: bool = False
+    common: bool
+
+
+class CategoryColumn(_Fields):
+    """A column of categories.
+
+    Attributes:
+        categories: their names, sorted.
+        rare: whether there is one more for all others, also for those that nobody had in training.
+        gaps: whether a gap is a category of its own.
+        coding: "one-hot", a column for each category; or "embedding", one column of their numbers from 0, with -1 for
+            all others and -2 for gaps, which a model reads by an embedding.
+    """
+
+    kind: Literal["category"] = "category"
+    name: Name
+    gaps: bool = False
+    categories: Annotated[list[Name], Field(min_length=1, max_length=MOST_CATEGORIES)]
+    rare: bool = False
+    coding: Literal["one-hot", "embedding"] = "one-hot"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.categories != sorted({*self.categories}):
+            raise ValueError("categories must be different names in order")
+        return self
+
+
+Column = Annotated[NumberColumn | DateColumn | BooleanColumn | CategoryColumn, Field(discriminator="kind")]
+
+
+class ClassTarget(_Fields):
+    """A target of classes, numbered in the order of their names."""
+
+    kind: Literal["classes"] = "classes"
+    name: Name
+    classes: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
+
+
+class NumberTarget(_Fields):
+    """A target of numbers, of which a model learns standard scores."""
+
+    kind: Literal["number"] = "number"
+    name: Name
+    mean: Finite
+    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Preparation(_Fields):
+    """How the columns of a table become inputs, the same at every client: a fitted `ColumnTransformer` as plain values.
+
+    Attributes:
+        columns: the columns that are read, in the order of the inputs.
+        target: the column to predict, None where it is not known.
+        left_out: columns that are not read, and why.
+        gaps: values that stand for a gap, besides empty cells, "?", "NA" and the like.
+        least_rows: the rows from which on a client tells a category.
+        harmonised: by client and column, slope and offset that take out the client's effect on a column of numbers
+            (ComBat), before anything else; a client that is not named there keeps its numbers.
+
+    Raises:
+        SettingError: a value is none that training rows can have.
+
+    Examples:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"age": [50.0, None, 70.0], "ward": ["a", "b", "a"], "ill": ["no", "yes", "no"]})
+        >>> agreed = Preparation.fit(rows, "ill", least_rows=1)
+        >>> agreed.feature_names_out
+        ['age', 'age is missing', 'ward=a', 'ward=b']
+        >>> agreed.transform(rows)[1].tolist(), agreed.targets(rows["ill"]).tolist()
+        ([0.0, 1.0, 0.0, 1.0], [0, 1, 0])
+    """
+
+    columns: Annotated[list[Column], Field(max_length=MOST_COLUMNS)]
+    target: Annotated[ClassTarget | NumberTarget, Field(discriminator="kind")] | None = None
+    left_out: dict[Name, Annotated[str, Field(max_length=200)]] = {}
+    gaps: Annotated[list[Name], Field(max_length=100)] = []
+    least_rows: Annotated[int, Field(ge=1)] = 5
+    harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = {}
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "preparation", type(self).model_fields)) from None
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        numbers = {column.name for column in self.columns if isinstance(column, NumberColumn)}
+        if any({*lines} - numbers for lines in self.harmonised.values()):
+            raise ValueError("harmonised must be of columns of numbers")
+        if not self.columns:
+            raise ValueError("there is no column to predict from: all of them are left out")
+        names = [column.name for column in self.columns]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"columns must be different, got {shown(twice)} twice")
+        return self
+
+    @classmethod
+    def fit(cls, frame: pd.DataFrame, target: str | None = None, **settings: Any) -> Preparation:
+        """Fit the preparation to pooled rows by scikit-learn: the reference that agreed ones are compared with.
+
+        Args:
+            frame: the training rows of all clients.
+            target: the column to predict.
+            settings: those of `PrepareSettings`.
+        """
+        from piebald.data.preparation.pooled import fitted
+
+        return fitted(frame, target, **settings)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Preparation:
+        """Read a preparation that `to_json` wrote.
+
+        Raises:
+            SettingError: it is damaged, or no preparation.
+        """
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "preparation", cls.model_fields)) from None
+
+    def to_json(self) -> str:
+        """Return the preparation as readable JSON."""
+        return self.model_dump_json(indent=1)
+
+    @property
+    def feature_names_out(self) -> list[str]:
+        """The names of the inputs, in order."""
+        from piebald.data.preparation.transformer import names_out
+
+        return names_out(self)
+
+    @property
+    def names_in(self) -> list[str]:
+        """The columns that a table must have, without the target."""
+        return [column.name for column in self.columns]
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes, None where targets are numbers."""
+        return self.target.classes if isinstance(self.target, ClassTarget) else None
+
+    @property
+    def embedded(self) -> dict[int, int]:
+        """How many categories an input has that is the number of one, by its place among the inputs."""
+        coded = [column for column in self.columns if isinstance(column, CategoryColumn)]
+        counts = [len(column.categories) for column in coded if column.coding == "embedding"]
+        first = len(self.feature_names_out) - len(counts)
+        return {first + place: count for place, count in enumerate(counts)}
+
+    @cached_property
+    def transformer(self) -> ColumnTransformer:
+        """The fitted `ColumnTransformer` of the table that `parsed` returns."""
+        from piebald.data.preparation.transformer import column_transformer
+
+        return column_transformer(self)
+
+    def parsed(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
+        """Return the columns that are read: float64 numbers with NaN for gaps, dates in parts, and text.
+
+        A column that is not there is a column of gaps, where the training rows have gaps in it.
+
+        Args:
+            frame: the rows.
+            client: whose they are, where numbers are harmonised.
+
+        Raises:
+            SettingError: a column is missing, or a value cannot be read.
+        """
+        import pandas as pd
+
+        values: dict[str, Any] = {}
+        for column in self.columns:
+            if column.name not in frame.columns:
+                if not column.gaps:
+                    raise SettingError(
+                        f"the table has no column {shown(column.name, 40)}, which the preparation reads: add it; "
+                        f"the table has {shown(', '.join(map(str, frame.columns)))}"
+                    )
+                frame = frame.assign(**{column.name: np.full(len(frame), np.nan)})
+            series = frame[column.name]
+            if series.ndim != 1:
+                raise SettingError(f"column {shown(column.name, 40)} occurs twice: rename one of them")
+            values |= _values(column, series, self.gaps)
+        for name, (slope, offset) in self.harmonised.get(client or "", {}).items():
+            values[name] = slope * values[name] + offset
+        return pd.DataFrame(values, index=frame.index)
+
+    def transform(self, frame: pd.DataFrame, client: str | None = None) -> NDArray[np.float32]:
+        """Return the inputs [n, d] of a table, whose columns may have any order and may be more.
+
+        Args:
+            frame: the rows.
+            client: whose they are, where numbers are harmonised.
+
+        Raises:
+            SettingError: a column is missing, or a value cannot be read.
+        """
+        if not len(frame):
+            return np.zeros((0, len(self.feature_names_out)), dtype=np.float32)
+        return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
+
+    def targets(self, series: pd.Series) -> NDArray[Any]:
+        """Return targets as a model learns them: numbers of classes [n] int64, or standard scores [n] float32.
+
+        Raises:
+            SettingError: a value is missing, or no class of the training rows, or no number.
+        """
+        target = self._known_target()
+        if isinstance(target, NumberTarget):
+            numbers = numbers_of(series, self.gaps)
+            _refuse_gap(series, np.isnan(numbers))
+            return ((numbers - target.mean) / target.deviation).astype(np.float32)
+        # classes of true and false are numbers, as those of a training table are
+        codes, words = factorized(series.astype(int) if series.dtype == bool else series, self.gaps)
+        _refuse_gap(series, codes < 0)
+        places = {name: place for place, name in enumerate(target.classes)}
+        if unknown := next((word for word in words if word not in places), None):
+            row = row_number(series, int(np.argmax(codes == words.index(unknown))))
+            raise SettingError(
+                f"column {shown(target.name, 40)} must have one of the classes {shown(', '.join(target.classes))}, got "
+                f"{shown(unknown, 40)} in row {row}: correct the row, or leave it out"
+            )
+        return np.array([places[word] for word in words], dtype=np.int64)[codes]
+
+    def inverse_targets(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the names of classes [n] by their numbers, or standard scores [n] in the target's own unit."""
+        target = self._known_target()
+        if isinstance(target, NumberTarget):
+            return np.asarray(values, dtype=np.float64) * target.deviation + target.mean
+        return np.array(target.classes, dtype=object)[np.asarray(values, dtype=np.int64)]
+
+    def _known_target(self) -> ClassTarget | NumberTarget:
+        if self.target is None:
+            raise SettingError("this preparation has no target: fit it with the name of the column to predict")
+        return self.target
+
+    @property
+    def said(self) -> str:
+        """What becomes of the columns, in one line."""
+        kinds: Mapping[str, Sequence[str]] = {
+            kind: [column.name for column in self.columns if column.kind == kind]
+            for kind in ("number", "category", "boolean", "date")
+        }
+        plural = {"number": "numbers", "category": "categories", "boolean": "booleans", "date": "dates"}
+        parts = [f"{len(names)} {plural[kind] if len(names) > 1 else kind} ({shown(', '.join(names), 60)[1:-1]})"
+                 for kind, names in kinds.items() if names]  # fmt: skip
+        left_out = [f"{shown(name, 30)[1:-1]} left out ({reason})" for name, reason in self.left_out.items()]
+        count = f"{len(self.feature_names_out)} inputs{', numbers harmonised' if self.harmonised else ''}"
+        return "; ".join([f"prepared alike at all clients: {', '.join(parts)}, {count}", *left_out])
+
+
+def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a column by the names of the columns that they become."""
+    if isinstance(column, NumberColumn):
+        return {column.name: numbers_of(series, gaps)}
+    if isinstance(column, BooleanColumn):
+        return {column.name: truths_of(series, gaps)}
+    if isinstance(column, DateColumn):
+        parts = dates_of(series, gaps)
+        return {f"{column.name}: {part}": parts[part] for part in column.values}
+    words = words_of(series, gaps)
+    return {column.name: np.where(words == np.array(None), np.array(math.nan, dtype=object), words)}
+
+
+def _refuse_gap(series: pd.Series, gap: NDArray[np.bool_]) -> None:
+    if gap.any():
+        raise SettingError(
+            f"column {shown(str(series.name), 40)} has no value in {int(gap.sum())} of {len(gap)} rows, the first one "
+            f"in row {row_number(series, int(np.argmax(gap)))}: a target must be known, so leave these rows out"
+        )

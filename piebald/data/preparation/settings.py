@@ -1,0 +1,47 @@
+"""The section [prepare] of an experiment: what is asked for, before clients agree."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from piebald.core.errors import SettingError
+from piebald.core.wording import sentence
+from piebald.data.preparation.columns import Kind
+from piebald.data.preparation.preparation import Name, Preparation, Scale
+
+
+class PrepareSettings(BaseModel):
+    """How the columns of tables become inputs, the same at every client.
+
+    Attributes:
+        columns: the kinds of columns by name, where the guess is wrong: "number", "category", "boolean", "date", or
+            "leave out".
+        scale: how columns of numbers are scaled, by name: "standard" scores by default, those of the logarithm of 1 + x
+            ("log") or of a power ("power", Yeo and Johnson 2000), the "rank" among the training rows, or "none".
+        gaps: values that stand for a gap, like "-9", besides empty cells, "?", "NA" and the like.
+        least_rows: the rows from which on a client tells a category by name; rarer ones count together.
+        one_hot: the most categories that become a column each; of more, a model learns an embedding.
+        harmonise: "combat" takes differences of place and scale between clients out of numbers (Johnson et al. 2007).
+        agreed: what clients have agreed on, which a run keeps; None asks them.
+
+    Raises:
+        SettingError: a value is not allowed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    columns: dict[Name, Kind | Literal["leave out"]] = {}
+    scale: dict[Name, Scale] = {}
+    gaps: list[Name] = Field(default=[], max_length=100)
+    least_rows: int = Field(default=5, ge=1)
+    one_hot: int = Field(default=20, ge=2, le=1000)
+    harmonise: Literal["combat"] | None = None
+    agreed: Preparation | None = None
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SettingError(sentence(error, "prepare", type(self).model_fields)) from None

@@ -1,0 +1,282 @@
+"""Predictions for raw rows: a table becomes a model's inputs, and the model's outputs become answers with names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from piebald.contracts import Rows
+from piebald.core import pytree
+from piebald.core.arguments import checked_class
+from piebald.core.errors import SettingError
+from piebald.core.losses import IGNORED
+from piebald.core.objective import Objective
+from piebald.core.reading.packed import read_arrays
+from piebald.data.clients.client_tables import is_frame, is_table, numbers_of, read_table
+from piebald.data.clients.convert import floats, input_arrays
+from piebald.data.clients.standardise import Standardisation
+from piebald.data.embeddings.embedded import embedding
+from piebald.data.preparation import Preparation
+from piebald.data.preparation.preparation import NumberTarget
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLOCK = 2048  # rows in a forward pass
+HOTTEST = 20.0  # temperatures lie between this and its inverse
+AnswerKind = Literal["classes", "labels", "values", "risk", "places"]
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputMeaning:
+    """The meaning of a model's outputs.
+
+    Attributes:
+        kind: "classes" have one probability each, which sum to 1; "labels" have one each by themselves; "values" are
+            numbers in the target's unit; a "risk" is the logarithm of a hazard, relative to that of other rows;
+            "places" of a sequence have the name of a class each.
+        names: of the columns of the answers, or of the classes of places.
+        temperature: by which scores of classes and labels are divided (Guo et al. 2017), above 0.
+        mean, deviation: of values, where the model predicts their standard scores.
+    """
+
+    kind: AnswerKind
+    names: tuple[str, ...]
+    temperature: float = 1.0
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def of(
+        cls, objective: Objective, outputs: Sequence[int], classes: Sequence[str] | None, target: str | None
+    ) -> Self:
+        """Return the meaning of outputs of this shape under an objective.
+
+        Raises:
+            SettingError: outputs are no answers, as those of a language model.
+        """
+        width = math.prod(outputs)
+        if objective.name == "language_modelling":
+            raise SettingError(
+                "a language model's outputs are tokens and no predictions of rows: call run.model(...) and generate"
+            )
+        if objective.name == "survival":
+            return cls("risk", ("risk",))
+        name = target or "target"
+        numbered = (name,) if width == 1 else tuple(f"{name}{number}" for number in range(width))
+        if objective.name == "multilabel":
+            return cls("labels", tuple(classes) if classes is not None and len(classes) == width else numbered)
+        if objective.name == "token_classification":
+            return cls("places", tuple(classes or map(str, range(outputs[-1]))))
+        if classes is None or not objective.classifies or len(outputs) > 1 or width < min(len(classes), 2):
+            return cls("values", numbered)
+        spare = (f"output {number}" for number in range(len(classes), width))
+        return cls("classes", (*classes, *spare))
+
+    def in_unit_of(self, preparation: Preparation) -> Self:
+        """Return the same meaning, with values in the unit of the target that a preparation has scaled."""
+        target = preparation.target
+        if not isinstance(target, NumberTarget) or self.kind != "values":
+            return self
+        return replace(self, mean=target.mean, deviation=target.deviation)
+
+    def table(self, outputs: Tensor) -> dict[str, NDArray[Any]]:
+        """Return the answers of outputs [n, ...], by the names of columns."""
+        if self.kind == "places":
+            names = np.array(self.names, dtype=object)
+            return {f"place {place}": names[column] for place, column in enumerate(outputs.argmax(-1).T.numpy())}
+        flat = (outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]).double()
+        if self.kind == "classes":
+            flat = functional.softmax(flat / self.temperature, dim=1)
+        elif self.kind == "labels":
+            flat = torch.sigmoid(flat / self.temperature)
+        elif self.kind == "values":
+            flat = flat * self.deviation + self.mean
+        return dict(zip(self.names, flat.numpy().T, strict=True))
+
+    def calibrated(self, outputs: Tensor, targets: Tensor) -> Self:
+        """Return the same meaning with the temperature of the lowest loss on labelled rows.
+
+        Args:
+            outputs: [n, ...].
+            targets: class numbers [n], or labels [n, labels]; those that are not known count nowhere.
+
+        Raises:
+            SettingError: outputs are no scores, or no row has a target.
+        """
+        from scipy.optimize import minimize_scalar
+
+        if self.kind not in ("classes", "labels"):
+            raise SettingError("calibrate divides scores of classes by a temperature, and this model has none")
+        known = (targets != IGNORED) & ~torch.isnan(targets.double())
+        if not bool(known.any()):
+            raise SettingError("calibrate needs validation rows with a target, and there are none")
+        scores, labels = (outputs.double()[known], targets[known]) if self.kind == "classes" else (
+            outputs.double().reshape(targets.shape)[known], targets[known].double())  # fmt: skip
+        measure: Any = (
+            functional.cross_entropy if self.kind == "classes" else functional.binary_cross_entropy_with_logits
+        )
+        edge = float(np.log(HOTTEST))
+        best = minimize_scalar(
+            lambda power: float(measure(scores / np.exp(power), labels)), bounds=(-edge, edge), method="bounded"
+        )
+        return replace(self, temperature=float(np.exp(best.x)))
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class RawInputs:
+    """The way from rows as a source has them to a model's inputs.
+
+    Attributes:
+        like: no rows of the inputs that the model reads, for their form.
+        features: the columns of a table, in the order of inputs; None where they have no names.
+        preparation: how the columns of a table become inputs, None where they are numbers already.
+        standardisation: constants of standard scores, or None.
+        extractor: the frozen extractor before the model, by its name or reference, or None.
+        client: whose rows they are, where a preparation harmonises numbers.
+    """
+
+    like: Any
+    features: tuple[str, ...] | None = None
+    preparation: Preparation | None = None
+    standardisation: Standardisation | None = None
+    extractor: str | None = None
+    client: str | None = None
+
+    def read(self, rows: Any) -> Any:
+        """Return the inputs [n, ...] of rows.
+
+        Args:
+            rows: a pandas DataFrame, whose columns are found by their names; the path of a table or of an .npz file
+                with an array x; or inputs as arrays or tensors.
+
+        Raises:
+            SettingError: a column or a number is missing, or inputs have another form.
+        """
+        if isinstance(rows, str | Path):
+            rows = _read(Path(rows))
+        tokens = any(leaf.dtype == torch.int64 for leaf in pytree.leaves(self.like))
+        if self.preparation is not None:
+            frame = rows if is_frame(rows) else self._frame(rows)
+            return self._checked(torch.from_numpy(self.preparation.transform(frame, self.client)))
+        if is_frame(rows):
+            if self.features is None:
+                raise SettingError(
+                    "the run has no names of columns, so that a table cannot be read: give arrays of inputs instead"
+                )
+            rows = numbers_of(rows, self.features, tokens)
+        x = floats(pytree.mapped(torch.from_numpy, input_arrays(rows, "rows to predict", tokens)))
+        if self.extractor is not None:
+            x = embedding(self.extractor, x)
+        if self.standardisation is not None:
+            x = self.standardisation.applied(x)
+        return self._checked(x)
+
+    def _frame(self, rows: Any) -> pd.DataFrame:
+        """Return an array of the columns that are prepared, in their order, as a table."""
+        import pandas as pd
+
+        assert self.preparation is not None
+        values, columns = np.asarray(rows), self.preparation.names_in
+        if values.ndim != 2 or values.shape[1] != len(columns):
+            raise SettingError(f"rows must be a table, or [n, {len(columns)}] in its order, got {list(values.shape)}")
+        return pd.DataFrame(values, columns=columns)
+
+    def _checked(self, x: Any) -> Any:
+        if pytree.kinds(x) != pytree.kinds(self.like):
+            raise SettingError(
+                f"rows must be {pytree.rows_of(self.like)}, as those of the run, got {pytree.rows_of(x)}"
+            )
+        return x
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictor:
+    """A trained model with the way from raw rows to its inputs, and from its outputs to answers.
+
+    Attributes:
+        module: the model.
+        inputs: how rows become inputs.
+        meaning: what its outputs mean.
+    """
+
+    module: nn.Module
+    inputs: RawInputs
+    meaning: OutputMeaning
+
+    def predict(self, rows: Any) -> pd.DataFrame:
+        """Return predictions for rows, one row for each of them.
+
+        Args:
+            rows: see `RawInputs.read`.
+
+        Returns:
+            A column for the probability of each class by its name, or for each number to predict.  A table's row
+            labels are kept.
+
+        Raises:
+            SettingError: see `RawInputs.read`.
+        """
+        import pandas as pd
+
+        if isinstance(rows, str | Path):
+            rows = _read(Path(rows))
+        index = rows.index if is_frame(rows) else None
+        return pd.DataFrame(self.meaning.table(self.outputs(self.inputs.read(rows))), index=index)
+
+    def described(self) -> dict[str, Any]:
+        """Return what a program must know to score rows with the exported module alone, as JSON values."""
+        preparation = self.inputs.preparation
+        features = None if self.inputs.features is None else list(self.inputs.features)
+        values = {**asdict(self.meaning), "names": list(self.meaning.names), "features": features}
+        values["client"] = self.inputs.client
+        return {"outputs": values, "preparation": None if preparation is None else preparation.model_dump(mode="json")}
+
+    def outputs(self, x: Any) -> Tensor:
+        """Return the model's scores [n, ...] of inputs [n, ...]."""
+        count = pytree.count(x)
+        with torch.no_grad():
+            blocks = [
+                pytree.logits(pytree.run(self.module, pytree.take(x, slice(at, at + BLOCK))))
+                for at in range(0, max(count, 1), BLOCK)
+            ]
+        return torch.cat(blocks).float()
+
+    def calibrated(self, parts: Iterable[Rows]) -> Self:
+        """Return the same predictor with a temperature, see `OutputMeaning.calibrated`.
+
+        Args:
+            parts: rows with inputs as the model reads them, and with targets.
+        """
+        labelled = [part for part in parts if len(part)]
+        if not labelled:
+            raise SettingError(
+                "calibrate needs validation rows, and there are none here: train with validation = 0.1 in [partition]"
+            )
+        outputs = torch.cat([self.outputs(part.x) for part in labelled])
+        targets = torch.cat([pytree.single(part.y, "calibrate") for part in labelled])
+        return replace(self, meaning=self.meaning.calibrated(outputs, targets))
+
+
+def _read(path: Path) -> Any:
+    """Return the rows in a file: a table, or the array x."""
+    if is_table(path):
+        return read_table(path)
+    if path.suffix != ".npz":
+        raise SettingError(f"rows to predict must be in a .csv, .tsv, .parquet or .npz file, got {path}")
+    arrays = read_arrays(path)
+    if "x" not in arrays:
+        raise SettingError(f"{path} must hold an array x, got {', '.join(arrays) or 'none'}")
+    return arrays["x"]

@@ -1,0 +1,272 @@
+"""Score the rows of a table with the model in this folder: `python score.py rows.csv > predictions.csv`.
+
+This file stands alone.  It needs numpy, and onnxruntime (model.onnx) or torch (model.pt2).  From Python:
+
+    from score import Scorer
+    Scorer("this/folder").predict(table)  # a pandas DataFrame, or a dict of columns
+
+`preparation.json` says how columns become inputs, and `outputs.json` what outputs mean; both can be read.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GAPS = {"", "?", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>", "NaT"}
+TRUE, FALSE = {"true", "yes", "y", "t", "1"}, {"false", "no", "n", "f", "0"}
+DATE = re.compile(
+    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(\.\d+)?)?(Z|([+-])(\d{2}):?(\d{2}))?)?"
+)
+
+
+class Scorer:
+    """The model of a folder.
+
+    Args:
+        folder: where model.onnx or model.pt2, outputs.json and, for tables, preparation.json are.
+    """
+
+    def __init__(self, folder: str | Path = ".") -> None:
+        self.folder = Path(folder)
+        self.meaning: dict[str, Any] = json.loads((self.folder / "outputs.json").read_text("utf-8"))
+        path = self.folder / "preparation.json"
+        self.preparation: dict[str, Any] | None = json.loads(path.read_text("utf-8")) if path.exists() else None
+        self._run = _onnx(path) if (path := self.folder / "model.onnx").exists() else _torch(self.folder / "model.pt2")
+
+    def predict(self, table: Any) -> dict[str, np.ndarray]:
+        """Return columns of predictions: probabilities by the names of classes, or numbers.
+
+        Args:
+            table: columns [n] by name, of any order, or inputs [n, ...] as an array.
+        """
+        inputs = self.inputs(table)
+        outputs = np.concatenate([self._run(inputs[at : at + 1024]) for at in range(0, max(len(inputs), 1), 1024)])
+        kind, names, temperature = (self.meaning[name] for name in ("kind", "names", "temperature"))
+        if kind == "places":
+            return {f"place {n}": np.array(names)[place] for n, place in enumerate(outputs.argmax(-1).T)}
+        scores = outputs.reshape(len(outputs), len(names)).astype(np.float64)
+        if kind == "classes":
+            scores = np.exp(scores / temperature - (scores / temperature).max(1, keepdims=True))
+            scores /= scores.sum(1, keepdims=True)
+        elif kind == "labels":
+            scores = 1 / (1 + np.exp(-scores / temperature))
+        elif kind == "values":
+            scores = scores * self.meaning["deviation"] + self.meaning["mean"]
+        return dict(zip(names, scores.T, strict=True))
+
+    def inputs(self, table: Any) -> np.ndarray:
+        """Return the model's inputs [n, ...], float32."""
+        if isinstance(table, np.ndarray):
+            return table.astype(np.float32)
+        if self.preparation is not None:
+            return prepared(self.preparation, table, self.meaning["client"])
+        columns = [_numbers(_column(table, name), name, set()) for name in self.meaning["features"] or ()]
+        for name, values in zip(self.meaning["features"], columns, strict=True):
+            if np.isnan(values).any():
+                raise ValueError(f"column {name!r} has no value in row {int(np.argmax(np.isnan(values))) + 1}")
+        return np.stack(columns, 1).astype(np.float32)
+
+
+def prepared(preparation: Mapping[str, Any], table: Any, client: str | None = None) -> np.ndarray:
+    """Return the inputs [n, d] that the columns of a client's table become, float32."""
+    lines = preparation.get("harmonised", {}).get(client, {})
+    gaps, groups = set(preparation.get("gaps", ())), dict[str, list[list[np.ndarray]]]()
+    for column in preparation["columns"]:
+        name, kind = column["name"], column["kind"]
+        if name not in table and not column["gaps"]:
+            raise ValueError(f"the table has no column {name!r}")
+        cells = _column(table, name) if name in table else [""] * _length(table)
+        missing = [np.array([cell in GAPS | gaps for cell in cells], dtype=np.float64)] if column["gaps"] else []
+        if kind == "number":
+            slope, offset = lines.get(name, (1.0, 0.0))
+            values = _scaled(slope * _numbers(cells, name, gaps) + offset, column["values"])
+            _put(groups, f"numbers {column['values']['scale']}", [values], missing)
+        elif kind == "date":
+            parts = _dates(cells, name, gaps)
+            for place, (part, learnt) in enumerate(column["values"].items()):
+                group = f"parts {learnt['scale']}" if place else f"numbers {learnt['scale']}"
+                _put(groups, group, [_scaled(parts[part], learnt)], [] if place else missing)
+        elif kind == "boolean":
+            truths = [_truth(cell, name, row, gaps) for row, cell in enumerate(cells)]
+            filled = [float(column["common"]) if truth is None else truth for truth in truths]
+            _put(groups, "boolean", [np.array(filled, dtype=np.float64)], missing)
+        else:
+            _put(groups, f"category {column['coding']}", _coded(cells, column, gaps), [])
+    order = ("numbers", "parts", "boolean", "category one-hot", "category embedding")
+    blocks = [
+        block
+        for kind in order
+        for group, (values, missing) in groups.items()
+        if group.startswith(kind)
+        for block in (*values, *missing)
+    ]
+    return np.stack(blocks, 1).astype(np.float32)
+
+
+def _put(groups: dict[str, Any], group: str, values: list[np.ndarray], missing: list[np.ndarray]) -> None:
+    """Add columns to a group, which has its values first and its indicators of gaps after them."""
+    known = groups.setdefault(group, [[], []])
+    known[0] += values
+    known[1] += missing
+
+
+def _scaled(values: np.ndarray, learnt: Mapping[str, Any]) -> np.ndarray:
+    """Return numbers with gaps filled in, on the scale that clients agreed on."""
+    values = np.where(np.isnan(values), learnt["median"], values)
+    scale = learnt["scale"]
+    if scale == "rank":
+        quantiles = np.array(learnt["quantiles"])
+        ranks = np.linspace(0, 1, len(quantiles))
+        below = np.interp(values, quantiles, ranks)
+        above = -np.interp(-values, -quantiles[::-1], -ranks[::-1])
+        middle = np.where(values == quantiles[-1], 1.0, (below + above) / 2)
+        return np.where(values == quantiles[0], 0.0, middle)
+    if scale == "none":
+        return values
+    if scale == "log":
+        values = np.log1p(values)
+    if scale == "power":  # Yeo and Johnson (2000), eq. 2.1
+        low, high, exponent = np.minimum(values, 0), np.maximum(values, 0), learnt["exponent"]
+        high = np.log1p(high) if exponent == 0 else ((high + 1) ** exponent - 1) / exponent
+        low = -np.log1p(-low) if exponent == 2 else -((1 - low) ** (2 - exponent) - 1) / (2 - exponent)
+        values = np.where(values < 0, low, high)
+    return np.asarray((values - learnt["mean"]) / learnt["deviation"])
+
+
+def _coded(cells: list[str], column: Mapping[str, Any], gaps: set[str]) -> list[np.ndarray]:
+    """Return a column for each category, or one with their numbers: -1 for others and -2 for gaps."""
+    numbers = {name: place for place, name in enumerate(column["categories"])}
+    count, empty = len(numbers), -2 if column["gaps"] else -1
+    codes = np.array([empty if cell in GAPS | gaps else numbers.get(cell, -1) for cell in cells], dtype=np.float64)
+    if column["coding"] == "embedding":
+        return [codes]
+    coded = [codes == place for place in range(count)]
+    coded += [codes == -2] if column["gaps"] else []
+    coded += [codes == -1] if column["rare"] else []
+    return [part.astype(np.float64) for part in coded]
+
+
+def _numbers(cells: list[str], name: str, gaps: set[str]) -> np.ndarray:
+    return np.array([_number(cell, name, row, gaps) for row, cell in enumerate(cells)], dtype=np.float64)
+
+
+def _number(cell: str, name: str, row: int, gaps: set[str]) -> float:
+    if cell in GAPS | gaps:
+        return np.nan
+    try:
+        return float(cell)
+    except ValueError:
+        raise ValueError(f"column {name!r} must have a number in each row, got {cell!r} in row {row + 1}") from None
+
+
+def _truth(cell: str, name: str, row: int, gaps: set[str]) -> float | None:
+    if cell in GAPS | gaps:
+        return None
+    if cell.lower() not in TRUE | FALSE:
+        raise ValueError(f"column {name!r} must have true or false in each row, got {cell!r} in row {row + 1}")
+    return float(cell.lower() in TRUE)
+
+
+def _dates(cells: list[str], name: str, gaps: set[str]) -> dict[str, np.ndarray]:
+    """Return the parts of dates: days since 1970, and those of the calendar in UTC."""
+    rows = [[np.nan] * 5 if cell in GAPS | gaps else _date(cell, name, row) for row, cell in enumerate(cells)]
+    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 5).T
+    return dict(zip(("days", "day", "month", "weekday", "hour"), columns, strict=True))
+
+
+def _date(cell: str, name: str, row: int) -> list[float]:
+    match = DATE.fullmatch(cell)
+    if match is None:
+        raise ValueError(f"column {name!r} must have a date like 2024-05-31, got {cell!r} in row {row + 1}")
+    *numbers, fraction, _, sign, hours, minutes = match.groups(default="0")
+    year, month, day, hour, minute, second = map(int, numbers)
+    zone = timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1)
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC) + timedelta(seconds=float(fraction)) - zone
+    parts = moment + timedelta(seconds=0.5)  # to the nearest second
+    return [moment.timestamp() / 86_400, parts.day, parts.month, parts.weekday(), parts.hour]
+
+
+def _column(table: Any, name: str) -> list[str]:
+    """Return the cells of a column as text without blanks around it; "3" for 3.0 where all of them are numbers."""
+    if name not in table:
+        raise ValueError(f"the table has no column {name!r}")
+    values = list(table[name])
+    cells = ["" if value is None or value != value else str(value).strip() for value in values]
+    numeric = all(not isinstance(value, str) for value in values) or all(map(_is_number, cells))
+    return [_plain(cell) if numeric and cell not in GAPS and _is_number(cell) else cell for cell in cells]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or 0)
+    except ValueError:
+        return cell in GAPS
+    return "_" not in cell
+
+
+def _plain(cell: str) -> str:
+    number = float(cell)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _length(table: Any) -> int:
+    return len(table[next(iter(table))])
+
+
+def _onnx(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path))
+    name = session.get_inputs()[0].name
+    return lambda inputs: np.asarray(session.run(None, {name: inputs})[0])
+
+
+def _torch(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import torch
+
+    module: Any = torch.export.load(str(path)).module()
+    return lambda inputs: np.asarray(module(torch.from_numpy(inputs)).detach().numpy())
+
+
+def read(path: str | Path) -> Any:
+    """Return the columns of a table of text, or the array x of an .npz file."""
+    if str(path).endswith(".npz"):
+        return np.load(path)["x"]
+    opened = gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")  # noqa: SIM115 - closed below
+    with opened as file:
+        text = io.TextIOWrapper(io.BytesIO(file.read()), encoding="utf-8-sig", newline="").read()
+    header = text.partition("\n")[0]
+    separator = max(",;\t", key=header.count)
+    names, *rows = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
+    commas = separator == ";"  # of decimals, in files with semicolons
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    return {name: [re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", cell) if commas else cell for cell in cells]
+            for name, cells in zip(names, columns, strict=True)}  # fmt: skip
+
+
+def main() -> None:
+    """Print the predictions for the rows of a file."""
+    if len(sys.argv) != 2:
+        sys.exit("give the file of rows: python score.py rows.csv")
+    try:
+        predictions = Scorer(Path(__file__).parent).predict(read(sys.argv[1]))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
+    writer = csv.writer(sys.stdout)
+    writer.writerow(predictions)
+    writer.writerows(zip(*(values.tolist() for values in predictions.values()), strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""`piebald look`: what a table holds by site and column, what may mislead, and an experiment that runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from piebald.advice.table_look import TableLook, look_at_table
+from piebald.cli import main
+from piebald.core.errors import SettingError
+
+
+def patients(rows: int = 240) -> pd.DataFrame:
+    """Three hospitals: one without a lab, one without a ward of the others; several rows of each patient."""
+    rng = np.random.default_rng(1)
+    hospital = np.array(["east", "north", "west"])[np.arange(rows) % 3]
+    own = rng.normal(size=(rows // 3, 2)).repeat(3, 0)
+    table = pd.DataFrame({"hospital": np.sort(hospital), "a": own[:, 0] + 0.01 * rng.normal(size=rows), "b": own[:, 1]})
+    table["chol"] = np.where(table.hospital == "west", 0.0, rng.normal(200, 20, rows).round())
+    table["lab"] = np.where(table.hospital == "east", np.nan, rng.normal(size=rows))
+    table["ward"] = np.where(table.hospital == "west", "icu", rng.choice(["icu", "er"], rows))
+    table["patient"] = [f"p{number}" for number in np.arange(rows) // 3]
+    table["ill"] = np.where(rng.random(rows) < 0.5, "yes", "no")
+    table["code"] = np.where(table.ill == "yes", "I20", "Z00")  # is written down after the diagnosis
+    return table
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    patients().to_csv(tmp_path / "patients.csv", index=False)
+    return tmp_path / "patients.csv"
+
+
+@pytest.fixture
+def seen(file: Path) -> TableLook:
+    return look_at_table(file, client="hospital", target="ill")
+
+
+def test_sites_have_their_rows_classes_and_gaps(seen: TableLook) -> None:
+    whole = patients()
+    for site in seen.sites:
+        own = whole[whole.hospital == site["site"]]
+        assert (site["rows"], site["ill"]) == (len(own), own.ill.value_counts().sort_index().to_dict())
+        assert site["gaps"] == pytest.approx(1 / 7 if site["site"] == "east" else 0.0)
+
+
+def test_columns_have_their_kind_and_gaps(seen: TableLook) -> None:
+    by_name = {row["column"]: row for row in seen.columns}
+    assert {name: row["kind"] for name, row in by_name.items()} == {
+        "a": "number", "b": "number", "chol": "number", "lab": "number", "ward": "category", "patient": "identifier",
+        "code": "category",
+    }  # fmt: skip
+    assert (by_name["lab"]["gaps"], by_name["lab"]["most gaps"]) == (80, "east 100%")
+    assert by_name["ward"]["preparation"] == "2 columns of 0 and 1"
+
+
+def test_what_may_mislead_is_told_once_each(seen: TableLook) -> None:
+    for part in (
+        "column 'lab' has no value at east, so that a gap names the site",
+        "column 'ward' lacks er at west",
+        "column 'chol' has one value in all rows at west: is it a code for a gap?",
+        "column 'patient' looks like an identifier of what several rows belong to (80 values)",
+        "column 'code' tells 'ill' in 100.0% of the rows: is it known beforehand?",
+    ):
+        assert sum(part in sentence for sentence in seen.warnings) == 1, part
+    assert not any("'a'" in sentence or "'b'" in sentence for sentence in seen.warnings)
+
+
+def test_the_experiment_that_is_told_runs(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert main(["look", str(file), "--client", "hospital", "--target", "ill", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (file.parent / "told.toml").write_text(told["experiment"])
+    assert 'group = "patient"' in told["experiment"]
+    assert main(["run", "told.toml", "--json", "--set", "rounds=1"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "finished"
+    assert [row["client"] for row in told["clients"]["clients"]] == ["east", "north", "west"]
+
+
+def test_it_is_printed_within_80_columns_but_for_sentences(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", str(file), "--client", "hospital", "--target", "ill"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["site", "rows", "gaps", "ill", "no", "ill", "yes"]
+    assert "! column 'ward' lacks er at west" in out
+    assert "3 clients with" in out  # the look at clients that `advise` has, too
+
+
+def test_amounts_have_means_and_columns_that_tell_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"town": list("ab") * 60, "size": rng.normal(size=120), "sold": rng.integers(0, 900, 120)})
+    table = table.assign(tax=table.sold * 2.0)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    seen = look_at_table(tmp_path / "t.csv", client="town", target="sold")
+    assert seen.sites[0]["sold"]["mean"] == pytest.approx(table[table.town == "a"].sold.mean())
+    assert "regression = true" in seen.experiment
+    assert any("column 'tax' tells 'sold'" in sentence for sentence in seen.warnings)
+
+
+def test_one_class_and_a_class_that_a_site_lacks(tmp_path: Path) -> None:
+    table = patients().assign(ill="yes")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    seen = look_at_table(tmp_path / "t.csv", client="hospital", target="ill")
+    assert "target 'ill' has one value alone: there is nothing to learn from it" in seen.warnings
+    table.assign(ill=np.where(table.hospital == "east", "yes", table.ward)).to_csv(tmp_path / "t.csv", index=False)
+    warnings = look_at_table(tmp_path / "t.csv", client="hospital", target="ill").warnings
+    assert "class 'er' of 'ill' has no row at east, west" in warnings
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"client": "hospitl"}, "did you mean 'hospital'"), ({"target": "sick"}, "there is no column in .* 'sick'")],
+)
+def test_an_unknown_column_is_one_sentence(file: Path, change: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        look_at_table(file, **{"client": "hospital", "target": "ill"} | change)

@@ -1,0 +1,146 @@
+"""`piebald predict`: a file of predictions, printed ones, runs and trees, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+FILE = """\
+rounds = 2
+
+[data]
+source = "rows.csv"
+client = "site"
+target = "ill"
+features = ["age", "dose"]
+
+[partition]
+kind = "by_owner"
+owner = "site"
+validation = 0.2
+
+[model]
+name = "logistic"
+
+[recipe]
+name = "{recipe}"
+"""
+
+
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"site": list("abc") * 20, "age": rng.normal(0, 1, 60), "dose": rng.normal(0, 1, 60)})
+    return frame.assign(ill=np.where(frame.age + frame.dose > 0, "yes", "no"), ward=list("xy") * 30)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where finished runs are copied from, once a test has made them."""
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture
+def finished(command, tmp_path: Path, kept: Path) -> str:
+    table().to_csv(kept / "rows.csv", index=False)
+    shutil.copy(kept / "rows.csv", tmp_path)
+    if not (kept / "run").exists():
+        (kept / "file.toml").write_text(FILE.format(recipe="ditto"))
+        assert command("run", kept / "file.toml", "--out", kept / "run", "-q").code == 0
+    table().head(9).drop(columns=["site", "ill"])[["dose", "ward", "age"]].to_csv(tmp_path / "new.csv", index=False)
+    return str(kept / "run")
+
+
+def test_a_file_of_probabilities_by_the_names_of_classes(command, finished, tmp_path: Path) -> None:
+    told = command("predict", finished, "new.csv", "--client", "b", "--out", "some/predictions.csv")
+    assert (told.code, told.err) == (0, "")
+    assert told.out == "9 rows predicted with the model of b: some/predictions.csv\n"
+    answers = pd.read_csv(tmp_path / "some/predictions.csv")
+    assert list(answers.columns) == ["no", "yes"]
+    np.testing.assert_allclose(answers.sum(axis=1), 1)
+    printed = command("predict", finished, "new.csv", "--client", "b")
+    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(printed.out)), answers)
+    as_json = json.loads(command("predict", finished, "new.csv", "--client", "b", "--json").out)
+    assert as_json == {"rows": 9, "model": "the model of b", "out": None, "predictions": answers.to_dict("list")}
+    others = [command("predict", finished, "new.csv", *words).out for words in ((), ("--client", "a"))]
+    assert printed.out not in others
+    assert others[0] != others[1]
+    calibrated = pd.read_csv(io.StringIO(command("predict", finished, "new.csv", "--client", "b", "--calibrate").out))
+    assert not np.allclose(calibrated, answers)
+    odds = np.log(calibrated.yes / calibrated.no) / np.log(answers.yes / answers.no)
+    np.testing.assert_allclose(odds, odds[0])  # one temperature for all rows
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["new.csv", "--client", "south"], "the run has models of a, b and c and a global one: leave client out"),
+        (["none.csv"], "there is no file none.csv"),
+        (["new.csv", "--out", "new.csv"], "--out would overwrite the rows new.csv"),
+        (["new.csv", "--out", "new.xlsx"], "--out must be a .csv file, got new.xlsx"),
+        (["bare.csv"], "the table has no column 'dose', which the preparation reads: add it"),
+        (["new.csv", "--cluster", "4"], "cluster must be one of [0], got 4"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(command, finished, tmp_path: Path, words: list[str], sentence: str) -> None:
+    (tmp_path / "bare.csv").write_text("age\n3\n")
+    told = command("predict", finished, *words)
+    assert told.code == 2
+    assert sentence in told.err
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 1
+
+
+def test_trees_predict_too(command, tmp_path: Path) -> None:
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
+    frame = table()
+    frame.loc[::7, "dose"] = np.nan
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    flags = ["--client", "site", "--target", "ill", "--set", "trees.rounds=2", "--set", "trees.max_depth=2"]
+    assert command("trees", "rows.csv", *flags, "--out", "trees", "-q").code == 0
+    frame[["ward", "dose", "age"]].to_csv(tmp_path / "new.csv", index=False)
+    answers = pd.read_csv(io.StringIO(command("predict", "trees", "new.csv", "--client", "a").out))
+    assert list(answers.columns) == ["no", "yes"]
+    import xgboost
+
+    booster = xgboost.Booster(model_file=str(tmp_path / "trees/trees.json"))
+    inputs = frame[["age", "dose"]].assign(x=(frame.ward == "x") * 1.0, y=(frame.ward == "y") * 1.0)
+    inputs.columns = booster.feature_names
+    np.testing.assert_allclose(answers.yes, booster.predict(xgboost.DMatrix(inputs)), rtol=1e-5)
+
+    frame.assign(ward=np.nan).to_csv(tmp_path / "gaps.csv", index=False)  # a column without a value has no type
+    assert command("predict", "trees", "gaps.csv").code == 0
+    for name, column, sentence in [
+        ("age.csv", {"age": "old"}, "column 'age' must hold numbers, as at the clients"),
+        ("ward.csv", {"ward": 3}, "column 'ward' must hold text, as at the clients"),
+    ]:
+        frame.assign(**column).to_csv(tmp_path / name, index=False)
+        assert sentence in command("predict", "trees", name).err
+    frame.drop(columns="ward").to_csv(tmp_path / "less.csv", index=False)
+    for words, sentence in [
+        (["less.csv"], "there is no column 'ward'"),
+        (["new.csv", "--client", "z"], "there is no client 'z': choose one of: a, b, c"),
+        (["new.csv", "--calibrate"], "--cluster and --calibrate are for runs of a recipe"),
+    ]:
+        told = command("predict", "trees", *words)
+        assert told.code == 2
+        assert sentence in told.err
+    (tmp_path / "trees/result.json").unlink()
+    assert "has no finished trees" in command("predict", "trees", "new.csv").err
+
+
+def test_trees_of_numbers_predict_in_the_unit_of_the_target(command, tmp_path: Path) -> None:
+    pytest.importorskip("xgboost", reason="needs the extra: pip install '.[trees]'")
+    frame = table().assign(cost=lambda frame: 5000 + 1000 * frame.age)
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    flags = ["--client", "site", "--target", "cost", "--column", "age", "--set", "trees.rounds=30"]
+    assert command("trees", "rows.csv", *flags, "--set", "trees.learning_rate=0.5", "--out", "trees", "-q").code == 0
+    assert command("predict", "trees", "rows.csv", "--out", "p.csv").out == "60 rows predicted with the trees: p.csv\n"
+    answers = pd.read_csv(tmp_path / "p.csv")
+    assert list(answers.columns) == ["cost"]
+    assert np.abs(answers.cost - frame.cost).mean() < 200
