@@ -68,7 +68,7 @@ def make_engine(
         compiles: whether passes are compiled.
         recorded: whether steps are recorded, where the device can.
     """
-    row_loader = RowLoader(clients, device)
+    row_loader = RowLoader(clients, device, work)
     engine = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16, recorded)
     if compiles:
         engine.compile()

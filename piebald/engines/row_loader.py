@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
 from piebald.contracts.data import public_rows_of
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
+from piebald.core.losses import MixedTargets
 from piebald.core.randomness import permutation, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -42,9 +45,10 @@ class RowLoader:
     concatenated, and those of the next stack are fetched while this one trains.
     """
 
-    def __init__(self, clients: Clients, device: torch.device) -> None:
+    def __init__(self, clients: Clients, device: torch.device, spec: ModelSpec | None = None) -> None:
         self.clients = clients
         self.device = device
+        self._spec, self._domain = spec, None if spec is None else spec.objective.domain
         self._pool: Rows | None = None
         self._coming: deque[dict[int, Future[Rows]]] = deque(maxlen=2)  # for this stack and the next one
         self._lock = threading.Lock()  # held by the thread that asks clients
@@ -53,8 +57,31 @@ class RowLoader:
         self._public: Gathered | None = None  # from the first need on
         self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
         if isinstance(clients, InMemory) and clients.in_memory():
-            pool = clients.pool()
+            pool = self._prepared(clients.pool())
             self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
+        # of rows that are not here yet nobody knows
+        self.lacks_targets = self._domain is not None and (
+            self._pool is None or not bool(self._domain.known_rows(self._pool.y).all())
+        )
+
+    def _prepared(self, rows: Rows) -> Rows:
+        """Rows with targets as engines train on them."""
+        if self._domain is None or self._spec is None:
+            return rows
+        return Rows(rows.x, self._domain.prepared(rows.y, self._spec.outputs))
+
+    def counted(self, targets: pytree.Tree, mask: Tensor | None = None, axes: int = 1) -> Tensor | None:
+        """Return which rows count in a mean, those of `mask` that have a known target; None for all.
+
+        Args:
+            targets: of rows whose first `axes` axes count them, also those of mixed rows.
+            mask: 1 for rows and 0 for those that only fill a batch up.
+        """
+        if self._domain is None or not self.lacks_targets:
+            return mask
+        several = [targets.first, targets.second] if isinstance(targets, MixedTargets) else [targets]
+        rows = functools.reduce(torch.logical_or, [self._domain.known_rows(part, axes) for part in several])
+        return rows.to(self.device) if mask is None else mask * rows.to(self.device)
 
     @property
     def indexed(self) -> bool:
@@ -134,7 +161,7 @@ class RowLoader:
         rows = public_rows_of(self.clients)
         if rows is None:
             raise RuntimeFault("these clients have no public rows: give them some")
-        targets: pytree.Tree = pytree.moved(rows.y, self.device)
+        targets: pytree.Tree = pytree.moved(self._prepared(rows).y, self.device)
         return targets
 
     def sample(self) -> pytree.Tree:
@@ -146,7 +173,7 @@ class RowLoader:
     def trial_rows(self) -> Rows:
         """The training rows of the first client that has any, to try a model on."""
         first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
-        return self.clients.rows(first, "train")
+        return self._prepared(self.clients.rows(first, "train"))
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""
@@ -166,11 +193,16 @@ class RowLoader:
             rows = self.clients.server_rows if isinstance(self.clients, HasServerRows) else None
         if rows is None:
             raise LookupError(f"the server has no {split} rows")
-        return rows
+        return self._prepared(rows)
 
     def _fetch(self, client: int, split: Split) -> Rows:
         with self._lock:
-            return self.clients.rows(client, split)
+            rows = self.clients.rows(client, split)
+        if self._spec is not None:
+            self._spec.objective.check_targets(
+                rows.y, self._spec.outputs, f"client {self.clients.names[client]!r}, {split} rows"
+            )
+        return self._prepared(rows)
 
 
 def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:

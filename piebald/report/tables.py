@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import RunFolderError, unknown
+from piebald.core.errors import RunFolderError, SettingError, unknown
+from piebald.core.metrics import SHARES
+from piebald.core.objective import METRICS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.page.markup import html_table
@@ -39,6 +41,17 @@ _JUDGED = """
                                      max(CASE model WHEN 'global' THEN value END)) AS value
     FROM score WHERE metric = ? AND split = ? AND client IS NOT NULL AND value IS NOT NULL GROUP BY version, client
 """
+
+
+class Score(NamedTuple):
+    """A metric's name and its mean over clients, None where no client was evaluated."""
+
+    name: str
+    value: float | None
+
+    def __str__(self) -> str:
+        """The name and the number, in words."""
+        return f"{self.name} {'not evaluated' if self.value is None else f'{self.value:.4g}'}"
 
 
 @checked_class
@@ -319,9 +332,27 @@ class History:
         return class_rows(sum(matrices[1:], matrices[0]), self.meta["classes"]) if matrices else []
 
     @property
+    def score(self) -> Score:
+        """The final mean of the main metric over clients, with its name."""
+        return Score(self.metric, mean(list(self.per_client.values())))
+
+    @property
     def accuracy(self) -> float | None:
-        """The final mean of the metric over clients, None where no client was evaluated."""
-        return mean(list(self.per_client.values()))
+        """The final mean accuracy over clients, None where no client was evaluated.
+
+        It is "accuracy" where clients were evaluated by that, else the main metric where it is a share.
+
+        Raises:
+            SettingError: nothing that was measured is an accuracy.
+        """
+        if self.metric != "accuracy" and "accuracy" in self.metrics:
+            last = self.curve_of("accuracy")
+            return last[-1]["mean"] if last else None
+        value = self.score.value
+        other = self.metric == "loss" or (self.metric in METRICS and self.metric not in SHARES)
+        if other or not self.higher_is_better or (value is not None and not 0 <= value <= 1):
+            raise SettingError(f"this run measures {self.metric}, which is no accuracy: use score, {self.score}")
+        return value
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -388,7 +419,7 @@ class History:
             "median": quantile(values, 0.5),
             "q90": quantile(values, 0.9),
             "per_client": counted,
-            "mean_all": self.accuracy,
+            "mean_all": self.score.value,
             "untrained": len(self.per_client.keys() - self.trained),
             "unscored": len(self.unscored),
             "common": self.common,

@@ -28,6 +28,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
+from piebald.data.clients.target_check import check_targets
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
@@ -248,6 +249,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     spec = ModelSpec(
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
+    check_targets(clients, spec, _target_column(options))
     adapted = recipe.adapted_to(spec)
     own_query = None if adapted.transforms else adapted.aggregation.sender_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None
@@ -269,6 +271,13 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         choice, own_models, public_rows=count, public_digest=digest,
     )  # fmt: skip
     return work, adapted
+
+
+def _target_column(options: RunOptions) -> str | None:
+    """Return the name of the column of targets, where an experiment file names it."""
+    data = (options.settings or {}).get("data")
+    target = data.get("target") if isinstance(data, Mapping) else None
+    return target if isinstance(target, str) else None
 
 
 def _plain(loss: Any) -> Any:

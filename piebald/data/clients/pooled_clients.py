@@ -15,7 +15,8 @@ from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree
-from piebald.data.clients.convert import class_numbers, floats
+from piebald.core.targets import IGNORED
+from piebald.data.clients.convert import class_numbers, count_classes, floats
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.split import Ints
 from piebald.data.partition.three_way_split import SPLITS, check_split
@@ -141,8 +142,7 @@ class PooledClients:
         if split in self._tables:
             check_client(client, len(self))
             return self._tables[split][client].tolist()  # type: ignore[no-any-return]
-        held = label[self.indices(client, split)]
-        return np.bincount(held, minlength=len(self.classes)).tolist()  # type: ignore[no-any-return]
+        return count_classes(label[self.indices(client, split)], len(self.classes)).tolist()  # type: ignore[no-any-return]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
@@ -152,7 +152,8 @@ class PooledClients:
         if split not in self._tables:
             lists, width = self.lists(split), len(self.classes)
             # One count over (client, class) cells instead of one for each of a million clients.
-            cell = lists.clients * width + label[lists.values]
+            known = label[lists.values] != IGNORED
+            cell = (lists.clients * width + label[lists.values])[known]
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
         return self._tables[split]
 

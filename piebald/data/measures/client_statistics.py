@@ -14,6 +14,7 @@ from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import merged
+from piebald.core.targets import IGNORED
 from piebald.data.clients.convert import class_numbers
 from piebald.data.partition.split import Ints
 
@@ -81,9 +82,10 @@ class Statistics:
             raise SettingError("statistics need a label or an embedding of each row, got neither")
         counts = None
         if label is not None:
-            if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
-                raise SettingError(f"labels must be in 0..{classes - 1}, got {int(label.min())}..{int(label.max())}")
-            counts = np.bincount(label, minlength=classes)
+            named = label[label != IGNORED]
+            if len(named) and not 0 <= int(named.min()) <= int(named.max()) < classes:
+                raise SettingError(f"labels must be in 0..{classes - 1}, got {int(named.min())}..{int(named.max())}")
+            counts = np.bincount(named, minlength=classes)
         if embedding is None:
             return cls(0 if label is None else len(label), counts)
         z = np.asarray(embedding, dtype=np.float64)

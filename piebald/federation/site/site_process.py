@@ -35,7 +35,7 @@ from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.row_records import place_of
 from piebald.federation.site.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
-from piebald.federation.site.task_runner import SiteClient
+from piebald.federation.site.task_runner import SPLITS, SiteClient
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -127,6 +127,7 @@ class SiteWork:
         try:
             clients = self._rows(terms, settings, number)
             objective = _objective(terms, settings, clients.rows(number, "train"))
+            _check_targets(clients, number, objective, terms, settings)
         except Exception as error:
             # the message may quote a row ("got text like 'Miller'"), which is for the terminal and not for a log
             log.warning(
@@ -249,6 +250,19 @@ def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Obj
             f"the run takes {terms.shape} for {terms.objective}"
         )
     return objective
+
+
+def _check_targets(
+    clients: SiteRows, number: int, objective: Objective, terms: RunTerms, settings: ExperimentSettings
+) -> None:
+    """Refuse targets that the run's loss cannot take; the message says what it takes, and the cause names the row."""
+    column = f"column {settings.data.target!r}" if settings.data.target else "targets"
+    for split in SPLITS:
+        try:
+            objective.check_targets(clients.rows(number, split).y, terms.outputs, f"{split} rows, {column}")
+        except SettingError as error:
+            allowed = str(error).partition("targets must be ")[2].partition(", got ")[0]
+            raise _OtherForm(f"its {column} must be {allowed}, in {split} rows") from error
 
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:

@@ -1,0 +1,93 @@
+"""Checks of every client's targets against what the loss takes, before anything is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
+from piebald.data.clients.pooled_clients import PooledClients
+
+_log = logging.getLogger(__name__)
+
+
+def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) -> None:
+    """Refuse targets that the loss cannot take, and log what is odd about those that it takes.
+
+    Args:
+        clients: the clients whose rows are here.
+        spec: the model, and the loss that it is trained for.
+        column: the name of the column of targets, where it is known.
+
+    Raises:
+        SettingError: a target is outside of the loss's domain; the message names client, column and row.
+    """
+    if spec.objective.domain is None or (isinstance(clients, RowsAtSites) and clients.elsewhere):
+        return
+    targets, named = list[Tensor](), f", column {column!r}" if column else ""
+    for who, rows in _rows_of(clients, spec):
+        spec.objective.check_targets(rows.y, spec.outputs, who + named)
+        if isinstance(rows.y, Tensor) and len(rows):
+            targets.append(rows.y)
+    if targets:
+        _tell(targets, spec, clients.classes)
+
+
+def _rows_of(clients: Clients, spec: ModelSpec) -> Iterator[tuple[str, Rows]]:
+    """Yield rows whose targets are to be checked, with their owner: all of a pool, or those of each client in turn.
+
+    Rows that are loaded on demand are checked when they are first used.
+    """
+    domain, pool = spec.objective.domain, _targets_of_pool(clients)
+    if domain is not None and pool is not None and domain.misfit(pool.y, spec.outputs) is None:
+        yield "the clients", pool
+    elif pool is not None and isinstance(clients, InMemory):
+        for client in range(len(clients)):
+            for split in get_args(Split):
+                rows = pool[torch.from_numpy(clients.indices(client, split))]
+                yield f"client {clients.names[client]!r}, {split} rows", rows
+    if clients.common is not None:
+        yield "the common test set", clients.common
+
+
+def _targets_of_pool(clients: Clients) -> Rows | None:
+    """Return the targets of all clients where they are in one pool; the inputs, which may be in files, are not read."""
+    y = clients.y if isinstance(clients, PooledClients) else None
+    if y is None and isinstance(clients, InMemory) and clients.in_memory():
+        y = clients.pool().y
+    return None if y is None else Rows(y, y)
+
+
+def _tell(targets: Sequence[Tensor], spec: ModelSpec, classes: Sequence[str] | None) -> None:
+    """Log what is odd about targets that are within the domain of a loss."""
+    objective, outputs = spec.objective, spec.outputs
+    if not isinstance(objective.domain, ClassNumbers):
+        unknown = sum(int((~known(part)).sum()) for part in targets)
+        if unknown and objective.name != "multilabel":
+            _log.warning(
+                "%d targets of %d or NaN count as unknown, in no loss and no metric: shift the scale if %d is a "
+                "measurement",
+                unknown, IGNORED, IGNORED,
+            )  # fmt: skip
+        return
+    if objective.domain.last or not outputs:
+        return
+    if all(part.dim() == 2 and part.shape[1] == outputs[0] and is_one_hot(part) for part in targets):
+        _log.warning("targets are one-hot rows of %d numbers: they are taken as classes", outputs[0])
+        return
+    held = torch.unique(torch.cat([torch.unique(part[known(part)]) for part in targets]))
+    names = len(classes) if classes is not None else int(held.max()) + 1 if len(held) else 0
+    if len(held) and int(held.min()) > 0 and int(held.max()) + 1 == outputs[0]:
+        _log.warning(
+            "no row has class 0 of the model's %d outputs: if classes are numbered from 1, subtract 1 or give their "
+            "names as text",
+            outputs[0],
+        )
+    elif outputs[0] > names:
+        _log.warning("the model has %d outputs, and targets have %d classes (0 to %d)", outputs[0], names, names - 1)
