@@ -71,7 +71,7 @@ class Statistics:
         """Statistics of rows.
 
         Args:
-            label: class of each row [n], None where targets are not classes.
+            label: class of each row [n], None where targets are not classes; rows of class -100 are left out.
             classes: how many classes there are.
             embedding: a vector for each row [n, d], or None.
 
@@ -82,10 +82,11 @@ class Statistics:
             raise SettingError("statistics need a label or an embedding of each row, got neither")
         counts = None
         if label is not None:
-            named = label[label != IGNORED]
-            if len(named) and not 0 <= int(named.min()) <= int(named.max()) < classes:
-                raise SettingError(f"labels must be in 0..{classes - 1}, got {int(named.min())}..{int(named.max())}")
-            counts = np.bincount(named, minlength=classes)
+            if not (known := label != IGNORED).all():
+                label, embedding = label[known], embedding if embedding is None else np.asarray(embedding)[known]
+            if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
+                raise SettingError(f"labels must be in 0..{classes - 1}, got {int(label.min())}..{int(label.max())}")
+            counts = np.bincount(label, minlength=classes)
         if embedding is None:
             return cls(0 if label is None else len(label), counts)
         z = np.asarray(embedding, dtype=np.float64)
