@@ -192,7 +192,8 @@ def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: 
     hidden, and the losses of the first clients are those of the sequential engine; else "sequential".  A batched stack
     has 25 clients, or fewer where so many models are large or so many do not train at a time.
     """
-    holding = [client for client in range(min(len(clients), _LOOKED_AT)) if clients.size(client, "train") != 0]
+    held = ((client, clients.size(client, "train")) for client in range(min(len(clients), _LOOKED_AT)))
+    holding = [client for client, size in held if size not in (0, 1)] or [0]  # batch norm cannot train on one row
     sequential = make_engine("sequential", work, clients, device, bfloat16)
     stack = min(_COUNTED_STACK, stack_limit(work), expected)
     if stack < 2 or sequential.traits.random or work.row_privacy is not None or passes_of(work).alone:

@@ -20,7 +20,7 @@ from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows,
 from piebald.contracts.data import public_rows_of
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import CannotTrain, RuntimeFault
 from piebald.core.losses import MixedTargets
 from piebald.core.randomness import permutation, torch_generator
 
@@ -276,8 +276,9 @@ def _starts(count: int, size: int, mixes: bool) -> list[int]:
     starts = list(range(0, count, size))
     if mixes and count - starts[-1] == 1:
         if count == 1 or size == 1:
-            raise RuntimeFault(
-                "batch norm cannot train on a batch of one row: give every client two rows or more and a batch above 1"
+            raise CannotTrain(
+                "cannot train on a batch of one row with batch norm: give every client two rows or more and a batch "
+                "above 1"
             )
         starts.pop()
     return starts

@@ -154,7 +154,8 @@ class ScoringEngine:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
         scores = None if outputs is None else pytree.logits(outputs)
-        classes = 0 if scores is None or scores.dim() < 2 else scores.shape[1]
+        shape = self.work.outputs if scores is None else scores.shape[1:]
+        classes = shape[0] if shape else 0
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
         for row, (out, target) in enumerate(by_client(scores, targets, sizes)):
             if sizes[row]:

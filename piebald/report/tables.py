@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from piebald.contracts import SERVER_ID
 from piebald.core.arguments import PathLike, checked, checked_class
 from piebald.core.errors import RunFolderError, SettingError, unknown
 from piebald.core.metrics import SHARES
@@ -381,6 +382,56 @@ class History:
         sampled = (self.meta.get("evaluate") or [None, None])[1] is not None
         missing = () if sampled or self.metric not in self.metrics else (row["client"] for row in self.clients)
         return [self.names[client] for client in missing if client not in self.per_client]
+
+    @cached_property
+    def failures(self) -> list[dict[str, Any]]:
+        """What clients could not do: one row for each client, kind of work and reason.
+
+        `name` says who, `kind` what ("train", or that of a query), `reason` why, and `rounds` in which ones, which for
+        queries are the numbers of server steps made before.
+        """
+        told = self._store.query(
+            "SELECT version, client, kind, reason FROM result WHERE status IN ('lost', 'refused') AND kind = 'train'"
+        )
+        told += self._store.rows("failure") if self._has("failure") else []
+        rounds: dict[tuple[int, str, str], list[int]] = {}
+        for row in told:
+            rounds.setdefault((row["client"], row["kind"], row["reason"] or ""), []).append(row["version"])
+        return [
+            {
+                "client": client,
+                "name": self._name_of(client),
+                "kind": kind,
+                "reason": reason,
+                "rounds": sorted(versions),
+            }
+            for (client, kind, reason), versions in sorted(rounds.items())
+        ]
+
+    def _name_of(self, client: int) -> str:
+        return "the common test set" if client == SERVER_ID else self.names[client]
+
+    def reasons(self, names: Iterable[str], kind: str) -> dict[str, str]:
+        """Return the last reason why each of some clients did not train or has no score, "" where none was given.
+
+        Args:
+            names: of the clients.
+            kind: "train" or "evaluate".
+        """
+        last: dict[str, tuple[int, str]] = {}
+        for row in self.failures:
+            if row["kind"] == kind:
+                told = f"{row['reason']} (round {row['rounds'][-1]})"
+                last[row["name"]] = max(last.get(row["name"], (-1, "")), (row["rounds"][-1], told))
+        split = "train" if kind == "train" else self.split
+        without = {self.names[row["client"]] for row in self.clients if row[split] == 0}
+        none = "no training rows" if kind == "train" else f"no {split} rows"
+        return {name: none if name in without else last.get(name, (0, ""))[1] for name in names}
+
+    @property
+    def untrained(self) -> list[str]:
+        """The names of clients that have a score and never trained."""
+        return [self.names[client] for client in self.per_client if client not in self.trained]
 
     @property
     def final(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
-from piebald.data.clients.target_check import check_targets
+from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
@@ -250,6 +250,7 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
     check_targets(clients, spec, _target_column(options))
+    tell_of_lacking_rows(clients, spec, options.evaluate_split if options.evaluate_every else None)
     adapted = recipe.adapted_to(spec)
     own_query = None if adapted.transforms else adapted.aggregation.sender_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None

@@ -40,6 +40,7 @@ from piebald.server.evaluation import BestVersion, CompletedModels, EvaluationPl
 from piebald.server.records import (
     StepWriter,
     TableRow,
+    failure_row,
     mean_scores,
     plain_results,
     plain_tasks,
@@ -49,11 +50,12 @@ from piebald.server.records import (
     score_rows,
     split_of,
     step_row,
+    undefined_rows,
     whole_result,
     whole_task,
 )
 from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake
-from piebald.server.stopping import RunTotals, StalledSteps, StoppingCriteria
+from piebald.server.stopping import ClientFailures, RunTotals, StalledSteps, StoppingCriteria
 
 
 class ServerLoop:
@@ -80,6 +82,7 @@ class ServerLoop:
         secret: bool = False,
         keep: Keep = where_it_is,
         device: torch.device = HOST,
+        names: Sequence[str] = (),
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
@@ -110,6 +113,7 @@ class ServerLoop:
         self._stalled = StalledSteps(recipe.scheduling.round_kind() is not None)
         early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
+        self._failures = ClientFailures(names, known)
         self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
@@ -240,6 +244,8 @@ class ServerLoop:
     # -- stepping
 
     def _step(self) -> None:
+        lost = [(result, reason) for result, status, reason in self._ended if status == "lost"]
+        self._failures.watch(lost, len(self._waiting) + len(self._ended), self.version + 1)
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
         results, unlike = self._intake.split(results)
@@ -331,6 +337,7 @@ class ServerLoop:
         for result in self.ask_for_report(plan.queries(self.known, self.work.seed)):
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
+        self._record_failures(undefined_rows(rows, self.work.objective.metrics))
         if plan.validate is not None and self.best.consider(self.version, rows, self.models):
             self._count_classes()
         means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])
@@ -345,8 +352,15 @@ class ServerLoop:
         self.recorder.confusion(confusion_rows(answers, self.version, self.work))
 
     def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
-        """The usable answers of clients to queries about their own clusters' models."""
-        return self._queries.usable_answers([self._asking(*request) for request in requests])
+        """The usable answers of clients to queries about their own clusters' models; why others fail is recorded."""
+        answers, failed = self._queries.usable_answers([self._asking(*request) for request in requests])
+        self._failures.watch(failed, len(requests), self.version)
+        self._record_failures([failure_row(result, reason, self.version) for result, reason in failed])
+        return answers
+
+    def _record_failures(self, rows: Sequence[TableRow]) -> None:
+        if rows:
+            self.recorder.failures(rows)
 
     def _asking(self, client: int, query: Query) -> Task:
         cluster, models = self.cluster_models.of(client), self.cluster_models.models

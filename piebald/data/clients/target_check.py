@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.metrics import Auc
 from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
 from piebald.data.clients.pooled_clients import PooledClients
+
+_MOST_NAMED = 10_000  # clients that are looked through
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,36 @@ def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) 
             targets.append(rows.y)
     if targets:
         _tell(targets, spec, clients.classes)
+
+
+def tell_of_lacking_rows(clients: Clients, spec: ModelSpec, judged: Split | None) -> None:
+    """Log, before anything is trained, which clients will train nothing or have no score, and why.
+
+    Args:
+        clients: the clients, whose numbers of rows may not be known.
+        spec: the model, and the metrics by which it is judged.
+        judged: the rows that models are judged by, None where they are not.
+    """
+    auc = judged is not None and any(isinstance(metric, Auc) for metric in spec.objective.metrics.values())
+    mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in spec.model.modules())
+    lacking: dict[str, list[str]] = {}
+    for client in range(min(len(clients), _MOST_NAMED)):
+        name, size = str(clients.names[client]), clients.size(client, "train")
+        if size == 0:
+            lacking.setdefault("have no training rows, so they train nothing", []).append(name)
+        elif size == 1 and mixes:
+            reason = "have one training row, so they train nothing: batch norm cannot train on a single one"
+            lacking.setdefault(reason, []).append(name)
+        if judged is None:
+            continue
+        counts = clients.counts(client, judged) if auc and clients.size(client, judged) is not None else None
+        if clients.size(client, judged) == 0:
+            lacking.setdefault(f"have no {judged} rows, so they have no score", []).append(name)
+        elif counts is not None and sum(count > 0 for count in counts) < 2:
+            lacking.setdefault(f"have {judged} rows of one class, so they have no auc", []).append(name)
+    for reason, names in lacking.items():
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        _log.warning("%d client%s (%s) %s", len(names), "" if len(names) == 1 else "s", shown, reason)
 
 
 def _rows_of(clients: Clients, spec: ModelSpec) -> Iterator[tuple[str, Rows]]:

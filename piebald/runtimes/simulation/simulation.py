@@ -36,7 +36,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
-from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool
+from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
 from piebald.runtimes.workers.serialization import PARTS
 from piebald.runtimes.workers.state_store import ClientStateStore, under
 
@@ -301,6 +301,9 @@ class Simulation:
     def _settle(self, event: Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
+        if failed_reason(result, row):
+            self.state_store.settle(event.task, kept=False)
+            return
         update = result.update(row, partial_sum)
         event.update = self.work.expanded(update, event.task) if event.task.query is None else update
         if event.task.query is None:
