@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.randomness import generator
 
 if TYPE_CHECKING:
@@ -132,7 +132,19 @@ def pattern_for_client(patterns: Sequence[str], name: str) -> str:
     Raises:
         SettingError: none does.
     """
-    for pattern in patterns:
-        if pattern == name or fnmatchcase(name, pattern):
-            return pattern
-    raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")
+    if (pattern := fitting_pattern(patterns, name)) is None:
+        raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")
+    return pattern
+
+
+def fitting_pattern(patterns: Iterable[str], name: str) -> str | None:
+    """Return the first of these patterns that fits a client's name, None where none does."""
+    return next((pattern for pattern in patterns if pattern == name or fnmatchcase(name, pattern)), None)
+
+
+def idle_pattern_reason(patterns: Collection[str], names: Sequence[str], setting: str) -> str | None:
+    """Return why a table by clients' names or patterns does not fit the clients of a run, or None."""
+    idle = next((p for p in patterns if not any(fitting_pattern([p], name) for name in names)), None)
+    if idle is None:
+        return None
+    return f"{setting} has an entry for {idle!r}, but no client has this name: the clients are {shown(list(names))}"

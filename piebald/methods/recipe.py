@@ -13,7 +13,13 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence
 from piebald.methods.aggregation.base import Aggregator
-from piebald.methods.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
+from piebald.methods.aggregation.linear import (
+    FixedShares,
+    Linear,
+    computes_from_masked_sum,
+    computes_from_sum,
+    weighs_by_examples,
+)
 from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe_settings import replace
 from piebald.methods.scheduling.base import Scheduler
@@ -287,6 +293,42 @@ class Recipe(BaseModel):
             if axis != "transforms":  # settings of recipes are never those of transforms
                 replaced[axis], fields = replace(self.name, fields, axis, getattr(self, axis), component)
         return self._rebuilt(fields, replaced)
+
+    def for_clients(self, table: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """This recipe with settings of single clients, by their names or by patterns.
+
+        Each setting is that of the first entry that fits the client and has it.
+
+        Args:
+            table: for each name or pattern `epochs`, `steps`, `batch` and `lr` in place of the trainer's, and `share`,
+                what the client's updates count in every average, whatever rows it has.
+
+        Raises:
+            SettingError: a setting is unknown or out of range, or the recipe has no place for it.
+
+        Examples:
+            >>> from piebald import recipes
+            >>> recipe = recipes.fedavg().for_clients({"north": {"epochs": 5, "share": 0.4}, "*": {"share": 0.2}})
+            >>> recipe.training.of_client("north").epochs, recipe.aggregation.shares
+            (5, {'north': 0.4, '*': 0.2})
+        """
+        entries = {str(name): dict(fields) for name, fields in table.items()}
+        shares = {name: fields.pop("share") for name, fields in entries.items() if "share" in fields}
+        settings, components = {name: fields for name, fields in entries.items() if fields}, dict[str, Any]()
+        if settings:
+            trainer = self.training
+            if "clients" not in type(trainer).model_fields:
+                raise SettingError(f"training {trainer.kind!r} has no settings of single clients: leave them out")
+            fields = {name: getattr(trainer, name) for name in trainer.model_fields_set}
+            components["training"] = type(trainer)(**{**fields, "clients": settings})
+        if shares:
+            if not weighs_by_examples(self.aggregation):
+                raise SettingError(
+                    f"share says what clients count in a weighted mean, and aggregation {self.aggregation.kind!r} has "
+                    "weights of its own: leave share out, or choose aggregation = 'example_weighted'"
+                )
+            components["aggregation"] = FixedShares(shares=shares)
+        return self.replaced(components) if components else self
 
     def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
         values = {axis: getattr(self, axis) for axis in self.axes} | dict(components)

@@ -43,6 +43,8 @@ from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.methods.training.base import Trainer
+from piebald.methods.training.sgd import Sgd
+from piebald.methods.aggregation.linear import FixedShares
 from piebald.version import __version__
 
 
@@ -251,6 +253,11 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     )
     check_targets(clients, spec, _target_column(options))
     tell_of_lacking_rows(clients, spec, options.evaluate_split if options.evaluate_every else None)
+    for component in recipe.components:
+        if reason := component.unsupported_clients(clients.names):
+            raise SettingError(reason)
+    if isinstance(recipe.aggregation, FixedShares):
+        recipe = recipe.model_copy(update={"aggregation": recipe.aggregation.of_clients(clients.names)})
     adapted = recipe.adapted_to(spec)
     own_query = None if adapted.transforms else adapted.aggregation.sender_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None
@@ -269,9 +276,18 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
             raise SettingError(reason)
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
-        choice, own_models, public_rows=count, public_digest=digest,
+        choice, own_models, public_rows=count, public_digest=digest, own_trainers=_own_trainers(trainer, clients.names),
     )  # fmt: skip
     return work, adapted
+
+
+def _own_trainers(trainer: Trainer, names: Sequence[str]) -> dict[int, Trainer]:
+    """Return the trainers of clients that have settings of their own; clients with the same settings have one."""
+    if not isinstance(trainer, Sgd) or not trainer.clients:
+        return {}
+    made: dict[str, Trainer] = {}
+    own = {number: trainer.of_client(name) for number, name in enumerate(names)}
+    return {number: made.setdefault(own_trainer.model_dump_json(), own_trainer) for number, own_trainer in own.items()}
 
 
 def _target_column(options: RunOptions) -> str | None:

@@ -44,7 +44,7 @@ def cohort_of(
     return Cohort(
         [result.task.client for result in results],
         [result.task.version for result in results],
-        [result.update for result in results if result.update is not None],
+        [dataclasses.replace(r.update, client=r.task.client) for r in results if r.update is not None],
         None,
         version,
         [result.task.vectors["model"] for result in results],

@@ -122,7 +122,9 @@ class SiteWork:
             raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
-        if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
+        if self.settings.policy.accept is not None and (
+            reason := _name_reason(terms, settings, author, terms.clients[number])
+        ):
             raise SettingError(reason)
         try:
             clients = self._rows(terms, settings, number)
@@ -212,13 +214,15 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
     )
 
 
-def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver) -> str | None:
+def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver, client: str) -> str | None:
     """Return why a run is not what its recipe's name says, which the policy accepts, or None."""
     table = {} if settings.recipe is None else settings.recipe.settings()
     plain = {key: value for key, value in table.items() if key not in Recipe.axes or not isinstance(value, dict | list)}
     name = plain.pop("name", "")
-    trainer = lookup(name, author).make(**plain).training
-    if json.loads(json.dumps(trainer.table())) == terms.training:
+    recipe = lookup(name, author).make(**plain).for_clients(settings.client_settings or {})
+    table = recipe.training.of_client(client).table()
+    table.pop("clients", None)  # of other sites
+    if json.loads(json.dumps(table)) == terms.training:
         return None
     return f"the run calls itself {name!r}, and its training is not that of this recipe"
 

@@ -347,13 +347,14 @@ class Simulation:
         return self.work.layout.size >= _LARGE
 
     def _cut(self, order: Sequence[int], events: list[Event]) -> list[list[int]]:
-        """Split events into stacks, by number: clients with one model, and of a large one with the same start."""
+        """Split events into stacks, by number: of one model and trainer, and of a large model with the same start."""
         size, stacks = self._stack_size(events), dict[Any, list[list[int]]]()
         apart = self._apart and events[0].task.query is None
         for i in order:
             task = events[i].task
             number = self.work.number_of(task.client, task.version, task.query)
-            group = stacks.setdefault((number, id(task.vectors["model"]) if apart else 0), [[]])
+            trainer = id(self.work.trainer_of(task.client)) if self.work.own_trainers else 0
+            group = stacks.setdefault((number, trainer, id(task.vectors["model"]) if apart else 0), [[]])
             if len(group[-1]) == size:
                 group.append([])
             group[-1].append(i)

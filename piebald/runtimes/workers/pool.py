@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
-from piebald.core.errors import RuntimeFault, failure_kind, failure_reason
+from piebald.core.errors import CannotTrain, PiebaldError, RuntimeFault, failure_kind, failure_reason
 from piebald.core.machine import naming_lost, one_thread, raise_if_lost
 from piebald.engines.deferred_reads import LaterNumbers
 from piebald.engines.engine import Engine
@@ -198,6 +198,8 @@ def _serve_each(
         raise RuntimeFault(f"the memory of device {str(engine.device)!r} ran out{held}") from error
     except Exception as error:
         raise_if_lost(error, engine.device)
+        if isinstance(error, PiebaldError) and not isinstance(error, CannotTrain):
+            raise
         if SERVER_ID in stack.clients and (stack.query is None or stack.query.asked_of == "server"):
             raise RuntimeFault(f"work on the server's rows failed: {type(error).__name__}: {error}") from error
         log.debug("a stack of %d clients failed", len(stack.clients), exc_info=True)
