@@ -32,6 +32,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.server.client_choice import ClientRecords
 from piebald.server.client_pool import ClientPool, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
@@ -83,6 +84,7 @@ class ServerLoop:
         keep: Keep = where_it_is,
         device: torch.device = HOST,
         names: Sequence[str] = (),
+        rows: Callable[[int], int | None] = lambda client: None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
@@ -90,7 +92,8 @@ class ServerLoop:
         first, variances = moved(work.initial[: work.layout.shared], device), work.layout.variances
         self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret, keep=keep)
         self.client_pool = ClientPool()
-        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
+        self._records = ClientRecords(rows)
+        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret, self._records)
         self.totals = RunTotals()
         self.version = 0
         self.best = BestVersion()
@@ -232,6 +235,8 @@ class ServerLoop:
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
+            if self.recipe.scheduling.choose != "uniform":
+                self._records.note(result, version)
 
     def _end(self, result: Result, reason: str) -> None:
         """Record a result that does not count; a client whose result was refused is not asked again."""
@@ -386,6 +391,7 @@ class ServerLoop:
             "initialized": sorted(self.client_pool.initialized),
             "limits": sorted(self._limits.items()),
             "stalled": self._stalled.state(),
+            "records": self._records.state(),
             "outstanding": outstanding,
             "queued": queued,
             "cluster_models": dict(models.values),
@@ -407,6 +413,7 @@ class ServerLoop:
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))
         self._stalled.restore(values.get("stalled"))
+        self._records.restore(values.get("records"))
         self.client_pool.excluded = {int(client): str(reason) for client, reason in values["excluded"]}
         self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}
