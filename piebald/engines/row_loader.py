@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
-from piebald.contracts.data import public_rows_of
+from piebald.contracts.data import LacksInputs, lacked_inputs, public_rows_of, without_inputs
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.errors import CannotTrain, RuntimeFault
@@ -122,12 +122,22 @@ class RowLoader:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""
         if self._pool is not None and self._indexed is not None and SERVER_ID not in clients:
             places = [self._indexed.indices(client, split) for client in clients]
-            return Gathered(self._pool.x, self._pool.y, places)
+            lacked = self._lacked(clients)
+            return Gathered(without_inputs(self._pool.x, lacked), self._pool.y, places)
         if self._held is not None and split == "train":
             if list(clients) != list(self._held[0]):
                 self._held = (clients, self._gathered(clients, split))
             return self._held[1]
         return self._gathered(clients, split)
+
+    def _lacked(self, clients: Sequence[int]) -> frozenset[str]:
+        """Return the names of the inputs that all of some clients lack."""
+        if not isinstance(self.clients, LacksInputs):
+            return frozenset()
+        kinds = {self.clients.lacks(client) for client in clients}
+        if len(kinds) > 1:
+            raise RuntimeFault("clients that lack different inputs cannot be asked together: ask one after another")
+        return next(iter(kinds), frozenset())
 
     def _gathered(self, clients: Sequence[int], split: Split) -> Gathered:
         rows = [self._rows(client, split) for client in clients]
@@ -154,7 +164,7 @@ class RowLoader:
 
     def lasts(self, gathered: Gathered) -> bool:
         """Return whether rows stay where they are from one run to the next, since they are in a pool."""
-        return any(pool is not None and gathered.x is pool.x for pool in (self._pool, self._public))
+        return any(pool is not None and gathered.y is pool.y for pool in (self._pool, self._public))
 
     def public_targets(self) -> pytree.Tree:
         """The targets of the public rows, on the device."""
@@ -166,14 +176,18 @@ class RowLoader:
 
     def sample(self) -> pytree.Tree:
         """Two training rows of the first client that has any, to try a model on."""
-        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
-        rows = self.gather([first], "train")
+        rows = self.gather([self._first], "train")
         return rows.take(torch.from_numpy(rows.places[0][:2]).to(self.device)).x
 
     def trial_rows(self) -> Rows:
         """The training rows of the first client that has any, to try a model on."""
-        first = next((c for c in range(len(self.clients)) if self.clients.size(c, "train") != 0), 0)
-        return self._prepared(self.clients.rows(first, "train"))
+        return self._prepared(self.clients.rows(self._first, "train"))
+
+    @property
+    def _first(self) -> int:
+        """The first client that has training rows and all inputs."""
+        holding = (client for client in range(len(self.clients)) if self.clients.size(client, "train") != 0)
+        return next((client for client in holding if not lacked_inputs(self.clients, client)), 0)
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
         """The rng key of a client's task: its name, not its number, which depends on who joined first."""

@@ -178,16 +178,8 @@ class Recipe(BaseModel):
         trainer = self.training
         if not trainer.holds_parts:
             return
-        whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
-        whole += [] if self.clustering.is_single() else [self.clustering]
-        whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
-        for component in whole:
-            advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
-            advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
-            raise ValueError(
-                f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
-                f"change of the whole one: {advice}, or give all clients the whole one"
-            )
+        if reason := self.parts_reason(trainer.kind):
+            raise ValueError(reason)
         keeping = [
             transform.kind
             for transform in self.transforms
@@ -199,6 +191,28 @@ class Recipe(BaseModel):
                 "something of its length for the client's next update: choose one that keeps nothing, like qsgd with "
                 "error_feedback = false"
             )
+
+    def parts_reason(self, trainer: str | None = None) -> str | None:
+        """Return why updates are taken as wholes, so that no client may have a part of the model only, or None.
+
+        Args:
+            trainer: the kind of the trainer that makes parts; None where clients lack inputs, so that a weighted mean
+                leaves out what they lack.
+        """
+        takes = self.aggregation.takes_parts or (trainer is None and computes_from_sum(self.aggregation))
+        whole: list[Component] = [] if takes else [self.aggregation]
+        whole += [] if self.clustering.is_single() else [self.clustering]
+        whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
+        if trainer is None and (self.training.uploads() or self.training.overrides(Trainer.own_models)):
+            whole.append(self.training)
+        for component in whole:
+            advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
+            advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
+            return (
+                f"{trainer or 'that'} gives clients unlike parts of the model but {component.kind} takes every update "
+                f"as a change of the whole one: {advice}, or give all clients the whole one"
+            )
+        return None
 
     @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")
     def _component_table(self, component: Component) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from piebald.data.clients.target_check import check_targets, tell_of_lacking_row
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import public_rows_of, rows_digest
+from piebald.contracts.data import lacked_inputs, public_rows_of, rows_digest
+from piebald.runs.missing_inputs import models_without_inputs, with_all_inputs
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
@@ -97,6 +98,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         raise SettingError(problem)
     runtime = _runtime(recipe, federation, work, options.runtime)
     _check_rows_are_here(runtime, federation, options)
+    if not runtime.simulates and any(lacked_inputs(federation, client) for client in range(len(federation))):
+        raise SettingError("sites need all inputs, and some clients lack one: simulate them, or leave that input out")
     if unseen is not None:
         check_newcomers(unseen)
     _check_fit(adapted, federation, work)
@@ -235,7 +238,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
-    first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
+    holding = [client for client in range(len(clients)) if clients.size(client, "train") != 0]
+    first = with_all_inputs(clients, holding or [0])
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
@@ -268,6 +272,10 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         if own_models is not None:
             raise SettingError(f"{trainer.kind} makes clients' models from one: give one model, and not one for each")
         own_models = trainer.own_models(spec)
+    if (parts := models_without_inputs(recipe, spec, clients, rows)) is not None:
+        if own_models is not None:
+            raise SettingError("clients that lack an input have a part of one model: give all clients that one")
+        own_models = parts
     for client_spec in [
         spec,
         *(() if own_models is None else (replace(spec, model=other.model) for other in own_models.models)),

@@ -144,7 +144,8 @@ class ClusterModels:
             self._step_alone(cohort.version, make_context("aggregation", 0))
             return []
         context = make_context("clustering", 0)
-        if cohort.updates[0].partial_sum is None and self._side_by_side:
+        parts = any(positions is not None for positions in cohort.held)
+        if cohort.updates[0].partial_sum is None and (self._side_by_side or parts):
             changes = [update.vectors["model"] for update in cohort.updates]
             matrix = torch.stack(changes) if len(changes) > 1 else changes[0].unsqueeze(0)
             cohort = self._collude(dataclasses.replace(cohort, matrix=matrix), matrix, context.spec.seed)

@@ -114,7 +114,8 @@ class ServerLoop:
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
         self._stalled = StalledSteps(recipe.scheduling.round_kind() is not None)
-        early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
+        parts = work.own_models is not None and any(own.held is not None for own in work.own_models.models)
+        early = not (parts or recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
         self._failures = ClientFailures(names, known)
         self._began, self._before = time.perf_counter(), 0.0

@@ -10,8 +10,8 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class ClientTable:
     Inputs and targets are arrays, or tuples or dicts of arrays.
 
     `split` has the place of each row's part in `three_way_split.SPLITS`, where clients come with their own parts.
+    `lacking` names the inputs that a client, by number, has not: its rows of them are zeros.
     """
 
     x: Any
@@ -39,6 +40,7 @@ class ClientTable:
     names: Sequence[str]
     classes: Sequence[str] | None = None
     split: Ints | None = None
+    lacking: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from piebald.contracts import Rows, Split
+from piebald.contracts.data import without_inputs
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
@@ -40,6 +41,7 @@ class PooledClients:
         common: a test set that belongs to no client: rows, or row numbers of the pool.
         server_rows: rows that the server keeps for itself: rows, or row numbers of the pool.
         public_rows: rows that all clients have: rows, or row numbers of the pool.
+        lacking: the names of inputs that a client, by number, lacks; its rows of the pool have anything there.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class PooledClients:
         common: Rows | Ints | None = None,
         server_rows: Rows | Ints | None = None,
         public_rows: Rows | Ints | None = None,
+        lacking: Mapping[int, frozenset[str]] | None = None,
     ) -> None:
         if "train" not in parts:
             raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
@@ -64,6 +67,7 @@ class PooledClients:
         self.classes = classes
         self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
         self._tables: dict[str, Ints] = {}
+        self._lacking = dict(lacking or {})
         if len(self.names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(self.names)}")
 
@@ -127,8 +131,13 @@ class PooledClients:
 
     @checked
     def rows(self, client: int, split: Split) -> Rows:
-        """The rows of one part; empty where the client has none."""
-        return self._gather(self.indices(client, split))
+        """The rows of one part, without the inputs that the client lacks; empty where the client has none."""
+        rows = self._gather(self.indices(client, split))
+        return Rows(without_inputs(rows.x, self.lacks(client)), rows.y) if self._lacking else rows
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """Return the names of the inputs that a client lacks."""
+        return self._lacking.get(client, frozenset())
 
     def size(self, client: int, split: Split) -> int:
         """Return the number of rows."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext, Update
 from piebald.core.client_models import fitting_pattern, idle_pattern_reason
-from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
+from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_mean, weighted_sum
 from piebald.methods.aggregation.base import Aggregator
 
 
@@ -36,6 +36,8 @@ class Linear(Aggregator):
         if summed is not None and summed.masked:  # single weights are not known
             return summed.vectors["model"] / summed.weight, [1 / len(cohort.updates)] * len(cohort.updates)
         weights = [self.weight(u, stale) for u, stale in zip(cohort.updates, cohort.staleness, strict=True)]
+        if cohort.matrix is not None and any(positions is not None for positions in cohort.held):
+            return held_mean(cohort.matrix, held_mask(cohort.matrix, cohort.held), weights)
         whole = sum(self.undamped_weight(update) for update in cohort.updates)
         if whole <= 0:  # no update counts (no client has rows): the average is no change
             like = cohort.updates[0].vectors["model"] if summed is None else summed.vectors["model"]

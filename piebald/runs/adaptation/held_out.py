@@ -10,7 +10,7 @@ import numpy as np
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core.errors import SettingError
-from piebald.contracts.data import public_rows_of
+from piebald.contracts.data import lacked_inputs, public_rows_of
 from piebald.core.pytree import Tree
 from piebald.core.randomness import generator
 
@@ -35,6 +35,10 @@ class ClientSubset:
     def public_rows(self) -> Rows | None:
         """See `contracts.HasPublicRows`."""
         return public_rows_of(self._clients)
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """See `contracts.data.LacksInputs`."""
+        return lacked_inputs(self._clients, self._chosen[client])
 
     def rows(self, client: int, split: Split) -> Rows:
         """See `contracts.Clients`."""

@@ -30,6 +30,7 @@ from piebald.contracts import (
     Task,
     Update,
 )
+from piebald.contracts.data import lacked_inputs
 from piebald.core.parameters import nbytes
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
@@ -354,7 +355,8 @@ class Simulation:
             task = events[i].task
             number = self.work.number_of(task.client, task.version, task.query)
             trainer = id(self.work.trainer_of(task.client)) if self.work.own_trainers else 0
-            group = stacks.setdefault((number, trainer, id(task.vectors["model"]) if apart else 0), [[]])
+            lacked = lacked_inputs(self.federation, task.client)
+            group = stacks.setdefault((number, trainer, lacked, id(task.vectors["model"]) if apart else 0), [[]])
             if len(group[-1]) == size:
                 group.append([])
             group[-1].append(i)

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 
 from piebald.contracts import Clients, Fleet
 from piebald.contracts.component import build
+from piebald.contracts.data import lacked_inputs
 from piebald.core.errors import CannotTrain, SettingError, failure_reason
 from piebald.core.machine import count_cores, device_named, one_thread, raise_if_lost, set_up_gpu
 from piebald.core.randomness import generator
@@ -193,6 +194,7 @@ class Simulated(RuntimeSettings):
         self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
     ) -> EngineChoice:
         """Return the fastest choice of an earlier run like this one, if its losses are right, or else measure now."""
+        sample = [client for client in sample if not lacked_inputs(clients, client)] or sample
         holding = [client for client in sample if clients.size(client, "train") not in (0, 1)] or sample
         sizes = [clients.size(client, "train") for client in holding]
         key = key_of(work, trial(work), sizes, device, self.bfloat16, bool(self.recorded))
