@@ -132,19 +132,28 @@ def pattern_for_client(patterns: Sequence[str], name: str) -> str:
     Raises:
         SettingError: none does.
     """
-    if (pattern := fitting_pattern(patterns, name)) is None:
-        raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")
-    return pattern
+    for pattern in patterns:
+        if pattern == name or fnmatchcase(name, pattern):
+            return pattern
+    raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")
 
 
-def fitting_pattern(patterns: Iterable[str], name: str) -> str | None:
-    """Return the first of these patterns that fits a client's name, None where none does."""
-    return next((pattern for pattern in patterns if pattern == name or fnmatchcase(name, pattern)), None)
+def fitting_patterns(patterns: Iterable[str], name: str) -> list[str]:
+    """Return those patterns that fit a client's name: the name itself first, then longer ones before shorter ones.
+
+    The order in which they are given does not count, since a table that was sent or stored has none.
+
+    Examples:
+        >>> fitting_patterns(["*", "ward 1", "ward *", "lab *"], "ward 1")
+        ['ward 1', 'ward *', '*']
+    """
+    fitting = [pattern for pattern in patterns if pattern == name or fnmatchcase(name, pattern)]
+    return sorted(fitting, key=lambda pattern: (pattern != name, -len(pattern), pattern))
 
 
 def idle_pattern_reason(patterns: Collection[str], names: Sequence[str], setting: str) -> str | None:
     """Return why a table by clients' names or patterns does not fit the clients of a run, or None."""
-    idle = next((p for p in patterns if not any(fitting_pattern([p], name) for name in names)), None)
+    idle = next((p for p in patterns if not any(fitting_patterns([p], name) for name in names)), None)
     if idle is None:
         return None
     return f"{setting} has an entry for {idle!r}, but no client has this name: the clients are {shown(list(names))}"

@@ -311,7 +311,7 @@ class Recipe(BaseModel):
     def for_clients(self, table: Mapping[str, Mapping[str, Any]]) -> Recipe:
         """This recipe with settings of single clients, by their names or by patterns.
 
-        Each setting is that of the first entry that fits the client and has it.
+        Each setting is that of the most particular entry that has it: the name, or else the longest pattern.
 
         Args:
             table: for each name or pattern `epochs`, `steps`, `batch` and `lr` in place of the trainer's, and `share`,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +164,9 @@ def prepared(recipe: Recipe) -> Any:
 
 
 def test_a_site_learns_its_own_settings_alone_and_its_policy_caps_them() -> None:
-    plan = prepared(recipes.fedavg(lr=0.1, steps=7).for_clients({"north": {"epochs": 3}, "*": {"batch": 4}}))
-    import json
-
-    read = RunTerms.read(json.loads(terms(plan.work, {}, list(ROWS), list(ROWS))))
+    table = {"north": {"epochs": 3}, "*": {"batch": 4, "epochs": 9}, "s*": {"steps": 7}}
+    plan = prepared(recipes.fedavg(lr=0.1, steps=5).for_clients(table))
+    read = RunTerms.read(json.loads(terms(plan.work, {}, list(ROWS), list(ROWS))))  # where a table has no order
     north, south = read.of(0).training, read.of(3).training
     assert (north["epochs"], north["batch"], "steps" in north, "clients" in north) == (3, 4, False, False)
     assert (south["steps"], south["batch"], "clients" in south) == (7, 4, False)

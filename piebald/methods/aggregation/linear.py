@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext, Update
-from piebald.core.client_models import fitting_pattern, idle_pattern_reason
+from piebald.core.client_models import fitting_patterns, idle_pattern_reason
 from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_mean, weighted_sum
 from piebald.methods.aggregation.base import Aggregator
 
@@ -84,7 +84,7 @@ class FixedShares(Linear):
 
     Attributes:
         shares: of each client, above 0, by its name or by a pattern, like {"north": 0.4, "ward *": 0.2}; each client
-            that a pattern fits has all of its share, and the first one that fits counts.
+            that a pattern fits has all of its share, and its name counts before longer and shorter patterns.
         by_number: the same by clients' numbers, which follow from the clients of a run.
 
     Examples:
@@ -96,14 +96,14 @@ class FixedShares(Linear):
     by_number: tuple[float, ...] = ()
 
     def unsupported_clients(self, names: Sequence[str]) -> str | None:
-        if (missing := next((name for name in names if fitting_pattern(self.shares, name) is None), None)) is not None:
+        if (missing := next((name for name in names if not fitting_patterns(self.shares, name)), None)) is not None:
             return f"shares of {self.kind} have none for client {missing!r}: name it, or give '*' for all others"
         return idle_pattern_reason(self.shares, names, f"shares of {self.kind}")
 
     def of_clients(self, names: Sequence[str]) -> FixedShares:
         """Return the aggregator with the shares of these clients by number."""
-        patterns = (fitting_pattern(self.shares, name) for name in names)
-        by_number = tuple(0.0 if pattern is None else self.shares[pattern] for pattern in patterns)
+        patterns = [fitting_patterns(self.shares, name) for name in names]
+        by_number = tuple(self.shares[fitting[0]] if fitting else 0.0 for fitting in patterns)
         return FixedShares(shares=self.shares, by_number=by_number)
 
     def weight(self, update: Update, staleness: int = 0) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from piebald.contracts.component import Settings
-from piebald.core.client_models import fitting_pattern
+from piebald.core.client_models import fitting_patterns
 from piebald.core.errors import SettingError, shown
 
 
@@ -41,7 +41,7 @@ class ClientSettings(Settings):
 
 
 def settings_of(tables: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Return the settings of the client of this name: each is that of the first table that fits the name and has it.
+    """Return the settings of the client of this name, each of the most particular table that has it.
 
     Epochs in place of steps, and steps in place of epochs, leave the other one out as None.
 
@@ -50,14 +50,11 @@ def settings_of(tables: Mapping[str, Mapping[str, Any]], name: str) -> dict[str,
         {'epochs': 5, 'steps': None, 'lr': 0.1}
     """
     settings: dict[str, Any] = {}
-    for pattern, table in tables.items():
-        if fitting_pattern([pattern], name) is not None:
-            for setting, value in table.items():
-                settings.setdefault(setting, value)
-                if setting == "epochs":
-                    settings.setdefault("steps", None)
-                elif setting == "steps" and value is not None:
-                    settings.setdefault("epochs", None)
+    for pattern in fitting_patterns(tables, name):
+        for setting, value in tables[pattern].items():
+            settings.setdefault(setting, value)
+        if settings.keys() & {"epochs", "steps"}:  # one of them says how long
+            settings = {"epochs": None, "steps": None} | settings
     return settings
 
 

@@ -112,7 +112,7 @@ class Sgd(Trainer):
         checkpointing: layers whose activations are computed again in the backward pass instead of being kept, like
             ["blocks.*"]; "auto" where the model itself knows which, as those of transformers do.
         clients: epochs, steps, batch and lr of some clients in place of these, by name or by pattern, like {"ward *":
-            {"epochs": 5}}; each setting is that of the first entry that fits the client and has it.
+            {"epochs": 5}}; each setting is that of the most particular entry, the name or else the longest pattern.
 
     Examples:
         >>> trainer = Sgd(epochs=2, batch=20)
