@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +15,15 @@ from torch import Tensor, nn
 
 import piebald
 from piebald import recipes
+from piebald.contracts import Rows
 from piebald.core.errors import SettingError
 from piebald.core.metrics import Auc, Concordance
 from piebald.core.objective import METRICS, OBJECTIVES, objective_for
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.site.site_process import _check_targets
+from piebald.federation.site.site_rows import SiteRows
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 from tests.fakes import seeded, simulate
 
 draw = np.random.default_rng(0)
@@ -249,3 +257,30 @@ def test_an_accuracy_is_an_accuracy_or_nothing() -> None:
     by_auc = simulate("fedavg", classes, nn.Linear(5, 3), rounds=1, metrics=["auc"])
     with pytest.raises(SettingError, match="measures auc"):
         _ = by_auc.accuracy
+
+
+def test_a_site_tells_what_is_allowed_and_keeps_the_row_to_itself() -> None:
+    """The server reads the message; the cause is for the site's own terminal."""
+    rows = Rows(torch.from_numpy(X), torch.from_numpy(CLASSES + 1))
+    site = SiteRows(["north"], 0, {"train": rows, "validation": rows[:0], "test": rows[:0]}, None)
+    settings = SimpleNamespace(data=SimpleNamespace(target="grade"))
+    terms = SimpleNamespace(outputs=[3])
+    with pytest.raises(SettingError) as caught:
+        _check_targets(site, 0, OBJECTIVES["classification"], cast(Any, terms), cast(Any, settings))
+    allowed = "class numbers from 0 to 2 (-100 where unknown)"
+    assert str(caught.value) == f"its column 'grade' must be {allowed}, in train rows"
+    assert f"train rows, column 'grade': targets must be {allowed}, got 3 in row " in str(caught.value.__cause__)
+
+
+def test_a_column_of_a_file_is_named(tmp_path: Path) -> None:
+    table = "site,a,grade\n" + "".join(f"{'north' if n % 2 else 'south'},{n / 9},{1 + n % 3}\n" for n in range(24))
+    (tmp_path / "rows.csv").write_text(table)
+    (tmp_path / "run.toml").write_text(
+        'rounds = 1\nmodel = { name = "logistic" }\nrecipe = { name = "fedavg" }\nloss = "multilabel"\n'
+        '[data]\nsource = "rows.csv"\nclient = "site"\ntarget = "grade"\nregression = true\n'
+    )
+    settings = ExperimentSettings.load(tmp_path / "run.toml")
+    plan = settings.plan()
+    options = RunOptions(rounds=1, loss="multilabel", settings=settings.table())
+    with pytest.raises(SettingError, match="client 'north', train rows, column 'grade': targets must be 0 or 1"):
+        prepare(plan.recipes["fedavg"], plan.clients, plan.model, options)
