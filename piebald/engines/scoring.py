@@ -18,7 +18,7 @@ from piebald.core.losses import Loss
 from piebald.core.machine import moved
 from piebald.core.objective import METRICS, OBJECTIVES
 from piebald.core.parameters import Layout
-from piebald.core.targets import IGNORED
+from piebald.core.targets import IGNORED, TargetDomain
 from piebald.engines.device_layers import fit_to_device
 from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
@@ -136,9 +136,15 @@ class ScoringEngine:
                     losses[row, :count] = each_loss(self.work.objective.loss, out, target)
         return losses, self._row_counts(targets, sizes)
 
-    def with_targets(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    def counted(self, measure: Any, targets: Any) -> Tensor | None:
+        """Return which rows count in a loss or a metric, None for all; a metric by name knows -100 beside any loss."""
+        if self.work.objective.domain is not None or not isinstance(targets, Tensor):
+            return self.row_loader.counted(targets)
+        return TargetDomain().known_rows(targets) if any(measure is metric for metric in METRICS.values()) else None
+
+    def with_targets(self, outputs: Any, targets: Any, measure: Any = None) -> tuple[Any, Any]:
         """Outputs and targets of those rows that have a known target."""
-        counted = self.row_loader.counted(targets) if pytree.count(targets) else None
+        counted = self.counted(measure, targets) if pytree.count(targets) else None
         if counted is None or bool(counted.all()):
             return outputs, targets
         return pytree.take(outputs, counted), pytree.take(targets, counted)
@@ -220,13 +226,13 @@ class ScoringEngine:
         values = torch.full((len(sizes),), torch.nan, device=self.device)
         with torch.no_grad():
             if each and outputs is not None:
-                parts, counted = torch.split(measure(outputs, targets).float(), sizes), self.row_loader.counted(targets)
+                parts, counted = torch.split(measure(outputs, targets).float(), sizes), self.counted(measure, targets)
                 if counted is None:
                     return torch.stack([client_values.mean() for client_values in parts])  # NaN without rows
                 pairs = zip(parts, torch.split(counted, sizes), strict=True)
                 return torch.stack([(client_values * rows).sum() / rows.sum() for client_values, rows in pairs])
             for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
-                out, target = self.with_targets(out, target)
+                out, target = self.with_targets(out, target, measure)
                 if pytree.count(target):
                     values[row] = value_of(measure, out, target)
         return values

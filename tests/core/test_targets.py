@@ -185,6 +185,19 @@ def test_a_client_without_any_target_moves_nothing_and_has_no_score() -> None:
     assert list(both.per_client) == [0]
 
 
+def test_a_metric_by_name_knows_unknown_targets_beside_a_loss_of_ones_own() -> None:
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, ignore_index=-100, reduction="none")
+
+    y = np.where(np.arange(24) < 12, CLASSES, -100)
+    model = seeded(lambda: nn.Linear(5, 3))
+    runs = [
+        simulate("fedavg", {"a": {"train": (X, CLASSES), "test": test}}, model, rounds=1, loss=own, evaluate_every=1)
+        for test in ((X, y), (X[:12], CLASSES[:12]))
+    ]
+    assert runs[0].accuracy == runs[1].accuracy
+
+
 ONE_HOT = np.eye(3, dtype=np.int64)[CLASSES]
 
 

@@ -153,7 +153,7 @@ class Needy(Net):
     ("given", "make", "recipe", "message"),
     [
         (SOME, Needy, "fedavg", "client 'b' lacks scan, and the model cannot do without"),
-        (clients(a=("table", "scan"), b=("table", "sound")), Net, "fedavg", "no client has all inputs"),
+        (clients(a=("table", "scan"), b=("table", "sound")), Net, "fedavg", "all clients need inputs of one shape"),
         (
             SOME,
             Net,

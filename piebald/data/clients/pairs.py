@@ -121,17 +121,14 @@ def _completed(pieces: Sequence[_Piece]) -> tuple[list[_Piece], dict[str, frozen
     if len(named) < len(pieces) or all(x.keys() == forms.keys() for x in named):
         return list(pieces), {}
     whole = max(pieces, key=lambda piece: len(piece.x))
+    if whole.x.keys() != forms.keys():  # nobody has all of them, so they are others and not fewer
+        return list(pieces), {}
     completed, lacking = [], dict[str, frozenset[str]]()
     for piece in pieces:
         names = frozenset(forms.keys() - piece.x.keys())
         if lacking.setdefault(piece.name, names) != names:
             raise SettingError(
                 f"{piece.who} lacks other inputs than the client's other rows: give all of its parts the same inputs"
-            )
-        if whole.x.keys() != forms.keys():
-            raise SettingError(
-                f"no client has all inputs, {', '.join(sorted(forms))}, and {piece.who} lacks "
-                f"{', '.join(sorted(names))}: one client at least must have all of them"
             )
         count = pytree.count(piece.x)
         zeros = {name: np.zeros((count, *forms[name].shape[1:]), forms[name].dtype) for name in names}
