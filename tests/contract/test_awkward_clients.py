@@ -188,9 +188,9 @@ def test_a_run_that_is_resumed_tells_the_same(expected: Mapping[str, Any], tmp_p
 def test_what_is_known_before_training_is_said_before_training(caplog: pytest.LogCaptureFixture) -> None:
     carried_out(piebald.Simulator(engine="sequential", workers=0), rounds=1)
     before = caplog.text[: caplog.text.index("round 1")] if "round 1" in caplog.text else caplog.text
-    assert "(one row) have one training row" in before
-    assert "(no test rows) have no test rows, so they have no score" in before
-    assert "(one class) have test rows of one class, so they have no auc" in before
+    assert "clients with one training row, which train nothing, since batch norm cannot" in before
+    assert "clients with no test rows, which have no score: no test rows" in before
+    assert "clients with test rows of one class, which have no auc: one class" in before
 
 
 def test_a_common_test_set_that_fails_stops_nothing() -> None:

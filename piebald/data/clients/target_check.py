@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from typing import get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
 from piebald.data.clients.pooled_clients import PooledClients
 
 _MOST_NAMED = 10_000  # clients that are looked through
+
+_SAID: WeakKeyDictionary[Clients, set[str]] = WeakKeyDictionary()  # what was logged about clients
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +42,8 @@ def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) 
         if isinstance(rows.y, Tensor) and len(rows):
             targets.append(rows.y)
     if targets:
-        _tell(targets, spec, clients.classes)
+        for text in _oddities(targets, spec, clients.classes):
+            _say(clients, text)
 
 
 def tell_of_lacking_rows(clients: Clients, spec: ModelSpec, judged: Split | None) -> None:
@@ -56,20 +60,31 @@ def tell_of_lacking_rows(clients: Clients, spec: ModelSpec, judged: Split | None
     for client in range(min(len(clients), _MOST_NAMED)):
         name, size = str(clients.names[client]), clients.size(client, "train")
         if size == 0:
-            lacking.setdefault("have no training rows, so they train nothing", []).append(name)
+            lacking.setdefault("no training rows, which train nothing", []).append(name)
         elif size == 1 and mixes:
-            reason = "have one training row, so they train nothing: batch norm cannot train on a single one"
+            reason = "one training row, which train nothing, since batch norm cannot train on a single one"
             lacking.setdefault(reason, []).append(name)
         if judged is None:
             continue
         counts = clients.counts(client, judged) if auc and clients.size(client, judged) is not None else None
         if clients.size(client, judged) == 0:
-            lacking.setdefault(f"have no {judged} rows, so they have no score", []).append(name)
+            lacking.setdefault(f"no {judged} rows, which have no score", []).append(name)
         elif counts is not None and sum(count > 0 for count in counts) < 2:
-            lacking.setdefault(f"have {judged} rows of one class, so they have no auc", []).append(name)
+            lacking.setdefault(f"{judged} rows of one class, which have no auc", []).append(name)
     for reason, names in lacking.items():
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        _log.warning("%d client%s (%s) %s", len(names), "" if len(names) == 1 else "s", shown, reason)
+        _say(clients, f"clients with {reason}: {shown}")
+
+
+def _say(clients: Clients, text: str) -> None:
+    """Log a sentence about clients once, however many runs they take part in."""
+    try:
+        said = _SAID.setdefault(clients, set())
+    except TypeError:  # of a class whose objects cannot be remembered so
+        said = set()
+    if text not in said:
+        said.add(text)
+        _log.warning("%s", text)
 
 
 def _rows_of(clients: Clients, spec: ModelSpec) -> Iterator[tuple[str, Rows]]:
@@ -97,30 +112,28 @@ def _targets_of_pool(clients: Clients) -> Rows | None:
     return None if y is None else Rows(y, y)
 
 
-def _tell(targets: Sequence[Tensor], spec: ModelSpec, classes: Sequence[str] | None) -> None:
-    """Log what is odd about targets that are within the domain of a loss."""
+def _oddities(targets: Sequence[Tensor], spec: ModelSpec, classes: Sequence[str] | None) -> Iterator[str]:
+    """Yield sentences about what is odd of targets that are within the domain of a loss."""
     objective, outputs = spec.objective, spec.outputs
     if not isinstance(objective.domain, ClassNumbers):
         unknown = sum(int((~known(part)).sum()) for part in targets)
         if unknown and objective.name != "multilabel":
-            _log.warning(
-                "%d targets of %d or NaN count as unknown, in no loss and no metric: shift the scale if %d is a "
-                "measurement",
-                unknown, IGNORED, IGNORED,
-            )  # fmt: skip
+            yield (
+                f"{unknown} targets of {IGNORED} or NaN count as unknown, in no loss and no metric: shift the scale if "
+                f"{IGNORED} is a measurement"
+            )
         return
     if objective.domain.last or not outputs:
         return
     if all(part.dim() == 2 and part.shape[1] == outputs[0] and is_one_hot(part) for part in targets):
-        _log.warning("targets are one-hot rows of %d numbers: they are taken as classes", outputs[0])
+        yield f"targets are one-hot rows of {outputs[0]} numbers: they are taken as classes"
         return
     held = torch.unique(torch.cat([torch.unique(part[known(part)]) for part in targets]))
     names = len(classes) if classes is not None else int(held.max()) + 1 if len(held) else 0
     if len(held) and int(held.min()) > 0 and int(held.max()) + 1 == outputs[0]:
-        _log.warning(
-            "no row has class 0 of the model's %d outputs: if classes are numbered from 1, subtract 1 or give their "
-            "names as text",
-            outputs[0],
+        yield (
+            f"no row has class 0 of the model's {outputs[0]} outputs: if classes are numbered from 1, subtract 1 or "
+            "give their names as text"
         )
     elif outputs[0] > names:
-        _log.warning("the model has %d outputs, and targets have %d classes (0 to %d)", outputs[0], names, names - 1)
+        yield f"the model has {outputs[0]} outputs, and targets have {names} classes (0 to {names - 1})"
