@@ -98,6 +98,7 @@ class MemoryRecorder:
         self.measured: list[Mapping[str, Any]] = []
         self.notes: list[Mapping[str, Any]] = []
         self.counted: list[Mapping[str, Any]] = []
+        self.failed: list[Mapping[str, Any]] = []
 
     def commit(
         self,
@@ -116,6 +117,9 @@ class MemoryRecorder:
 
     def confusion(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.counted += rows
+
+    def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.failed += rows
 
 
 class ByParity(Clustering):

@@ -103,10 +103,16 @@ def facts(history: History) -> dict[str, Any]:
     names = (*spread, "common", "best", "unseen", "chosen", "bytes_up", "bytes_down", "seconds", "wall")
     if final["untrained"]:  # both numbers: `accuracy` counts every client
         facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
+        facts["why_untrained"] = history.reasons(history.untrained, "train")
     if history.held_out:  # the metric is of these clients alone
         facts["held_out"] = history.held_out
     if history.unscored:
         facts["unscored"] = history.unscored
+        facts["why_unscored"] = history.reasons(history.unscored, "evaluate")
+    failed = {row["name"]: row for row in history.failures if row["kind"] == "train"}
+    failed = {name: row for name, row in failed.items() if name not in facts.get("why_untrained", {})}
+    if failed:
+        facts["failed"] = {name: f"{row['reason']} ({_rounds(row['rounds'])})" for name, row in failed.items()}
     if lineage := history.meta.get("lineage"):
         facts["from"] = lineage["folder"]
     return facts | {name: final[name] for name in names} | {"run": str(history.path)}
@@ -124,7 +130,23 @@ def print_run(history: History, options: SharedOptions) -> None:
             cells["chosen"] = ", ".join(f"{count} {name}" for name, count in counts.items())
         for name in {"unscored", "held_out"} & cells.keys():
             cells[name] = names(cells[name])
+        for name in ("why_untrained", "why_unscored", "failed"):
+            if name in cells:
+                reasons = {client: reason for client, reason in cells[name].items() if reason}
+                cells[name] = _listed(reasons) if reasons else None
         print_table(("", ""), list(cells.items()))
+
+
+def _rounds(rounds: Sequence[int]) -> str:
+    """Return numbers of rounds in words."""
+    shown = ", ".join(map(str, rounds[:3]))
+    return f"round{'' if len(rounds) == 1 else 's'} {shown}{f' and {len(rounds) - 3} more' if len(rounds) > 3 else ''}"
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    """Return names with their reasons on one line, the first ten of them."""
+    shown = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:10])
+    return f"{shown}; and {len(reasons) - 10} more" if len(reasons) > 10 else shown
 
 
 def recipe_toml(entry: Mapping[str, Any]) -> str:

@@ -199,6 +199,10 @@ class Component(Settings):
         """Return why this component cannot work with a model or its objective, or None; asked before any training."""
         return None
 
+    def unsupported_clients(self, names: Sequence[str]) -> str | None:
+        """Return why this component cannot work with the clients of these names, or None; asked before training."""
+        return None
+
     def unsupported_cohort(self, count: int) -> str | None:
         """Return why this component cannot work with the updates of `count` clients at a step, or None; asked before
         anything is trained.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -125,6 +125,14 @@ class HasTables(Protocol):
 
 
 @runtime_checkable
+class LacksInputs(Protocol):
+    """Clients of which some lack an input that others have; their rows come without it."""
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """Return the names of the inputs that a client lacks."""
+
+
+@runtime_checkable
 class RowsAtSites(Protocol):
     """Clients whose rows may be at their sites, and not on this machine."""
 
@@ -175,6 +183,16 @@ class Fleet(Protocol):
         """Clients out of range(clients) that can be asked at this time, increasing; `range(clients)` itself if all
         can.
         """
+
+
+def lacked_inputs(clients: Clients, client: int) -> frozenset[str]:
+    """Return the names of the inputs that a client lacks, none where nobody says so."""
+    return clients.lacks(client) if isinstance(clients, LacksInputs) and client != SERVER_ID else frozenset()
+
+
+def without_inputs(x: Tree, names: Collection[str]) -> Tree:
+    """Return inputs without those of some names."""
+    return {name: leaf for name, leaf in x.items() if name not in names} if names and isinstance(x, Mapping) else x
 
 
 def public_rows_of(clients: Clients) -> Rows | None:

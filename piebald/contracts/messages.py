@@ -288,6 +288,7 @@ class Update:
             not.
         partial_sum: the sum that this update is in, shared by all updates in it, or None.
         nbytes: bytes on the wire.
+        client: the number of the client that sent it, -1 where that is not known yet.
     """
 
     vectors: Mapping[str, Tensor]
@@ -297,6 +298,7 @@ class Update:
     norm: float = 0.0
     partial_sum: PartialSum | None = None
     nbytes: int = 0
+    client: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -221,3 +221,6 @@ class RunRecorder(Protocol):
 
     def confusion(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Clients' rows by their class and by the class that a model takes them for."""
+
+    def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Reasons why clients have no score, or lack one."""

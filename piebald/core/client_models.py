@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown
 from piebald.core.randomness import generator
 
 if TYPE_CHECKING:
@@ -136,3 +136,24 @@ def pattern_for_client(patterns: Sequence[str], name: str) -> str:
         if pattern == name or fnmatchcase(name, pattern):
             return pattern
     raise SettingError(f"model has no entry for client {name!r}: name it, or give '*' for all others")
+
+
+def fitting_patterns(patterns: Iterable[str], name: str) -> list[str]:
+    """Return those patterns that fit a client's name: the name itself first, then longer ones before shorter ones.
+
+    The order in which they are given does not count, since a table that was sent or stored has none.
+
+    Examples:
+        >>> fitting_patterns(["*", "ward 1", "ward *", "lab *"], "ward 1")
+        ['ward 1', 'ward *', '*']
+    """
+    fitting = [pattern for pattern in patterns if pattern == name or fnmatchcase(name, pattern)]
+    return sorted(fitting, key=lambda pattern: (pattern != name, -len(pattern), pattern))
+
+
+def idle_pattern_reason(patterns: Collection[str], names: Sequence[str], setting: str) -> str | None:
+    """Return why a table by clients' names or patterns does not fit the clients of a run, or None."""
+    idle = next((p for p in patterns if not any(fitting_patterns([p], name) for name in names)), None)
+    if idle is None:
+        return None
+    return f"{setting} has an entry for {idle!r}, but no client has this name: the clients are {shown(list(names))}"

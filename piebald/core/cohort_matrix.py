@@ -146,6 +146,31 @@ def _summed_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
     return blocks(matrix, budget=_CACHED if matrix.device.type == "cpu" else _AT_ONCE)
 
 
+def held_mean(matrix: Tensor, held: Tensor, weights: Sequence[float]) -> tuple[Tensor, list[float]]:
+    """The weighted mean [s] of each number over those rows that hold it, 0 where none does; and each row's mean share.
+
+    Args:
+        matrix: changes [n, s].
+        held: which numbers each row holds [n, s].
+        weights: of the rows.
+    """
+    count = weighted_sum(held.float(), weights)
+    summed, somebody = weighted_sum(torch.where(held, matrix, 0.0), weights), count > 0
+    # the inner `where` keeps divisions finite, since torch computes both branches
+    inverse = torch.where(somebody, 1 / torch.where(somebody, count, 1.0), 0.0)
+    average = torch.where(somebody, summed / torch.where(somebody, count, 1.0), 0.0).float()
+    numbers = max(int(somebody.sum()), 1)
+    return average, [weight * float((held[row] * inverse).sum()) / numbers for row, weight in enumerate(weights)]
+
+
+def held_mask(matrix: Tensor, held: Sequence[Tensor | None]) -> Tensor:
+    """Return which numbers each row of a matrix [n, s] holds, from their positions, None for all."""
+    mask = torch.zeros(matrix.shape, dtype=torch.bool)
+    for row, positions in enumerate(held or [None] * len(matrix)):
+        mask[row, slice(None) if positions is None else positions] = True
+    return mask
+
+
 def divided(total: Tensor, whole: float) -> Tensor:
     """A sum [...] in float64 divided by a number and rounded to float32 once, without a quotient in float64 in memory.
 

@@ -7,6 +7,7 @@ PiebaldError
 ├── RunFolderError    a run folder that cannot be read, written or trusted        (exit code 2)
 ├── Declined          a request that a client declines; the message reveals nothing about its rows
 └── RuntimeFault      something broke while running: a worker died, no client left (exit code 1)
+    ├── CannotTrain       what one client's rows do not allow; the message reveals nothing else about them
     └── DeviceLost        a GPU that computes nothing more for this process
 """
 
@@ -88,8 +89,47 @@ class RuntimeFault(PiebaldError):
     """
 
 
+class CannotTrain(RuntimeFault):
+    """A client whose rows are too few for this model or trainer; the server reads the message, which says no more."""
+
+
 class DeviceLost(RuntimeFault):
     """A GPU that refuses whatever this process asks of it, so that nothing else is tried here."""
+
+
+_CANNOT = "cannot train on "
+_AT = " at the "
+
+
+def failure_reason(error: Exception, told: bool = True, rows_told: bool = True) -> str:
+    """Return why the work of one client ended without a result.
+
+    Args:
+        error: that was raised.
+        told: whether the error's own message may be told, which may quote the client's rows.
+        rows_told: whether it may be told that there are too few of them.
+
+    Examples:
+        >>> failure_reason(ValueError("no such word")), failure_reason(ValueError("no such word"), told=False)
+        ('ValueError at the client: no such word', 'ValueError at the site, whose log says more')
+    """
+    if isinstance(error, CannotTrain) and rows_told:
+        return str(error)
+    kind = type(error).__name__
+    return _line(f"{kind}{_AT}client: {error}")[:300] if told else f"{kind}{_AT}site, whose log says more"
+
+
+def failure_kind(reason: str) -> str | None:
+    """Return the part of a reason in which failures of clients' own work are alike; None for other reasons.
+
+    Examples:
+        >>> failure_kind("ValueError at the client: no such word"), failure_kind("lost")
+        ('ValueError', None)
+    """
+    if reason.startswith(_CANNOT):
+        return reason
+    kind, at, _ = reason.partition(_AT)
+    return kind if at and kind.isidentifier() else None
 
 
 def _line(text: str) -> str:

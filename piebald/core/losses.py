@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from piebald.core.errors import SettingError
 from piebald.core.machine import moved
-from piebald.core.pytree import described, logits
+from piebald.core.pytree import logits
+from piebald.core.targets import IGNORED, filled, known, survival_pair
 
 Loss = Callable[..., Tensor]
 
-IGNORED = -100  # a target in a sequence that counts in no loss and no score, as in torch
 _BLOCK = 1024  # events whose risk sets are summed at a time
 
 
@@ -55,13 +55,22 @@ def for_training(loss: Loss) -> Loss:
     return of_targets
 
 
-def by_example(value: Tensor, counted: Tensor | None = None) -> Tensor:
-    """The mean over all but the first axis; with `counted` [batch, ...], over what counts, and 0 where nothing does."""
-    if value.dim() == 1:
-        return value
+def by_example(value: Tensor, counted: Tensor) -> Tensor:
+    """The mean of each example [batch, ...] over what is `counted` [batch, ...], 0 where nothing is."""
+    value = value * counted
+    return value if value.dim() == 1 else value.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)
+
+
+def mean_over_rows(values: Tensor, counted: Tensor | None = None) -> Tensor:
+    """The mean of rows' values [..., b] over those that are `counted` [..., b], 0 where none is.
+
+    Examples:
+        >>> mean_over_rows(torch.tensor([1.0, 3.0, 8.0]), torch.tensor([True, True, False]))
+        tensor(2.)
+    """
     if counted is None:
-        return value.flatten(1).mean(1)
-    return (value * counted).flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)
+        return values.mean(-1)
+    return (values * counted).sum(-1) / counted.sum(-1).clamp(min=1)
 
 
 # -- classes and labels
@@ -73,7 +82,7 @@ def cross_entropy(
 ) -> Tensor:
     """Cross-entropy of logits [batch, classes, ...] with class numbers [batch, ...], one value per example.
 
-    In targets of more than one axis, -100 is ignored: an example's value is the mean over the others.
+    -100 is unknown: an example's value is the mean over its known targets, and 0 where it has none.
 
     Args:
         outputs, targets: as above.
@@ -85,7 +94,7 @@ def cross_entropy(
     value = functional.cross_entropy(
         outputs, targets.long(), weight=weight, label_smoothing=label_smoothing, ignore_index=IGNORED, reduction="none"
     )
-    return by_example(value, targets != IGNORED)
+    return by_example(value, known(targets))
 
 
 @on_logits
@@ -98,11 +107,11 @@ def binary_cross_entropy(
         outputs, targets: as above.
         positive_weights: a factor for the 1s of each label [labels].
     """
-    weight = None if positive_weights is None else _on_device(positive_weights, outputs)
+    weight, mask = None if positive_weights is None else _on_device(positive_weights, outputs), known(targets)
     value = functional.binary_cross_entropy_with_logits(
-        outputs.reshape(targets.shape), targets.float(), pos_weight=weight, reduction="none"
+        outputs.reshape(targets.shape), filled(targets, mask).float(), pos_weight=weight, reduction="none"
     )
-    return by_example(value)
+    return by_example(value, mask)
 
 
 def _on_device(weights: Sequence[float], outputs: Tensor) -> Tensor:
@@ -121,13 +130,15 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
         >>> squared_error(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
         tensor([0., 4.])
     """
-    return by_example((outputs.reshape(targets.shape) - targets).square())
+    mask = known(targets)
+    return by_example((outputs.reshape(targets.shape) - filled(targets, mask)).square(), mask)
 
 
 @on_logits
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Absolute error, the mean over an example's outputs."""
-    return by_example((outputs.reshape(targets.shape) - targets).abs())
+    mask = known(targets)
+    return by_example((outputs.reshape(targets.shape) - filled(targets, mask)).abs(), mask)
 
 
 @on_logits
@@ -138,7 +149,9 @@ def huber_loss(outputs: Tensor, targets: Tensor, *, delta: float = 1.0) -> Tenso
         outputs, targets: of one shape.
         delta: the error above 0 at which the square becomes a line (Huber 1964).
     """
-    return by_example(functional.huber_loss(outputs.reshape(targets.shape), targets, delta=delta, reduction="none"))
+    mask = known(targets)
+    value = functional.huber_loss(outputs.reshape(targets.shape), filled(targets, mask), delta=delta, reduction="none")
+    return by_example(value, mask)
 
 
 # -- sequences
@@ -168,26 +181,6 @@ def next_token_loss(outputs: Tensor, targets: Tensor, *, label_smoothing: float 
 # -- survival
 
 
-def survival_pair(targets: Any) -> tuple[Tensor, Tensor]:
-    """Times [batch] and events [batch] (1 event, 0 censored) of targets {"time", "event"}, (time, event) or [batch, 2].
-
-    Raises:
-        SettingError: targets have another form.
-    """
-    if isinstance(targets, Mapping) and {"time", "event"} <= set(targets):
-        time, event = targets["time"], targets["event"]
-    elif isinstance(targets, tuple) and len(targets) == 2:
-        time, event = targets
-    elif isinstance(targets, Tensor) and targets.dim() == 2 and targets.shape[1] == 2:
-        time, event = targets.unbind(1)
-    else:
-        raise SettingError(
-            f"survival needs targets of a time and an event (1, or 0 where censored), got {described(targets)}: give "
-            "{'time': [n], 'event': [n]}"
-        )
-    return time.reshape(len(time)), event.reshape(len(event)).float()
-
-
 @on_logits
 def survival_loss(outputs: Tensor, targets: Any) -> Tensor:
     """Negative logarithm of Cox's partial likelihood over a batch, by event; tied times after Breslow (1974).
@@ -198,13 +191,16 @@ def survival_loss(outputs: Tensor, targets: Any) -> Tensor:
     a client's rows.
     """
     time, event = survival_pair(targets)
+    counted = known(time) & known(event)
+    event = event * counted
     # under autocast outputs are of 16 bits, in which sums over risk sets would overflow
     hazard = outputs.reshape(len(time)).to(torch.promote_types(outputs.dtype, torch.float32))
     # a batch without events has the loss 0 and still a gradient, so that every engine can take its step
     total = hazard.sum() * 0.0
     for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
         # all pairs of a batch at once would take its square in memory
-        at_risk = time.unsqueeze(0) >= time[block].unsqueeze(1)
+        at_risk = (time.unsqueeze(0) >= time[block].unsqueeze(1)) & counted
+        at_risk |= ~counted[block].unsqueeze(1)  # of an unknown row, which counts nowhere: no empty risk set
         rest = torch.where(at_risk, hazard.unsqueeze(0), -torch.inf).logsumexp(1)
         total = total + (event[block] * (rest - hazard[block])).sum()
     return total / event.sum().clamp(min=1)

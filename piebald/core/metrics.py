@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piebald.core.losses import IGNORED, by_example, on_logits, survival_pair, token_cross_entropy
+from piebald.core.losses import by_example, on_logits, token_cross_entropy
 from piebald.core.pytree import joined, logits
+from piebald.core.targets import IGNORED, known, survival_pair
 
 LOWER_IS_BETTER = frozenset({"loss", "absolute_error", "squared_error", "perplexity"})
 # those that are the mean of a share of each example, so that one changes them by one over their number at most
@@ -26,7 +27,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         >>> accuracy(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0]))
         tensor([1., 0.])
     """
-    return by_example((outputs.argmax(1) == targets).float(), targets != IGNORED)
+    return by_example((outputs.argmax(1) == targets).float(), known(targets))
 
 
 @on_logits
@@ -43,8 +44,8 @@ def next_token_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @on_logits
 def label_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of an example's labels that are predicted correctly with a logit threshold of 0."""
-    return by_example(((outputs.reshape(targets.shape) > 0) == (targets > 0.5)).float())
+    """Share of an example's known labels that are predicted correctly with a logit threshold of 0."""
+    return by_example(((outputs.reshape(targets.shape) > 0) == (targets > 0.5)).float(), known(targets))
 
 
 class _Accumulated:
@@ -85,6 +86,7 @@ class Auc(_Accumulated):
     def compute(self) -> Tensor:
         """The area over all examples."""
         outputs, targets = self._all()
+        counted = known(targets).reshape(len(targets), -1)
         if targets.dtype.is_floating_point or outputs.dim() < 2 or outputs.shape[1] == 1:
             scores = outputs.reshape(len(targets), -1)
             positive = (targets > 0.5).reshape(len(targets), -1)
@@ -93,9 +95,10 @@ class Auc(_Accumulated):
         else:
             scores = outputs.double().softmax(1)
             positive = targets.long().unsqueeze(1) == torch.arange(outputs.shape[1], device=targets.device)
+        counted = counted.expand(positive.shape)
         # labels of which one class occurs only are NaN and left out of the mean
-        areas = torch.stack([_area(scores[:, label], positive[:, label]) for label in range(scores.shape[1])])
-        return areas.nanmean()
+        areas = [_area(*(side[counted[:, k], k] for side in (scores, positive))) for k in range(scores.shape[1])]
+        return torch.stack(areas).nanmean()
 
 
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
@@ -156,7 +159,8 @@ class Concordance(_Accumulated):
         """The share over all pairs."""
         outputs, targets = self._all()
         time, event = survival_pair(targets)
-        hazard = outputs.reshape(len(time))
+        counted = known(time) & known(event)
+        time, event, hazard = time[counted], event[counted], outputs.reshape(len(time))[counted]
         right = comparable = torch.zeros((), dtype=torch.int64)  # `right` in halves
         for block in torch.split(torch.arange(len(time), device=hazard.device), _BLOCK):
             end, sooner = time[block].unsqueeze(1), hazard[block].unsqueeze(1)

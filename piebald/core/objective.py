@@ -29,7 +29,6 @@ from piebald.core.losses import (
     next_token_loss,
     squared_error,
     survival_loss,
-    survival_pair,
     token_cross_entropy,
 )
 from piebald.core.metrics import (
@@ -41,7 +40,8 @@ from piebald.core.metrics import (
     next_token_accuracy,
     token_accuracy,
 )
-from piebald.core.pytree import Tree, described, logits
+from piebald.core.pytree import Tree, count, described, logits
+from piebald.core.targets import ClassNumbers, Labels, TargetDomain, TimesAndEvents, is_one_hot
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Objective:
         metrics: metrics by name.
         higher_is_better: whether higher values of the first metric are better.
         compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
+        domain: the targets that the loss takes, None where nobody says.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Objective:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     higher_is_better: bool = True
     compares_rows: bool = False
+    domain: TargetDomain | None = None
 
     @property
     def classifies(self) -> bool:
@@ -80,6 +82,21 @@ class Objective:
     def metric(self) -> str:
         """Name of the main metric."""
         return next(iter(self.metrics), "loss")
+
+    def check_targets(self, targets: Tree, outputs: Sequence[int], who: str) -> None:
+        """Refuse targets that the loss cannot take.
+
+        Args:
+            targets: of some rows.
+            outputs: the shape of the model's outputs for one row, empty where it is not known.
+            who: whose rows they are, for the message.
+
+        Raises:
+            SettingError: a target is outside of the loss's domain; the message names its row.
+        """
+        misfit = self.domain.misfit(targets, outputs) if self.domain and count(targets) else None
+        if misfit is not None:
+            raise SettingError(misfit.sentence(who))
 
 
 class InUnit:
@@ -113,20 +130,27 @@ class InUnit:
 
 _ABSOLUTE: dict[str, Any] = {"absolute_error": absolute_error}
 
+_NUMBERS = TargetDomain()
+
 OBJECTIVES = {
-    "classification": Objective("classification", cross_entropy, {"accuracy": accuracy}),
-    "regression": Objective("regression", squared_error, _ABSOLUTE, higher_is_better=False),
-    "l1": Objective("l1", absolute_error, _ABSOLUTE, higher_is_better=False),
-    "huber": Objective("huber", huber_loss, _ABSOLUTE, higher_is_better=False),
-    "multilabel": Objective("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}),
-    "token_classification": Objective("token_classification", token_cross_entropy, {"accuracy": token_accuracy}),
+    "classification": Objective("classification", cross_entropy, {"accuracy": accuracy}, domain=ClassNumbers()),
+    "regression": Objective("regression", squared_error, _ABSOLUTE, higher_is_better=False, domain=_NUMBERS),
+    "l1": Objective("l1", absolute_error, _ABSOLUTE, higher_is_better=False, domain=_NUMBERS),
+    "huber": Objective("huber", huber_loss, _ABSOLUTE, higher_is_better=False, domain=_NUMBERS),
+    "multilabel": Objective("multilabel", binary_cross_entropy, {"label_accuracy": label_accuracy}, domain=Labels()),
+    "token_classification": Objective(
+        "token_classification", token_cross_entropy, {"accuracy": token_accuracy}, domain=ClassNumbers(last=True)
+    ),
     "language_modelling": Objective(
         "language_modelling",
         next_token_loss,
         {"perplexity": Perplexity(), "accuracy": next_token_accuracy},
         higher_is_better=False,
+        domain=ClassNumbers(last=True, shifted=True),
     ),
-    "survival": Objective("survival", survival_loss, {"concordance": Concordance()}, compares_rows=True),
+    "survival": Objective(
+        "survival", survival_loss, {"concordance": Concordance()}, compares_rows=True, domain=TimesAndEvents()
+    ),
     "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }
 _OF_NUMBERS = ("regression", "l1", "huber")
@@ -154,8 +178,8 @@ def objective_for(
     loss: Loss | str | Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | Sequence[str] | None = None,
 ) -> Objective:
-    """Choose the objective for targets: classification for whole numbers, regression for real numbers, or that of
-    `loss`.
+    """Choose the objective for targets: classification for whole numbers and one-hot rows, regression for other real
+    numbers, or that of `loss`.
 
     Args:
         targets: any client's targets.
@@ -185,7 +209,7 @@ def objective_for(
     if objective.name in ("classification", "token_classification", "language_modelling"):
         _check_classes(objective.name, targets)
     if objective.name == "survival":
-        _check_survival(targets)
+        objective.check_targets(targets, (), "survival")
     return objective
 
 
@@ -258,25 +282,17 @@ def _for_targets(targets: Tree, loss: Loss | None) -> Objective:
         return Objective("custom", loss, {}, higher_is_better=False)
     objective = OBJECTIVES["regression" if targets.dtype.is_floating_point else "classification"]
     if loss is None:
-        return objective
+        return OBJECTIVES["classification"] if is_one_hot(targets) else objective
     return Objective("custom", loss, objective.metrics, objective.higher_is_better)
 
 
 def _check_classes(name: str, targets: Tree) -> None:
     whole = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
-    if not isinstance(targets, Tensor) or targets.dtype not in whole:
+    if not isinstance(targets, Tensor) or (targets.dtype not in whole and not is_one_hot(targets)):
         got = targets.dtype if isinstance(targets, Tensor) else described(targets)
         raise SettingError(f"{name} needs whole-number targets, got {got}: pass loss='regression'")
     if name != "classification" and targets.dim() != 2:
         raise SettingError(f"{name} needs targets [batch, length], got rows {list(targets.shape[1:])}")
-
-
-def _check_survival(targets: Tree) -> None:
-    time, event = survival_pair(targets)
-    if not bool(torch.isfinite(time).all()) or bool((time < 0).any()):
-        raise SettingError("survival needs finite times of at least 0")
-    if not bool(((event == 0) | (event == 1)).all()):
-        raise SettingError(f"survival needs events of 0 or 1, got {event[(event != 0) & (event != 1)][0]:g}")
 
 
 def _accumulates(metric: object) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from piebald.contracts import PassSettings, Rows, SgdConfig, SgdOutcome
 from piebald.core import pytree
+from piebald.core.losses import mean_over_rows
 from piebald.core.machine import moved
 from piebald.core.parameters import Layout, Slot
 from piebald.engines.batched_layers import BatchedPass, FactoredDense, batch_layers
@@ -101,7 +102,8 @@ class BatchedEngine(VmappedEngine):
         module.batched_pass.count, module.batched_pass.tensors = count, tensors
         with self.precision(passes), self.dropping(keys):
             losses = self.loss(pytree.run(module.module, self.shaped(rows.x)), rows.y).view(count, -1)
-        return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
+        counted = self.row_loader.counted(rows.y, None if mask is None else mask.view(-1))
+        return mean_over_rows(losses, None if counted is None else counted.view(count, -1))
 
     @cached_property
     def _modules(self) -> dict[tuple[str, ...], _BatchedModule | None]:

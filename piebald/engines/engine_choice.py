@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from piebald.contracts import PLAIN_STEP, Clients, SgdConfig
+from piebald.contracts.data import lacked_inputs
 from piebald.core.machine import count_cores, free_cached, free_memory, raise_if_lost
 from piebald.engines.batched import BatchedEngine
 from piebald.engines.factored.vectors import FactoredVectors
@@ -68,7 +69,7 @@ def make_engine(
         compiles: whether passes are compiled.
         recorded: whether steps are recorded, where the device can.
     """
-    row_loader = RowLoader(clients, device)
+    row_loader = RowLoader(clients, device, work)
     engine = ENGINES[name](work, row_loader, probe(work, row_loader.trial_rows()), device, bfloat16, recorded)
     if compiles:
         engine.compile()
@@ -192,7 +193,9 @@ def counted(work: ClientWork, clients: Clients, device: torch.device, bfloat16: 
     hidden, and the losses of the first clients are those of the sequential engine; else "sequential".  A batched stack
     has 25 clients, or fewer where so many models are large or so many do not train at a time.
     """
-    holding = [client for client in range(min(len(clients), _LOOKED_AT)) if clients.size(client, "train") != 0]
+    held = ((client, clients.size(client, "train")) for client in range(min(len(clients), _LOOKED_AT)))
+    # batch norm cannot train on one row, and a stack has one model
+    holding = [c for c, size in held if size not in (0, 1) and not lacked_inputs(clients, c)] or [0]
     sequential = make_engine("sequential", work, clients, device, bfloat16)
     stack = min(_COUNTED_STACK, stack_limit(work), expected)
     if stack < 2 or sequential.traits.random or work.row_privacy is not None or passes_of(work).alone:

@@ -14,7 +14,7 @@ from piebald.contracts import LocalLoss, LossBatch, Rows
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.input_statistics import InputHooks
-from piebald.core.losses import Loss
+from piebald.core.losses import Loss, mean_over_rows
 from piebald.core.parameters import copied, head
 from piebald.engines.device_layers import fit_to_device
 
@@ -55,11 +55,15 @@ class LossEvaluator:
             features[name] = self._features(own[name], rows.x)
         return self.local.batch_loss(LossBatch(self.losses, outputs, rows.y, mask, own, features))
 
-    def mean_of_client(self, rows: Rows, own: Mapping[str, Tensor], client: int) -> Tensor:
-        """The mean loss of a batch of one client of a stack, whose own tensors are [c, ...]."""
+    def mean_of_client(
+        self, rows: Rows, own: Mapping[str, Tensor], client: int, counted: Tensor | None = None
+    ) -> Tensor:
+        """The mean loss over the `counted` rows of a client's batch; `own` are the tensors [c, ...] of a stack."""
         client_tensors = {name: stacked[client] for name, stacked in own.items()}
         forward = functools.partial(pytree.run, self.module)
-        return self(forward, rows, client_tensors, torch.ones(len(rows), device=self.device)).mean()
+        mask = torch.ones(len(rows), device=self.device) if counted is None else counted.float()
+        losses = self(forward, rows, client_tensors, mask)
+        return mean_over_rows(losses, counted) if losses.dim() == 1 else losses.mean()
 
     def _features(self, vector: Tensor, x: Any) -> Tensor:
         """The features of a model [p] in evaluation mode, without a gradient."""

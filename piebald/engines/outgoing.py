@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 
@@ -91,7 +92,12 @@ def answers(output: TrainOutput, numbers: LaterNumbers) -> StackResult:
 
 
 def add_to_sum(
-    result: StackResult, lengths: Tensor, request: SumRequest, total: RunningSum, numbers: LaterNumbers
+    result: StackResult,
+    clients: Sequence[int],
+    lengths: Tensor,
+    request: SumRequest,
+    total: RunningSum,
+    numbers: LaterNumbers,
 ) -> None:
     """Move the updates that may count from `result` to `total`; the others are marked and left out of the sum.
 
@@ -124,7 +130,7 @@ def add_to_sum(
     rows = _sound_rows(result, request, read)
     if not rows:
         return
-    weights = [request.weight.weight(result.update(row)) for row in rows]
+    weights = [request.weight.weight(replace(result.update(row), client=clients[row])) for row in rows]
     if len(rows) < len(result.norms):  # a sum of products cannot leave out one that is not finite
         vectors = {name: part[rows] for name, part in vectors.items()}
     ones, products, summed = [1.0] * len(rows), KnownProducts(), dict[str, Tensor]()

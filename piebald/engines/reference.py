@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from piebald.contracts import PassSettings, Rows, SgdOutcome, Split
 from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
+from piebald.core.losses import mean_over_rows
 from piebald.core.parameters import copied
+from piebald.core.targets import IGNORED
 from piebald.engines.keyed_dropout import KeyedDropout
 from piebald.engines.local_loss import LossEvaluator
 from piebald.engines.reference_client import ReferenceClient
@@ -64,7 +66,8 @@ class ReferenceEngine(SequentialEngine):
     def _loss(self, module: nn.Module, rows: Rows, passes: PassSettings) -> Tensor:
         """The mean loss of a batch."""
         with self.precision(passes):
-            return self.loss(pytree.run(module, rows.x), rows.y).mean()
+            losses = self.loss(pytree.run(module, rows.x), rows.y)
+        return mean_over_rows(losses, self.row_loader.counted(rows.y)) if losses.dim() == 1 else losses.mean()
 
     def _set_gradients(self, client: ReferenceClient, rows: Rows, draw: Callable[[int], None]) -> float:
         """Set the gradients of a step, and return the mean loss of its rows."""
@@ -78,8 +81,8 @@ class ReferenceEngine(SequentialEngine):
             else:
                 evaluator = LossEvaluator(run.local_loss, self.work, self.loss, module, self.device)
                 with self.precision(run.config.passes):
-                    loss = evaluator.mean_of_client(here, run.own, client.row)
-            loss = loss * len(here) / len(rows)
+                    loss = evaluator.mean_of_client(here, run.own, client.row, self.row_loader.counted(here.y))
+            loss = loss * self.share_of(here, rows)
             client.backward(loss)
             total += loss.item()
         return total
@@ -122,7 +125,9 @@ class ReferenceEngine(SequentialEngine):
             total += loss.item()
         stacked = {name: gradient.unsqueeze(0) for name, gradient in summed.items()}
         hidden = noised(stacked, self.work.layout, deviation, [lot], step, [rng_key])
-        return torch.tensor([total / max(1, len(batch))]), hidden
+        counted = self.row_loader.counted(batch.y)
+        count = max(1, len(batch) if counted is None else int(counted.sum()))
+        return torch.tensor([total / count]), hidden
 
     # -- scoring
 
@@ -134,6 +139,7 @@ class ReferenceEngine(SequentialEngine):
         scores = {name: torch.full((len(clients),), torch.nan) for name in measures}
         rows = torch.zeros(len(clients), dtype=torch.int64)
         for place, (outputs, targets) in enumerate(self._evaluate_plainly(clients, model, split)):
+            outputs, targets = self.with_targets(outputs, targets)
             rows[place] = pytree.count(targets)
             if not rows[place]:
                 continue
@@ -160,7 +166,8 @@ class ReferenceEngine(SequentialEngine):
             scores = pytree.logits(outputs)
             matrices.append(torch.zeros(scores.shape[1], scores.shape[1]) if len(targets) else torch.zeros(0, 0))
             for output, target in zip(scores, targets, strict=True):
-                matrices[-1][int(target), int(output.argmax())] += 1
+                if int(target) != IGNORED:
+                    matrices[-1][int(target), int(output.argmax())] += 1
         classes = max((len(matrix) for matrix in matrices), default=0)
         none = torch.zeros(classes, classes)
         return torch.stack([matrix if len(matrix) else none for matrix in matrices])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import SERVER_ID, Clients, HasServerRows, InMemory, Rows, SgdConfig, Split
-from piebald.contracts.data import public_rows_of
+from piebald.contracts.data import LacksInputs, lacked_inputs, public_rows_of, without_inputs
+from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import CannotTrain, RuntimeFault
+from piebald.core.losses import MixedTargets
 from piebald.core.randomness import permutation, torch_generator
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
@@ -42,9 +45,10 @@ class RowLoader:
     concatenated, and those of the next stack are fetched while this one trains.
     """
 
-    def __init__(self, clients: Clients, device: torch.device) -> None:
+    def __init__(self, clients: Clients, device: torch.device, spec: ModelSpec | None = None) -> None:
         self.clients = clients
         self.device = device
+        self._spec, self._domain = spec, None if spec is None else spec.objective.domain
         self._pool: Rows | None = None
         self._coming: deque[dict[int, Future[Rows]]] = deque(maxlen=2)  # for this stack and the next one
         self._lock = threading.Lock()  # held by the thread that asks clients
@@ -53,8 +57,31 @@ class RowLoader:
         self._public: Gathered | None = None  # from the first need on
         self._indexed: InMemory | None = None  # the clients, where they share a pool in memory
         if isinstance(clients, InMemory) and clients.in_memory():
-            pool = clients.pool()
+            pool = self._prepared(clients.pool())
             self._indexed, self._pool = clients, Rows(pytree.moved(pool.x, device), pytree.moved(pool.y, device))
+        # of rows that are not here yet nobody knows
+        self.lacks_targets = self._domain is not None and (
+            self._pool is None or not bool(self._domain.known_rows(self._pool.y).all())
+        )
+
+    def _prepared(self, rows: Rows) -> Rows:
+        """Rows with targets as engines train on them."""
+        if self._domain is None or self._spec is None:
+            return rows
+        return Rows(rows.x, self._domain.prepared(rows.y, self._spec.outputs))
+
+    def counted(self, targets: pytree.Tree, mask: Tensor | None = None, axes: int = 1) -> Tensor | None:
+        """Return which rows count in a mean, those of `mask` that have a known target; None for all.
+
+        Args:
+            targets: of rows whose first `axes` axes count them, also those of mixed rows.
+            mask: 1 for rows and 0 for those that only fill a batch up.
+        """
+        if self._domain is None or not self.lacks_targets:
+            return mask
+        several = [targets.first, targets.second] if isinstance(targets, MixedTargets) else [targets]
+        rows = functools.reduce(torch.logical_or, [self._domain.known_rows(part, axes) for part in several])
+        return rows.to(self.device) if mask is None else mask * rows.to(self.device)
 
     @property
     def indexed(self) -> bool:
@@ -95,12 +122,22 @@ class RowLoader:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""
         if self._pool is not None and self._indexed is not None and SERVER_ID not in clients:
             places = [self._indexed.indices(client, split) for client in clients]
-            return Gathered(self._pool.x, self._pool.y, places)
+            lacked = self._lacked(clients)
+            return Gathered(without_inputs(self._pool.x, lacked), self._pool.y, places)
         if self._held is not None and split == "train":
             if list(clients) != list(self._held[0]):
                 self._held = (clients, self._gathered(clients, split))
             return self._held[1]
         return self._gathered(clients, split)
+
+    def _lacked(self, clients: Sequence[int]) -> frozenset[str]:
+        """Return the names of the inputs that all of some clients lack."""
+        if not isinstance(self.clients, LacksInputs):
+            return frozenset()
+        kinds = {self.clients.lacks(client) for client in clients}
+        if len(kinds) > 1:
+            raise RuntimeFault("clients that lack different inputs cannot be asked together: ask one after another")
+        return next(iter(kinds), frozenset())
 
     def _gathered(self, clients: Sequence[int], split: Split) -> Gathered:
         rows = [self._rows(client, split) for client in clients]
@@ -127,14 +164,14 @@ class RowLoader:
 
     def lasts(self, gathered: Gathered) -> bool:
         """Return whether rows stay where they are from one run to the next, since they are in a pool."""
-        return any(pool is not None and gathered.x is pool.x for pool in (self._pool, self._public))
+        return any(pool is not None and gathered.y is pool.y for pool in (self._pool, self._public))
 
     def public_targets(self) -> pytree.Tree:
         """The targets of the public rows, on the device."""
         rows = public_rows_of(self.clients)
         if rows is None:
             raise RuntimeFault("these clients have no public rows: give them some")
-        targets: pytree.Tree = pytree.moved(rows.y, self.device)
+        targets: pytree.Tree = pytree.moved(self._prepared(rows).y, self.device)
         return targets
 
     def sample(self) -> pytree.Tree:
@@ -145,12 +182,13 @@ class RowLoader:
     def trial_rows(self) -> Rows:
         """The rows of the first client that has any, to try a model on: training rows, if there are any at all."""
         (client,), split = self._first()
-        return self.clients.rows(client, split)
+        return self._prepared(self.clients.rows(client, split))
 
     def _first(self) -> tuple[list[int], Split]:
+        """The first client that has rows and all inputs, and the split that it has."""
         splits: tuple[Split, ...] = ("train", "validation", "test")  # a client that only tests has no training rows
         held = ((c, split) for split in splits for c in range(len(self.clients)) if self.clients.size(c, split) != 0)
-        client, split = next(held, (0, "train"))
+        client, split = next(((c, s) for c, s in held if not lacked_inputs(self.clients, c)), (0, "train"))
         return [client], split
 
     def rng_key(self, seed: int | str, client: int, rng_version: int | str, phase: int) -> RngKey:
@@ -171,11 +209,16 @@ class RowLoader:
             rows = self.clients.server_rows if isinstance(self.clients, HasServerRows) else None
         if rows is None:
             raise LookupError(f"the server has no {split} rows")
-        return rows
+        return self._prepared(rows)
 
     def _fetch(self, client: int, split: Split) -> Rows:
         with self._lock:
-            return self.clients.rows(client, split)
+            rows = self.clients.rows(client, split)
+        if self._spec is not None:
+            self._spec.objective.check_targets(
+                rows.y, self._spec.outputs, f"client {self.clients.names[client]!r}, {split} rows"
+            )
+        return self._prepared(rows)
 
 
 def augmented(rows: Rows, config: SgdConfig, step: int, rng_key: RngKey) -> Rows:
@@ -249,8 +292,9 @@ def _starts(count: int, size: int, mixes: bool) -> list[int]:
     starts = list(range(0, count, size))
     if mixes and count - starts[-1] == 1:
         if count == 1 or size == 1:
-            raise RuntimeFault(
-                "batch norm cannot train on a batch of one row: give every client two rows or more and a batch above 1"
+            raise CannotTrain(
+                "cannot train on a batch of one row with batch norm: give every client two rows or more and a batch "
+                "above 1"
             )
         starts.pop()
     return starts

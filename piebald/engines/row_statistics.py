@@ -122,13 +122,16 @@ def measure(
     """Compute `contracts.ClientContext.measure`."""
     gathered, device = engine.row_loader.gather(clients, split), engine.device
     measures = {"loss": engine.work.objective.loss, **engine.work.objective.metrics}
-    scores = {name: torch.full((len(clients),), torch.nan, device=device) for name in measures}
+    scores, counts = {name: torch.full((len(clients),), torch.nan, device=device) for name in measures}, []
     for row, places in enumerate(gathered.places):
-        if len(places):
-            targets = gathered.take(moved(torch.from_numpy(places), device)).y
-            for name, function in measures.items():
-                scores[name][row] = value_of(function, outputs[row], targets)
-    return scores, moved(torch.tensor([len(places) for places in gathered.places]), device)
+        targets = gathered.take(moved(torch.from_numpy(places), device)).y
+        counted = engine.row_loader.counted(targets)
+        if counted is None:
+            counted = torch.ones(len(places), dtype=torch.bool, device=device)
+        counts.append(int(counted.sum()))
+        for name, function in measures.items() if counts[-1] else ():
+            scores[name][row] = value_of(function, outputs[row][counted], pytree.take(targets, counted))
+    return scores, moved(torch.tensor(counts), device)
 
 
 def _loaded(

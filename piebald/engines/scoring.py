@@ -14,10 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from piebald.contracts import PLAIN_PASSES, PassSettings, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import IGNORED, Loss
+from piebald.core.losses import Loss
 from piebald.core.machine import moved
 from piebald.core.objective import METRICS, OBJECTIVES, InUnit
 from piebald.core.parameters import Layout
+from piebald.core.targets import IGNORED, TargetDomain
 from piebald.engines.device_layers import fit_to_device
 from piebald.engines.model_traits import Traits
 from piebald.engines.row_loader import Gathered, RowLoader
@@ -110,7 +111,7 @@ class ScoringEngine:
         scores = {"loss": self._loss_of_each(outputs, targets, sizes)}
         for name, metric in objective.metrics.items() if metrics else ():
             scores[name] = self._measured(metric, has_value_for_each(metric), outputs, targets, sizes)
-        return scores, moved(torch.tensor(sizes), self.device)
+        return scores, self._row_counts(targets, sizes)
 
     def losses(self, clients: Sequence[int], models: Sequence[Tensor], split: Split) -> Tensor:
         """Compare models by their losses, as `contracts.ClientContext.losses` describes."""
@@ -130,15 +131,37 @@ class ScoringEngine:
         losses = torch.full((len(sizes), max(sizes)), torch.nan, device=self.device)
         with torch.no_grad():
             for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
-                if sizes[row]:
-                    losses[row, : sizes[row]] = each_loss(self.work.objective.loss, out, target)
-        return losses, moved(torch.tensor(sizes), self.device)
+                out, target = self.with_targets(out, target)
+                if count := pytree.count(target):
+                    losses[row, :count] = each_loss(self.work.objective.loss, out, target)
+        return losses, self._row_counts(targets, sizes)
+
+    def counted(self, measure: Any, targets: Any) -> Tensor | None:
+        """Return which rows count in a loss or a metric, None for all; a metric by name knows -100 beside any loss."""
+        if self.work.objective.domain is not None or not isinstance(targets, Tensor):
+            return self.row_loader.counted(targets)
+        return TargetDomain().known_rows(targets) if any(measure is metric for metric in METRICS.values()) else None
+
+    def with_targets(self, outputs: Any, targets: Any, measure: Any = None) -> tuple[Any, Any]:
+        """Outputs and targets of those rows that have a known target."""
+        counted = self.counted(measure, targets) if pytree.count(targets) else None
+        if counted is None or bool(counted.all()):
+            return outputs, targets
+        return pytree.take(outputs, counted), pytree.take(targets, counted)
+
+    def _row_counts(self, targets: Any, sizes: list[int]) -> Tensor:
+        """The number of each client's rows that count [c]."""
+        counted = self.row_loader.counted(targets)
+        if counted is None:
+            return moved(torch.tensor(sizes), self.device)
+        return torch.stack([rows.sum() for rows in torch.split(counted, sizes)])
 
     def confusion(self, clients: Sequence[int], model: Tensor, split: Split) -> Tensor:
         """Count rows by true and predicted class, as `contracts.ClientContext.confusion` describes."""
         (outputs,), targets, sizes = self._outputs(clients, [model], split)
         scores = None if outputs is None else pytree.logits(outputs)
-        classes = 0 if scores is None or scores.dim() < 2 else scores.shape[1]
+        shape = self.work.outputs if scores is None else scores.shape[1:]
+        classes = shape[0] if shape else 0
         matrices = torch.zeros(len(clients), classes, classes, device=self.device)
         for row, (out, target) in enumerate(by_client(scores, targets, sizes)):
             if sizes[row]:
@@ -203,12 +226,14 @@ class ScoringEngine:
         values = torch.full((len(sizes),), torch.nan, device=self.device)
         with torch.no_grad():
             if each and outputs is not None:
-                means = [
-                    client_values.float().mean() for client_values in torch.split(measure(outputs, targets), sizes)
-                ]
-                return torch.stack(means)  # NaN without rows
+                parts, counted = torch.split(measure(outputs, targets).float(), sizes), self.counted(measure, targets)
+                if counted is None:
+                    return torch.stack([client_values.mean() for client_values in parts])  # NaN without rows
+                pairs = zip(parts, torch.split(counted, sizes), strict=True)
+                return torch.stack([(client_values * rows).sum() / rows.sum() for client_values, rows in pairs])
             for row, (out, target) in enumerate(by_client(outputs, targets, sizes)):
-                if sizes[row]:
+                out, target = self.with_targets(out, target, measure)
+                if pytree.count(target):
                     values[row] = value_of(measure, out, target)
         return values
 

@@ -18,7 +18,7 @@ from piebald.contracts import LocalLoss, Rows, SgdOutcome
 from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
 from piebald.core.errors import SettingError
-from piebald.core.losses import for_training
+from piebald.core.losses import for_training, mean_over_rows
 from piebald.core.machine import moved
 from piebald.core.parameters import Layout, Part, copied
 from piebald.core.randomness import key, torch_seed
@@ -456,7 +456,7 @@ class SequentialEngine(ClippingEngine):
         for number, part in enumerate(parts):
             draw(number)
             here = rows[part]
-            loss, gradients = self._gradients(run, row, here, parameters, len(here) / len(rows), scale)
+            loss, gradients = self._gradients(run, row, here, parameters, self.share_of(here, rows), scale)
             total += loss
             if number:
                 torch._foreach_add_(summed, gradients)
@@ -466,6 +466,13 @@ class SequentialEngine(ClippingEngine):
         if scale is not None:
             scale.unscale(summed)
         return total, summed
+
+    def share_of(self, part: Rows, rows: Rows) -> float | Tensor:
+        """The share that a part of a step's rows has in the mean loss of the step."""
+        counted, counted_in_all = self.row_loader.counted(part.y), self.row_loader.counted(rows.y)
+        if counted is None or counted_in_all is None:
+            return len(part) / len(rows)
+        return counted.sum() / counted_in_all.sum().clamp(min=1)
 
     @staticmethod
     def _start(dropout: KeyedDropout | None, key: Tensor | None, part: int) -> None:
@@ -478,17 +485,19 @@ class SequentialEngine(ClippingEngine):
         row: int,
         rows: Rows,
         parameters: list[Tensor],
-        share: float = 1.0,
+        share: float | Tensor = 1.0,
         scale: LossScale | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """The mean loss of a batch and its gradients, times its share of a step's rows; gradients are scaled."""
         with self.precision(run.config.passes):
+            counted = self.row_loader.counted(rows.y)
             if run.local_loss is None:
-                loss = self.loss(pytree.run(self._trained, self.shaped(rows.x)), rows.y).mean()
+                losses = self.loss(pytree.run(self._trained, self.shaped(rows.x)), rows.y)
+                loss = mean_over_rows(losses, counted) if losses.dim() == 1 else losses.mean()
             else:
                 shaped = Rows(self.shaped(rows.x), rows.y)
-                loss = self.evaluator(run.local_loss).mean_of_client(shaped, run.own, row)
-        loss = loss if share == 1 else loss * share
+                loss = self.evaluator(run.local_loss).mean_of_client(shaped, run.own, row, counted)
+        loss = loss * share if isinstance(share, Tensor) or share != 1 else loss
         scaled = loss if scale is None else loss * scale.factor
         return loss.detach(), list(torch.autograd.grad(scaled, parameters, materialize_grads=True))
 
@@ -536,7 +545,9 @@ class SequentialEngine(ClippingEngine):
         named = {name: gradient.unsqueeze(0) for name, gradient in zip(self._names, summed, strict=True)}
         step = run.first_step + number
         hidden = noised(named, self.work.layout, deviation, [lot], step, [self.rng_key(run, row)])
-        return (total / max(1, len(batch))).unsqueeze(0), hidden
+        counted = self.row_loader.counted(batch.y)
+        count = max(1, len(batch)) if counted is None else counted.sum().clamp(min=1)
+        return (total / count).unsqueeze(0), hidden
 
     # -- the module
 

@@ -33,7 +33,7 @@ def serve(
 
     Args:
         engine: that trains and scores.
-        stack: the tasks, of clients with one model.
+        stack: the tasks, of clients with one model and one trainer.
         sum_request: if given, updates that may count are added to `total` and not returned.
         total: the sum so far.
         later: if given, what the result has of numbers and tensors is there only once this was read.
@@ -54,18 +54,19 @@ def _served(
         stack = dataclasses.replace(stack, state=private)  # the rest has the lengths of other models than this one
     engine = engine.of(number)
     work, context = engine.work, EngineContext(engine, stack)
+    trainer = work.trainer_of(stack.clients[0])
     inputs = train_input(engine, stack)
     if stack.query is not None:
-        return outgoing.answers(stack.query.answer(inputs, context, work.trainer), numbers)
-    output = work.trainer.train(inputs, context)
+        return outgoing.answers(stack.query.answer(inputs, context, trainer), numbers)
+    output = trainer.train(inputs, context)
     if work.own_query is not None:
-        answer = work.own_query.answer(dataclasses.replace(inputs, model=output.model), context, work.trainer)
+        answer = work.own_query.answer(dataclasses.replace(inputs, model=output.model), context, trainer)
         output = dataclasses.replace(output, vectors={**output.vectors, **answer.vectors})
     summed = sum_request is not None and not work.transforms
     result, lengths = outgoing.updates(engine, stack, inputs, output, summed, numbers)
     del output  # the trained models, which the sum need not lie beside
     if sum_request is not None and total is not None:
-        outgoing.add_to_sum(result, lengths, sum_request, total, numbers)
+        outgoing.add_to_sum(result, stack.clients, lengths, sum_request, total, numbers)
     result.vectors = {name: numbers.fetched(to_dense(part)) for name, part in result.vectors.items()}
     return result
 
@@ -79,7 +80,7 @@ def personal_model(
     """
     engine, states = engine.of(engine.work.number(client)), {name: [tensor] for name, tensor in state.items()}
     stack = ClientStack([client], [version], [version], [0], [global_model], {}, states, query=None)
-    trainer, inputs = engine.work.trainer, train_input(engine, stack)
+    trainer, inputs = engine.work.trainer_of(client), train_input(engine, stack)
     if not isinstance(trainer, Personalizes):
         return inputs.model[0].cpu()
     return trainer.personalize(inputs, EngineContext(engine, stack))[0].cpu()

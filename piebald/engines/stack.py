@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from piebald.core.cohort_matrix import add_weighted, weighted_sum
 from piebald.core.machine import float64_device
 
 PRIVATE = "private"  # the name of a client's private parameters in its state
+_SCORES = ("loss", "global/", "personal/")  # what names of scores begin with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,13 +93,47 @@ class StackResult:
     trained_norms: list[float] = field(default_factory=list)
     packed: list[Tensor] = field(default_factory=list)
 
+    @classmethod
+    def joined(cls, results: Sequence[StackResult | str]) -> StackResult:
+        """The results of clients that were served one after another; text is the reason why one has none."""
+        served = [result for result in results if isinstance(result, StackResult)]
+        if not served:
+            count = len(results)
+            return cls([0] * count, [0] * count, [nan] * count, [0] * count, {}, [str(reason) for reason in results])
+        first = served[0]
+        blank = cls(
+            [0], [0], [nan], [0], {key: [nan] for key in first.metrics}, [None],
+            {name: torch.zeros_like(part) for name, part in first.vectors.items()}, first.state,
+            [nan] * len(first.trained_norms), [part[:0] for part in first.packed],
+        )  # fmt: skip
+        each = [blank if isinstance(result, str) else result for result in results]
+        return cls(
+            steps=[result.steps[0] for result in each],
+            examples=[result.examples[0] for result in each],
+            norms=[result.norms[0] for result in each],
+            nbytes=[result.nbytes[0] for result in each],
+            metrics={name: [result.metrics[name][0] for result in each] for name in first.metrics},
+            failures=[result if isinstance(result, str) else result.failures[0] for result in results],
+            vectors={name: torch.cat([result.vectors[name] for result in each]) for name in first.vectors},
+            state={name: [result.state[name][0] for result in each] for name in first.state},
+            trained_norms=[norm for result in each for norm in result.trained_norms],
+            packed=[part for result in each for part in result.packed],
+        )
+
     def update(self, row: int, partial_sum: PartialSum | None = None) -> Update:
-        """One client's update; without its vectors where it is in a sum."""
+        """One client's update; without its vectors where it is in a sum.
+
+        A score that has no value, or an infinite one, is left out.
+        """
         return Update(
             vectors={} if partial_sum is not None else {name: part[row] for name, part in self.vectors.items()},
             examples=self.examples[row],
             steps=self.steps[row],
-            metrics={name: values[row] for name, values in self.metrics.items()},
+            metrics={
+                name: values[row]
+                for name, values in self.metrics.items()
+                if isfinite(values[row]) or not name.startswith(_SCORES)
+            },
             norm=self.trained_norms[row] if self.trained_norms and isfinite(self.norms[row]) else self.norms[row],
             partial_sum=partial_sum,
             nbytes=self.nbytes[row],

@@ -27,6 +27,7 @@ from torch.func import functional_call, vmap
 from piebald.contracts import PLAIN_PASSES, LocalStep, PassSettings, Rows, SgdOutcome
 from piebald.contracts.local_step import Gradients
 from piebald.core import pytree
+from piebald.core.losses import mean_over_rows
 from piebald.core.machine import moved, raise_if_lost
 from piebald.core.parameters import Layout, Part
 from piebald.engines.compilation import compiled
@@ -401,7 +402,7 @@ class VmappedEngine(SequentialEngine):
                     losses = vmap(lambda t, x, y, k: (dropout.start(k), forward(t, x, y))[1])(
                         tensors, rows.x, rows.y, keys
                     )
-        return _means(losses, mask)
+        return self._means(losses, rows, mask)
 
     def _local_losses(
         self,
@@ -426,10 +427,11 @@ class VmappedEngine(SequentialEngine):
             )
 
         shape = pytree.leaves(rows.x)[0].shape[:2]
-        counts = torch.ones(shape, device=self.device) if mask is None else mask
+        counted = self.row_loader.counted(rows.y, mask, axes=2)
+        counts = torch.ones(shape, device=self.device) if counted is None else counted.float()
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
         with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
-            return _means(vmap(one)(tensors, own, rows.x, rows.y, counts, steps), mask)
+            return self._means(vmap(one)(tensors, own, rows.x, rows.y, counts, steps), rows, mask)
 
     def _clipped_sums(
         self,
@@ -447,7 +449,12 @@ class VmappedEngine(SequentialEngine):
         steps = torch.zeros(len(rows), dtype=torch.int64, device=self.device) if keys is None else keys
         with KeyedDropout() if keys is not None else contextlib.nullcontext() as dropout, self.precision(passes, True):
             summed, losses = self.row_gradients.many(tensors, rows, counts, row_keys(steps, shape[1]), clip, dropout)
-        return losses / counts.sum(1).clamp(min=1), summed
+        counted = self.row_loader.counted(rows.y, counts, axes=2)
+        return losses / (counts if counted is None else counted).sum(1).clamp(min=1), summed
+
+    def _means(self, losses: Tensor, rows: Rows, mask: Tensor | None) -> Tensor:
+        """The mean loss [c] of each client's rows [c, b] that count, or what is a mean already."""
+        return losses if losses.dim() == 1 else mean_over_rows(losses, self.row_loader.counted(rows.y, mask, axes=2))
 
     def _client_loss(self, tensors: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         return self.loss(functional_call(self.module, tensors, *pytree.arguments(x)), y)
@@ -475,13 +482,6 @@ class VmappedEngine(SequentialEngine):
         for slot, gradient in zip(leaves.trained, gradients, strict=True):
             g[rows, slot.start : slot.stop] = gradient.flatten(1)
         stepper.step(w[rows], g[rows], rows, taken)
-
-
-def _means(losses: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean loss [c] of each client's rows [c, b] that a mask counts, or what is a mean already."""
-    if losses.dim() == 1:
-        return losses
-    return losses.mean(1) if mask is None else (losses * mask).sum(1) / mask.sum(1)
 
 
 class Leaves:

@@ -61,6 +61,7 @@ class ExperimentFields(Section):
         out: the run folder.
         recipe: the recipe of one run.
         recipes: the recipes of a comparison; one with `model`, a name or a table, has a model of its own.
+        client_settings: `[clients."ward *"]`, settings of single clients by name or pattern, see `Recipe.for_clients`.
         grid: lists of values for settings of the recipe, by name; a comparison tries all combinations.
         keep: the models to end with: those of the last server step, the best by validation loss, or the best for each
             client by its own validation rows, or its model with its nearest rows ("knn_per", or a table with a kind).
@@ -90,6 +91,7 @@ class ExperimentFields(Section):
     model: Named
     recipe: RecipeSection | None = None
     recipes: list[ComparedRecipe] | None = Field(default=None, min_length=1)
+    client_settings: dict[str, dict[str, Any]] | None = Field(default=None, alias="clients")
     grid: dict[str, Any] | None = None
     keep: Keep | dict[str, Any] = "last"
     unseen: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0)] | list[str] = 0

@@ -96,7 +96,7 @@ class ExperimentSettings(ExperimentFields):
 
     def table(self) -> dict[str, Any]:
         """Return the settings as plain values that `of_table` reads again, with constants that `plan` has computed."""
-        table = self.model_dump(exclude_none=True, exclude={"seed"} if self.seeds else None)
+        table = self.model_dump(exclude_none=True, by_alias=True, exclude={"seed"} if self.seeds else None)
         if self._constants is not None:
             table["data"]["standardise"] = self._constants.model_dump()
         if self._agreed is not None:

@@ -27,7 +27,11 @@ def recipes_of(fields: ExperimentFields) -> dict[str, Recipe]:
                 raise SettingError(
                     f"{fields.places.at(*key)}: there are two recipes called {label!r}: give one a label"
                 )
-            recipes[label] = _recipe(key, {**table, **changes}, changes, fields.places, fields.resolver)
+            recipe = _recipe(key, {**table, **changes}, changes, fields.places, fields.resolver)
+            try:
+                recipes[label] = recipe.for_clients(fields.client_settings or {})
+            except SettingError as error:
+                raise SettingError(f"{fields.places.at('clients')}: {error}") from None
     return recipes
 
 

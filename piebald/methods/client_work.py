@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from piebald.contracts import MOST_ROWS, OwnChoice, Query, ResultForm, RowPrivacy, Split, Task, Update
@@ -35,6 +35,7 @@ class ClientWork(ModelSpec):
         own_models: the models of clients that have another one than the run's, or None where nobody has.
         questions: what clients are asked besides training, as far as it is known before (`Query.stated`).
         trains: whether clients train at all.
+        own_trainers: the trainers of clients that have settings of their own, by client number.
     """
 
     trainer: Trainer
@@ -44,6 +45,11 @@ class ClientWork(ModelSpec):
     own_models: ClientModels | None = None
     questions: tuple[Mapping[str, Any], ...] = ()
     trains: bool = True
+    own_trainers: Mapping[int, Trainer] = field(default_factory=dict)
+
+    def trainer_of(self, client: int) -> Trainer:
+        """Return how a client trains."""
+        return self.own_trainers.get(client, self.trainer)
 
     def number(self, client: int) -> int | None:
         """The number of a client's model among those that clients have, None for the run's."""
@@ -209,7 +215,7 @@ class ClientWork(ModelSpec):
             return task.query.answer_form(self, rows)
         if self.masking is not None:  # no number of a single update is sent
             return ResultForm(None, (), 0, 0)
-        trainer, count = self.trainer, rows["train"]
+        trainer, count = self.trainer_of(task.client), rows["train"]
         declared = trainer.upload_shapes(self)
         shapes: dict[str, tuple[int, ...] | None] = {"model": (self.layout.shared,)}
         for name in trainer.uploads():

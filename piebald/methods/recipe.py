@@ -13,7 +13,13 @@ from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.references import USERS, Text
 from piebald.core.wording import sentence
 from piebald.methods.aggregation.base import Aggregator
-from piebald.methods.aggregation.linear import Linear, computes_from_masked_sum, computes_from_sum
+from piebald.methods.aggregation.linear import (
+    FixedShares,
+    Linear,
+    computes_from_masked_sum,
+    computes_from_sum,
+    weighs_by_examples,
+)
 from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe_settings import replace
 from piebald.methods.scheduling.base import Scheduler
@@ -172,16 +178,8 @@ class Recipe(BaseModel):
         trainer = self.training
         if not trainer.holds_parts:
             return
-        whole: list[Component] = [] if self.aggregation.takes_parts else [self.aggregation]
-        whole += [] if self.clustering.is_single() else [self.clustering]
-        whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
-        for component in whole:
-            advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
-            advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
-            raise ValueError(
-                f"{trainer.kind} gives clients unlike parts of the model but {component.kind} takes every update as a "
-                f"change of the whole one: {advice}, or give all clients the whole one"
-            )
+        if reason := self.parts_reason(trainer.kind):
+            raise ValueError(reason)
         keeping = [
             transform.kind
             for transform in self.transforms
@@ -193,6 +191,28 @@ class Recipe(BaseModel):
                 "something of its length for the client's next update: choose one that keeps nothing, like qsgd with "
                 "error_feedback = false"
             )
+
+    def parts_reason(self, trainer: str | None = None) -> str | None:
+        """Return why updates are taken as wholes, so that no client may have a part of the model only, or None.
+
+        Args:
+            trainer: the kind of the trainer that makes parts; None where clients lack inputs, so that a weighted mean
+                leaves out what they lack.
+        """
+        takes = self.aggregation.takes_parts or (trainer is None and computes_from_sum(self.aggregation))
+        whole: list[Component] = [] if takes else [self.aggregation]
+        whole += [] if self.clustering.is_single() else [self.clustering]
+        whole += [transform for transform in self.transforms if transform.protects or transform.noises_mean()]
+        if trainer is None and (self.training.uploads() or self.training.overrides(Trainer.own_models)):
+            whole.append(self.training)
+        for component in whole:
+            advice = f"drop {component.kind}" if component.axis == "transforms" else f"choose another {component.axis}"
+            advice = "choose aggregation = 'held_average'" if component is self.aggregation else advice
+            return (
+                f"{trainer or 'that'} gives clients unlike parts of the model but {component.kind} takes every update "
+                f"as a change of the whole one: {advice}, or give all clients the whole one"
+            )
+        return None
 
     @field_serializer("training", "sharing", "scheduling", "clustering", "aggregation", "server_optimizer")
     def _component_table(self, component: Component) -> dict[str, Any]:
@@ -287,6 +307,42 @@ class Recipe(BaseModel):
             if axis != "transforms":  # settings of recipes are never those of transforms
                 replaced[axis], fields = replace(self.name, fields, axis, getattr(self, axis), component)
         return self._rebuilt(fields, replaced)
+
+    def for_clients(self, table: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """This recipe with settings of single clients, by their names or by patterns.
+
+        Each setting is that of the most particular entry that has it: the name, or else the longest pattern.
+
+        Args:
+            table: for each name or pattern `epochs`, `steps`, `batch` and `lr` in place of the trainer's, and `share`,
+                what the client's updates count in every average, whatever rows it has.
+
+        Raises:
+            SettingError: a setting is unknown or out of range, or the recipe has no place for it.
+
+        Examples:
+            >>> from piebald import recipes
+            >>> recipe = recipes.fedavg().for_clients({"north": {"epochs": 5, "share": 0.4}, "*": {"share": 0.2}})
+            >>> recipe.training.of_client("north").epochs, recipe.aggregation.shares
+            (5, {'north': 0.4, '*': 0.2})
+        """
+        entries = {str(name): dict(fields) for name, fields in table.items()}
+        shares = {name: fields.pop("share") for name, fields in entries.items() if "share" in fields}
+        settings, components = {name: fields for name, fields in entries.items() if fields}, dict[str, Any]()
+        if settings:
+            trainer = self.training
+            if "clients" not in type(trainer).model_fields:
+                raise SettingError(f"training {trainer.kind!r} has no settings of single clients: leave them out")
+            fields = {name: getattr(trainer, name) for name in trainer.model_fields_set}
+            components["training"] = type(trainer)(**{**fields, "clients": settings})
+        if shares:
+            if not weighs_by_examples(self.aggregation):
+                raise SettingError(
+                    f"share says what clients count in a weighted mean, and aggregation {self.aggregation.kind!r} has "
+                    "weights of its own: leave share out, or choose aggregation = 'example_weighted'"
+                )
+            components["aggregation"] = FixedShares(shares=shares)
+        return self.replaced(components) if components else self
 
     def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
         values = {axis: getattr(self, axis) for axis in self.axes} | dict(components)

@@ -107,6 +107,8 @@ def _plain_like(held: Any, value: Any) -> Any:
     """A recorded value in the form of the one that a component holds: a table may leave out what is the default."""
     if isinstance(held, Component) and isinstance(value, Mapping | str):
         return plain(build(held.axis, value))
+    if isinstance(held, Mapping) and isinstance(value, Mapping) and held.keys() == value.keys():
+        return {name: _plain_entry(held[name], item) for name, item in value.items()}
     if isinstance(held, tuple) and isinstance(value, str):
         return [value]
     if isinstance(held, tuple) and isinstance(value, list | tuple) and len(held) == len(value):

@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from piebald.contracts import SERVER_ID
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import RunFolderError, unknown
+from piebald.core.errors import RunFolderError, SettingError, unknown
+from piebald.core.metrics import SHARES
+from piebald.core.objective import METRICS
 from piebald.report.class_rows import ClassRow, Counts, class_rows, matrices
 from piebald.report.learning_curves import Over, Point
 from piebald.report.page.markup import html_table
@@ -40,6 +43,17 @@ _JUDGED = """
                                      max(CASE model WHEN 'global' THEN value END)) AS value
     FROM score WHERE metric = ? AND split = ? AND client IS NOT NULL AND value IS NOT NULL GROUP BY version, client
 """
+
+
+class Score(NamedTuple):
+    """A metric's name and its mean over clients, None where no client was evaluated."""
+
+    name: str
+    value: float | None
+
+    def __str__(self) -> str:
+        """The name and the number, in words."""
+        return f"{self.name} {'not evaluated' if self.value is None else f'{self.value:.4g}'}"
 
 
 @checked_class
@@ -321,9 +335,27 @@ class History:
         return class_rows(sum(matrices[1:], matrices[0]), self.meta["classes"]) if matrices else []
 
     @property
+    def score(self) -> Score:
+        """The final mean of the main metric over clients, with its name."""
+        return Score(self.metric, mean(list(self.per_client.values())))
+
+    @property
     def accuracy(self) -> float | None:
-        """The final mean of the metric over clients, None where no client was evaluated."""
-        return mean(list(self.per_client.values()))
+        """The final mean accuracy over clients, None where no client was evaluated.
+
+        It is "accuracy" where clients were evaluated by that, else the main metric where it is a share.
+
+        Raises:
+            SettingError: nothing that was measured is an accuracy.
+        """
+        if self.metric != "accuracy" and "accuracy" in self.metrics:
+            last = self.curve_of("accuracy")
+            return last[-1]["mean"] if last else None
+        value = self.score.value
+        other = self.metric == "loss" or (self.metric in METRICS and self.metric not in SHARES)
+        if other or not self.higher_is_better or (value is not None and not 0 <= value <= 1):
+            raise SettingError(f"this run measures {self.metric}, which is no accuracy: use score, {self.score}")
+        return value
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -377,6 +409,56 @@ class History:
         missing = () if sampled or self.metric not in self.metrics else clients
         return [self.names[client] for client in missing if client not in self.per_client]
 
+    @cached_property
+    def failures(self) -> list[dict[str, Any]]:
+        """What clients could not do: one row for each client, kind of work and reason.
+
+        `name` says who, `kind` what ("train", or that of a query), `reason` why, and `rounds` in which ones, which for
+        queries are the numbers of server steps made before.
+        """
+        told = self._store.query(
+            "SELECT version, client, kind, reason FROM result WHERE status IN ('lost', 'refused') AND kind = 'train'"
+        )
+        told += self._store.rows("failure") if self._has("failure") else []
+        rounds: dict[tuple[int, str, str], list[int]] = {}
+        for row in told:
+            rounds.setdefault((row["client"], row["kind"], row["reason"] or ""), []).append(row["version"])
+        return [
+            {
+                "client": client,
+                "name": self._name_of(client),
+                "kind": kind,
+                "reason": reason,
+                "rounds": sorted(versions),
+            }
+            for (client, kind, reason), versions in sorted(rounds.items())
+        ]
+
+    def _name_of(self, client: int) -> str:
+        return "the common test set" if client == SERVER_ID else self.names[client]
+
+    def reasons(self, names: Iterable[str], kind: str) -> dict[str, str]:
+        """Return the last reason why each of some clients did not train or has no score, "" where none was given.
+
+        Args:
+            names: of the clients.
+            kind: "train" or "evaluate".
+        """
+        last: dict[str, tuple[int, str]] = {}
+        for row in self.failures:
+            if row["kind"] == kind:
+                told = f"{row['reason']} (round {row['rounds'][-1]})"
+                last[row["name"]] = max(last.get(row["name"], (-1, "")), (row["rounds"][-1], told))
+        split = "train" if kind == "train" else self.split
+        without = {self.names[row["client"]] for row in self.clients if row[split] == 0}
+        none = "no training rows" if kind == "train" else f"no {split} rows"
+        return {name: none if name in without else last.get(name, (0, ""))[1] for name in names}
+
+    @property
+    def untrained(self) -> list[str]:
+        """The names of clients that have a score and never trained."""
+        return [self.names[client] for client in self.per_client if client not in self.judged]
+
     @property
     def final(self) -> dict[str, Any]:
         """The final figures of all clients, see `figures`."""
@@ -415,7 +497,7 @@ class History:
             "median": quantile(values, 0.5),
             "q90": quantile(values, 0.9),
             "per_client": counted,
-            "mean_all": self.accuracy,
+            "mean_all": self.score.value,
             "untrained": 0 if self.held_out else len(self.per_client.keys() - self.judged),
             "unscored": len(self.unscored),
             "common": self.common,

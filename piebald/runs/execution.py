@@ -122,6 +122,8 @@ def execute(
             check=plan.check,
             watch=lambda step: bar.show(step.version, _score(step, plan.work.objective.metric)),
             secret=not plan.runtime.simulates,
+            names=plan.clients.names,
+            rows=lambda client: plan.clients.size(client, "train"),
             keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
             device=device,
         )

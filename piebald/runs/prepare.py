@@ -29,11 +29,13 @@ from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.prepared import in_own_unit, preparation_of
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
+from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows
 from piebald.data.partition.split_settings import division_of
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed, of_run
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import column_names, public_rows_of, rows_digest
+from piebald.contracts.data import column_names, lacked_inputs, public_rows_of, rows_digest
+from piebald.runs.missing_inputs import models_without_inputs, with_all_inputs
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
@@ -44,6 +46,8 @@ from piebald.server import EvaluationPlan, ResultChecks, StoppingCriteria
 from piebald.server.evaluation import class_query
 from piebald.server.result_checks import LONGEST_STEP
 from piebald.methods.training.base import Trainer
+from piebald.methods.training.sgd import Sgd
+from piebald.methods.aggregation.linear import FixedShares
 from piebald.version import __version__
 
 
@@ -99,6 +103,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         raise SettingError(problem)
     runtime = _runtime(recipe, federation, work, options.runtime)
     _check_rows_are_here(runtime, federation, options)
+    if not runtime.simulates and any(lacked_inputs(federation, client) for client in range(len(federation))):
+        raise SettingError("sites need all inputs, and some clients lack one: simulate them, or leave that input out")
     if unseen is not None:
         check_newcomers(unseen)
     _check_fit(adapted, federation, work)
@@ -244,7 +250,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
-    first = next((client for client in range(len(clients)) if clients.size(client, "train") != 0), 0)
+    holding = [client for client in range(len(clients)) if clients.size(client, "train") != 0]
+    first = with_all_inputs(clients, holding or [0])
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
@@ -260,6 +267,13 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     spec = ModelSpec(
         module, layout, initial, objective, options.seed, shape, outputs, public_rows=count, public_digest=digest
     )
+    check_targets(clients, spec, _target_column(options))
+    tell_of_lacking_rows(clients, spec, options.evaluate_split if options.evaluate_every else None)
+    for component in recipe.components:
+        if reason := component.unsupported_clients(clients.names):
+            raise SettingError(reason)
+    if isinstance(recipe.aggregation, FixedShares):
+        recipe = recipe.model_copy(update={"aggregation": recipe.aggregation.of_clients(clients.names)})
     adapted = recipe.adapted_to(spec)
     own_query = None if adapted.transforms else adapted.aggregation.sender_query(spec)
     judged = options.evaluate_split if options.evaluate_every else None
@@ -270,6 +284,10 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
         if own_models is not None:
             raise SettingError(f"{trainer.kind} makes clients' models from one: give one model, and not one for each")
         own_models = trainer.own_models(spec)
+    if (parts := models_without_inputs(recipe, spec, clients, rows)) is not None:
+        if own_models is not None:
+            raise SettingError("clients that lack an input have a part of one model: give all clients that one")
+        own_models = parts
     for client_spec in [
         spec,
         *(() if own_models is None else (replace(spec, model=other.model) for other in own_models.models)),
@@ -278,9 +296,25 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
             raise SettingError(reason)
     work = ClientWork(
         module, layout, initial, objective, options.seed, shape, outputs, trainer, adapted.transforms, own_query,
-        choice, own_models, public_rows=count, public_digest=digest,
+        choice, own_models, public_rows=count, public_digest=digest, own_trainers=_own_trainers(trainer, clients.names),
     )  # fmt: skip
     return work, adapted
+
+
+def _own_trainers(trainer: Trainer, names: Sequence[str]) -> dict[int, Trainer]:
+    """Return the trainers of clients that have settings of their own; clients with the same settings have one."""
+    if not isinstance(trainer, Sgd) or not trainer.clients:
+        return {}
+    made: dict[str, Trainer] = {}
+    own = {number: trainer.of_client(name) for number, name in enumerate(names)}
+    return {number: made.setdefault(own_trainer.model_dump_json(), own_trainer) for number, own_trainer in own.items()}
+
+
+def _target_column(options: RunOptions) -> str | None:
+    """Return the name of the column of targets, where an experiment file names it."""
+    data = (options.settings or {}).get("data")
+    target = data.get("target") if isinstance(data, Mapping) else None
+    return target if isinstance(target, str) else None
 
 
 def _plain(loss: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from piebald.contracts import Task
 from piebald.core.noise import NoiseSource
 from piebald.core.randomness import brief_generator, long_key, select
 from piebald.methods.scheduling.base import Scheduler
+from piebald.server.client_choice import ClientRecords
 
 
 class ClientPool:
@@ -120,6 +121,7 @@ class Invitations:
         client_pool: the clients that can be asked.
         known: clients in the federation.
         seed: seed of the run.
+        records: what is known of clients, by which the scheduler may choose.
         secret: Poisson samples come from the operating system and not from the seed, which sites know.
     """
 
@@ -128,11 +130,25 @@ class Invitations:
     known: int
     seed: int
     secret: bool
+    records: ClientRecords = field(default_factory=ClientRecords)
 
     def draw(self, clients: Sequence[int], count: int, version: int) -> list[int]:
         """So many of these clients, or a Poisson sample of them, which may be empty."""
         share = self.scheduler.inclusion(self.known)
+        if share is None and self.scheduler.choose != "uniform":
+            return self._chosen(clients, count, version)
         if share is None:
             return self.client_pool.choose(clients, count, self.seed, version)
         seed = secrets.token_hex(32) if self.secret else self.seed
         return self.client_pool.sample(clients, self.known, share, seed, version)
+
+    def _chosen(self, clients: Sequence[int], count: int, version: int) -> list[int]:
+        """So many of the idle clients, by what is known of them."""
+        pool = self.client_pool
+        idle = [client for client in clients if client not in pool.busy and client not in pool.excluded]
+        count, words = min(count, len(idle)), (self.seed, version)
+        if self.scheduler.choose == "size":
+            return sorted(self.records.by_size(idle, count, *words))
+        if self.scheduler.choose == "loss":
+            return self.records.by_loss(idle, count, self.scheduler.candidates, *words)
+        return self.records.by_utility(idle, count, version, *words)

@@ -54,9 +54,11 @@ class ClientQueries:
                 self.queue.append(result)
         return sorted(answers, key=lambda result: result.task.id)
 
-    def usable_answers(self, tasks: Sequence[Task]) -> list[Result]:
-        """Those results of queries that can be used."""
-        return [result for result in self.answers(tasks) if self._reject_reason(result) is None]
+    def usable_answers(self, tasks: Sequence[Task]) -> tuple[list[Result], list[tuple[Result, str]]]:
+        """Those results of queries that can be used, and the others with the reason."""
+        judged = [(result, self._reject_reason(result)) for result in self.answers(tasks)]
+        others = [(result, reason) for result, reason in judged if reason is not None]
+        return [result for result, reason in judged if reason is None], others
 
     def ask(self, tasks: Sequence[Task], version: int) -> list[Update | None]:
         """The usable answers to queries, None for the others; the exchange is recorded for `version`."""

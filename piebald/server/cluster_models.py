@@ -44,7 +44,7 @@ def cohort_of(
     return Cohort(
         [result.task.client for result in results],
         [result.task.version for result in results],
-        [result.update for result in results if result.update is not None],
+        [dataclasses.replace(r.update, client=r.task.client) for r in results if r.update is not None],
         None,
         version,
         [result.task.vectors["model"] for result in results],
@@ -144,7 +144,8 @@ class ClusterModels:
             self._step_alone(cohort.version, make_context("aggregation", 0))
             return []
         context = make_context("clustering", 0)
-        if cohort.updates[0].partial_sum is None and self._side_by_side:
+        parts = any(positions is not None for positions in cohort.held)
+        if cohort.updates[0].partial_sum is None and (self._side_by_side or parts):
             changes = [update.vectors["model"] for update in cohort.updates]
             matrix = torch.stack(changes) if len(changes) > 1 else changes[0].unsqueeze(0)
             cohort = self._collude(dataclasses.replace(cohort, matrix=matrix), matrix, context.spec.seed)

@@ -32,6 +32,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.server.client_choice import ClientRecords
 from piebald.server.client_pool import ClientPool, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
@@ -40,6 +41,7 @@ from piebald.server.evaluation import BestVersion, CompletedModels, EvaluationPl
 from piebald.server.records import (
     StepWriter,
     TableRow,
+    failure_row,
     mean_scores,
     plain_results,
     plain_tasks,
@@ -49,11 +51,12 @@ from piebald.server.records import (
     score_rows,
     split_of,
     step_row,
+    undefined_rows,
     whole_result,
     whole_task,
 )
 from piebald.server.result_checks import MaskedRounds, ResultChecks, ResultIntake
-from piebald.server.stopping import RunTotals, StalledSteps, StoppingCriteria
+from piebald.server.stopping import ClientFailures, RunTotals, StalledSteps, StoppingCriteria
 
 
 class ServerLoop:
@@ -80,6 +83,8 @@ class ServerLoop:
         secret: bool = False,
         keep: Keep = where_it_is,
         device: torch.device = HOST,
+        names: Sequence[str] = (),
+        rows: Callable[[int], int | None] = lambda client: None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
@@ -87,7 +92,8 @@ class ServerLoop:
         first, variances = moved(work.initial[: work.layout.shared], device), work.layout.variances
         self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret, keep=keep)
         self.client_pool = ClientPool()
-        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
+        self._records = ClientRecords(rows)
+        self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret, self._records)
         self.totals = RunTotals()
         self.version = 0
         self.best = BestVersion()
@@ -108,8 +114,10 @@ class ServerLoop:
         self._masked = MaskedRounds(recipe.masking)
         self._intake = ResultIntake(self.check, work, self._masked)
         self._stalled = StalledSteps(recipe.scheduling.round_kind() is not None)
-        early = not (recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
+        parts = work.own_models is not None and any(own.held is not None for own in work.own_models.models)
+        early = not (parts or recipe.requires_individual_updates or recipe.masking or self.check.limits_weights)
         self._summed = recipe.aggregation if early and isinstance(recipe.aggregation, Linear) else None
+        self._failures = ClientFailures(names, known)
         self._began, self._before = time.perf_counter(), 0.0
 
     # -- the loop
@@ -228,6 +236,8 @@ class ServerLoop:
             self._ended.append((result, "late", late))
         else:
             self._waiting.append(result)
+            if self.recipe.scheduling.choose != "uniform":
+                self._records.note(result, version)
 
     def _end(self, result: Result, reason: str) -> None:
         """Record a result that does not count; a client whose result was refused is not asked again."""
@@ -240,6 +250,8 @@ class ServerLoop:
     # -- stepping
 
     def _step(self) -> None:
+        lost = [(result, reason) for result, status, reason in self._ended if status == "lost"]
+        self._failures.watch(lost, len(self._waiting) + len(self._ended), self.version + 1)
         results = sorted(self._waiting, key=lambda a: (a.task.client, a.task.id))
         self._waiting = []
         results, unlike = self._intake.split(results)
@@ -331,6 +343,7 @@ class ServerLoop:
         for result in self.ask_for_report(plan.queries(self.known, self.work.seed)):
             rows += score_rows(result, self.version)
         self.recorder.scores(rows)
+        self._record_failures(undefined_rows(rows, self.work.objective.metrics))
         if plan.validate is not None and self.best.consider(self.version, rows, self.models):
             self._count_classes()
         means = mean_scores([row for row in rows if row["split"] == split_of(plan.query)])
@@ -345,8 +358,15 @@ class ServerLoop:
         self.recorder.confusion(confusion_rows(answers, self.version, self.work))
 
     def ask_for_report(self, requests: Sequence[tuple[int, Query]]) -> list[Result]:
-        """The usable answers of clients to queries about their own clusters' models."""
-        return self._queries.usable_answers([self._asking(*request) for request in requests])
+        """The usable answers of clients to queries about their own clusters' models; why others fail is recorded."""
+        answers, failed = self._queries.usable_answers([self._asking(*request) for request in requests])
+        self._failures.watch(failed, len(requests), self.version)
+        self._record_failures([failure_row(result, reason, self.version) for result, reason in failed])
+        return answers
+
+    def _record_failures(self, rows: Sequence[TableRow]) -> None:
+        if rows:
+            self.recorder.failures(rows)
 
     def _asking(self, client: int, query: Query) -> Task:
         cluster, models = self.cluster_models.of(client), self.cluster_models.models
@@ -372,6 +392,7 @@ class ServerLoop:
             "initialized": sorted(self.client_pool.initialized),
             "limits": sorted(self._limits.items()),
             "stalled": self._stalled.state(),
+            "records": self._records.state(),
             "outstanding": outstanding,
             "queued": queued,
             "cluster_models": dict(models.values),
@@ -393,6 +414,7 @@ class ServerLoop:
         self._stepped, self.totals = float(values["stepped"]), RunTotals(**values["totals"])
         self.best.restore(values.get("best"))
         self._stalled.restore(values.get("stalled"))
+        self._records.restore(values.get("records"))
         self.client_pool.excluded = {int(client): str(reason) for client, reason in values["excluded"]}
         self.client_pool.initialized = set(values["initialized"])
         self._limits = {int(number): float(limit) for number, limit in values["limits"]}

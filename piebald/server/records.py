@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -111,6 +111,26 @@ def score_rows(result: Result, version: int) -> list[TableRow]:
             }
         )
     return rows
+
+
+def failure_row(result: Result, reason: str, version: int) -> TableRow:
+    """The row of the table `failure` of a query that a client did not answer."""
+    query = result.task.query
+    kind = "train" if query is None else query.kind
+    return {"version": version, "client": result.task.client, "kind": kind, "reason": reason}
+
+
+def undefined_rows(scores: Sequence[TableRow], metrics: Collection[str]) -> list[TableRow]:
+    """The rows of the table `failure` of metrics that have no value for a client which has other scores."""
+    found: dict[tuple[int, int, str], set[str]] = {}
+    for row in scores:
+        if row["client"] is not None:
+            found.setdefault((row["version"], row["client"], row["split"]), set()).add(row["metric"])
+    lacking = [(key, metric) for key, held in found.items() for metric in metrics if metric not in held]
+    return [
+        {"version": v, "client": client, "kind": "evaluate", "reason": f"{metric} has no value on its {split} rows"}
+        for (v, client, split), metric in lacking
+    ]
 
 
 def mean_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

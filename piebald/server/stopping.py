@@ -10,8 +10,9 @@ from typing import Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from piebald.contracts import Result
+from piebald.contracts import SERVER_ID, Result
 from piebald.contracts.component import Component
+from piebald.core.errors import RuntimeFault, failure_kind
 from piebald.server.cluster_state import Counted
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,56 @@ class StoppingCriteria(Component):
             tally.since += 1
         good = self.target is not None and sign * score >= sign * self.target
         tally.reached = tally.reached or good or (self.patience is not None and tally.since >= self.patience)
+
+
+class ClientFailures:
+    """Failures of single clients' own work: each is said once, and many alike end the run.
+
+    Args:
+        names: of the clients, by number.
+        known: clients in the federation.
+    """
+
+    def __init__(self, names: Sequence[str], known: int) -> None:
+        self._names, self._known = names, known
+        self._said: set[tuple[int, str]] = set()
+
+    def watch(self, failed: Sequence[tuple[Result, str]], asked: int, version: int) -> None:
+        """Take note of tasks that ended without a result.
+
+        Args:
+            failed: their results, each with the reason.
+            asked: clients that were asked together.
+            version: the round.
+
+        Raises:
+            RuntimeFault: more than half of those that were asked failed alike.
+        """
+        kinds: dict[str, list[tuple[Result, str]]] = {}
+        for result, reason in failed:
+            if (kind := failure_kind(reason)) is None:
+                continue
+            kinds.setdefault(kind, []).append((result, reason))
+            if (result.task.client, kind) not in self._said:
+                self._said.add((result.task.client, kind))
+                _log.warning("%s, round %d, %s: %s", self._name(result), version, _doing(result), reason)
+        for alike in kinds.values():
+            if 2 * len(alike) > asked and (len(alike) > 1 or self._known == 1):
+                result, reason = alike[0]
+                raise RuntimeFault(
+                    f"{_doing(result)} failed on {len(alike)} of {asked} clients in round {version}, the first one is "
+                    f"{self._name(result)}: {reason}"
+                )
+
+    def _name(self, result: Result) -> str:
+        client = result.task.client
+        if client == SERVER_ID:
+            return "the common test set"
+        return f"client {self._names[client] if 0 <= client < len(self._names) else client!r}"
+
+
+def _doing(result: Result) -> str:
+    return "training" if result.task.query is None else f"answering {result.task.query.kind!r}"
 
 
 class TakesNotes(Protocol):

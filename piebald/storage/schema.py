@@ -45,6 +45,7 @@ TABLES = {
     " value REAL, examples INTEGER",
     "confusion": "version INTEGER, client INTEGER, model TEXT, split TEXT, actual INTEGER, predicted INTEGER,"
     " count INTEGER, PRIMARY KEY (version, client, actual, predicted)",
+    "failure": "version INTEGER, client INTEGER, kind TEXT, reason TEXT, PRIMARY KEY (version, client, kind, reason)",
     "note": "version INTEGER, axis TEXT, cluster INTEGER, name TEXT, value TEXT,"
     " PRIMARY KEY (version, axis, cluster, name)",
     "checkpoint": "version INTEGER PRIMARY KEY, file TEXT, sha256 TEXT, values_json TEXT",

@@ -223,6 +223,10 @@ class RunStore:
                 self._db.executemany("DELETE FROM confusion WHERE version = ? AND client = ?", sorted(counted))
                 schema.insert(self._db, "confusion", rows)
 
+    def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record columns of `failure`: why clients have no score, or not all."""
+        self._insert("failure", rows)
+
     def add_notes(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Record columns of `note` after the run's last step, all or none of them; `value` is a JSON value."""
         coded = [{"version": self._version, **row, "value": json.dumps(row["value"])} for row in rows]
@@ -382,7 +386,7 @@ class RunStore:
     def _forget_from(self, version: int) -> None:
         for table in ("step", "result", "note", "checkpoint", "client_state"):
             self._db.execute(f"DELETE FROM {table} WHERE version >= ?", (version,))
-        for table in ("score", "confusion"):  # those of this version are replaced when they are repeated
+        for table in ("score", "confusion", "failure"):  # those of this version are replaced when they are repeated
             self._db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
         tensor_files.drop_empty(self._db)
 

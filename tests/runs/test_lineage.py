@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import piebald
 from piebald import data, models, partition
@@ -105,7 +106,7 @@ def test_more_clients_and_another_recipe_say_what_is_new(tmp_path: Path) -> None
     [
         ("fedavg", {"hidden": 7}, r"has features.1.0.weight of shape \[8, 64\], this one has .* of shape \[7, 64\]"),
         ("hdafl", {}, "take a recipe with the same private layers"),
-        ("fedavg", {"loss": "multilabel"}, "objective"),
+        ("fedavg", {"loss": nn.CrossEntropyLoss(reduction="none")}, "objective"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_leaves_no_folder(

@@ -246,26 +246,31 @@ def stumbling(outputs: Tensor, targets: Tensor) -> Tensor:
 WHERE = [{"engine": "sequential"}, {"engine": "sequential", "stack": 3}, {"engine": "sequential", "workers": 2}]
 
 
-@pytest.mark.parametrize("simulator", WHERE, ids=str)
-def test_a_loss_that_fails_names_the_client(simulator: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeFault) as caught:
-        simulate(
-            "fedavg", poisoned(2, 5, 6, 7, 8), nn.Linear(4, 2), loss=stumbling, evaluate_every=0, simulator=simulator
-        )
-    assert str(caught.value) == "training failed on client 'site 2': ZeroDivisionError: no such class"
+def failures(run: piebald.Run) -> list[tuple[str, str, str]]:
+    return [(row["name"], row["kind"], row["reason"]) for row in run.failures if row["client"] >= 0]
 
 
 @pytest.mark.parametrize("simulator", WHERE, ids=str)
-def test_a_metric_that_fails_names_the_client(simulator: dict[str, Any]) -> None:
+def test_a_loss_that_fails_leaves_out_the_client(simulator: dict[str, Any]) -> None:
+    """The others train as they would without it."""
+    options: dict[str, Any] = {"loss": stumbling, "evaluate_every": 0, "simulator": simulator, "rounds": 1}
+    run = simulate("fedavg", poisoned(2, 5, 6, 7, 8), seeded(lambda: nn.Linear(4, 2)), **options)
+    assert failures(run) == [("site 2", "train", "ZeroDivisionError at the client: no such class")]
+    assert sorted(row["client"] for row in run.results if row["status"] == "ok") == [0, 1, 3]
+
+
+@pytest.mark.parametrize("simulator", WHERE, ids=str)
+def test_a_metric_that_fails_leaves_a_client_unscored(simulator: dict[str, Any]) -> None:
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
         return stumbling(outputs, targets)
 
-    with pytest.raises(RuntimeFault) as caught:
-        simulate("fedavg", poisoned(2, 5, 6, 7, 8), nn.Linear(4, 3), metrics={"own": metric}, simulator=simulator)
-    assert str(caught.value) == "answering 'evaluate' failed on client 'site 2': ZeroDivisionError: no such class"
+    model = nn.Linear(4, 3)
+    run = simulate("fedavg", poisoned(2, 5, 6, 7, 8), model, metrics={"own": metric}, simulator=simulator)
+    assert failures(run)[0] == ("site 2", "evaluate", "ZeroDivisionError at the client: no such class")
+    assert run.unscored == ["site 2"]
 
 
-def test_a_model_that_fails_names_the_client() -> None:
+def test_a_model_that_fails_leaves_out_the_client() -> None:
     class Fussy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if bool((x > POISON / 2).any()):
@@ -274,8 +279,8 @@ def test_a_model_that_fails_names_the_client() -> None:
 
     clients = classified(5, 6, 7)
     clients.x[-1] = POISON  # the last row is client 2's
-    with pytest.raises(RuntimeFault, match="failed on client '2': ValueError: that is too much"):
-        simulate("fedavg", clients, Fussy(4, 2), evaluate_every=0)
+    run = simulate("fedavg", clients, Fussy(4, 2), evaluate_every=0)
+    assert failures(run) == [("client 2", "train", "ValueError at the client: that is too much")]
 
 
 def test_a_model_that_cannot_take_the_rows_is_refused_first() -> None:

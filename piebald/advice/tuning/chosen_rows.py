@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
 from piebald.core.errors import SettingError
 from piebald.core.randomness import generator, key
-from piebald.data.clients.convert import class_numbers
+from piebald.data.clients.convert import class_numbers, count_classes
 from piebald.data.partition.split import Ints, hold_out
 from piebald.runs.adaptation.held_out import ClientSubset, PooledClientSubset
 
@@ -42,7 +42,7 @@ class ChosenRows(ClientSubset):
         if self.classes is None:
             return None
         label = class_numbers(self.rows(client, split).y)
-        return None if label is None else np.bincount(label, minlength=len(self.classes)).tolist()
+        return None if label is None else count_classes(label, len(self.classes)).tolist()
 
 
 class PooledChosenRows(ChosenRows, PooledClientSubset):

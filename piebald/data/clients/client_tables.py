@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class ClientTable:
     `keys` what columns say of how rows are divided; `origin` is the file, for messages.  `features` and `target` are
     the columns of inputs [n, d] and of targets, where these have names; `columns` says how inputs are columns of a
     table, where they are to be prepared.
+    `lacking` names the inputs that a client, by number, has not: its rows of them are zeros.
     """
 
     x: Any
@@ -49,6 +50,7 @@ class ClientTable:
     features: Sequence[str] | None = None
     target: str | None = None
     columns: CodedTable | None = None
+    lacking: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
 def is_frame(value: Any) -> bool:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.core.errors import SettingError
-from piebald.core.losses import IGNORED
 from piebald.core.pytree import named_leaves
+from piebald.core.targets import IGNORED
 
 Collate = Literal["stack", "pad"]
 Raw = tuple[str, Any, Any]  # the client, for messages; inputs; targets

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piebald.core.errors import SettingError
-from piebald.core.losses import IGNORED
 from piebald.core.pytree import mapped, named_leaves
+from piebald.core.targets import IGNORED
 
 Array = NDArray[Any]
 MOST_CLASSES = 100_000  # a class number beyond this is an identifier or a measurement, not a class
@@ -27,9 +27,14 @@ def floats(x: Any) -> Any:
 
 
 def class_numbers(y: Any) -> NDArray[np.int64] | None:
-    """The class of each row [n], or None where targets are other than one class number for each row."""
+    """The class of each row [n], -100 where unknown, or None where targets are other than one number for each row."""
     whole = isinstance(y, Tensor) and y.dim() == 1 and not y.dtype.is_floating_point
     return np.asarray(y.numpy(), dtype=np.int64) if whole else None
+
+
+def count_classes(label: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Return how many rows each class has [classes], without those whose class is unknown."""
+    return np.bincount(label[label != IGNORED], minlength=classes)
 
 
 def array(value: Any, who: str, role: str) -> Array:
@@ -188,13 +193,15 @@ def targets(value: Any, who: str, classes: Sequence[str] | None = None) -> Array
     if kind(y) == "real":
         with np.errstate(over="ignore"):
             y = np.require(y, dtype=np.float32, requirements=["C", "W"])
+        if y.ndim > 1 and (missing := np.isnan(y)).any() and np.isin(y[~missing], (0, 1, IGNORED)).all():
+            y = np.where(missing, np.float32(IGNORED), y)  # labels that nobody knows
         _finite(y, who, "targets")
         return y
     if y.ndim == 2 and y.shape[1] == 1:  # a column, as scikit-learn's encoders give it
         y = y[:, 0]
     if kind(y) == "text":
         return _numbered(y, who, classes)
-    numbers = y[y != IGNORED] if y.ndim > 1 else y
+    numbers = y[y != IGNORED]
     if numbers.size and int(numbers.min()) < 0:
         raise SettingError(
             f"{who}: class numbers must be at least 0, got {int(numbers.min())}: "

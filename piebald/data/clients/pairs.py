@@ -86,6 +86,7 @@ def from_pairs(source: Any, tokens: bool, collate: Collate = "stack", length: in
         raw_pieces = [piece.of(*padded((piece.who, piece.x, piece.y), to)) for piece in raw_pieces]
     pieces = [piece.of(*converted(piece.x, piece.y, piece.who, tokens)) for piece in raw_pieces]
     pieces = [piece for piece in pieces if pytree.count(piece.x)]
+    pieces, lacking = _completed(pieces)
     _check_alike(pieces)
     sizes = [pytree.count(piece.x) for piece in pieces]
     place = {name: number for number, name in enumerate(names)}
@@ -95,6 +96,7 @@ def from_pairs(source: Any, tokens: bool, collate: Collate = "stack", length: in
         np.repeat([place[piece.name] for piece in pieces], sizes),
         names,
         split=np.repeat([SPLITS.index(piece.split) for piece in pieces], sizes) if any(divided) else None,
+        lacking={place[name]: names for name, names in lacking.items()},
     )
 
 
@@ -110,6 +112,29 @@ class _Piece(NamedTuple):
     def of(self, x: Any, y: Any) -> _Piece:
         """The piece with other inputs and targets."""
         return self._replace(x=x, y=y)
+
+
+def _completed(pieces: Sequence[_Piece]) -> tuple[list[_Piece], dict[str, frozenset[str]]]:
+    """Fill up inputs by name that some clients lack with zeros, and return which client lacks which."""
+    named = [piece.x for piece in pieces if isinstance(piece.x, Mapping)]
+    forms = {name: leaf for x in named for name, leaf in x.items()}
+    if len(named) < len(pieces) or all(x.keys() == forms.keys() for x in named):
+        return list(pieces), {}
+    whole = max(pieces, key=lambda piece: len(piece.x))
+    if whole.x.keys() != forms.keys():  # nobody has all of them, so they are others and not fewer
+        return list(pieces), {}
+    completed, lacking = [], dict[str, frozenset[str]]()
+    for piece in pieces:
+        names = frozenset(forms.keys() - piece.x.keys())
+        if lacking.setdefault(piece.name, names) != names:
+            raise SettingError(
+                f"{piece.who} lacks other inputs than the client's other rows: give all of its parts the same inputs"
+            )
+        count = pytree.count(piece.x)
+        zeros = {name: np.zeros((count, *forms[name].shape[1:]), forms[name].dtype) for name in names}
+        x = {name: piece.x[name] if name in piece.x else zeros[name] for name in whole.x}
+        completed.append(piece._replace(x=x))
+    return completed, {name: names for name, names in lacking.items() if names}
 
 
 def _joined(trees: Sequence[Any]) -> Any:

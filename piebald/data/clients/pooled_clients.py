@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from piebald.contracts import Rows, Split
+from piebald.contracts.data import without_inputs
 from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.pytree import Tree
-from piebald.data.clients.convert import class_numbers, floats
+from piebald.core.targets import IGNORED
+from piebald.data.clients.convert import class_numbers, count_classes, floats
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.split import Ints
 from piebald.data.partition.split_settings import SplitSettings
@@ -45,6 +47,7 @@ class PooledClients:
         target: name of the column of targets, where it has one.
         columns: how inputs are columns of a table that is to be prepared.
         division: how each client's rows are divided, where settings say it.
+        lacking: the names of inputs that a client, by number, lacks; its rows of the pool have anything there.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class PooledClients:
         target: str | None = None,
         columns: CodedTable | None = None,
         division: SplitSettings | None = None,
+        lacking: Mapping[int, frozenset[str]] | None = None,
     ) -> None:
         if "train" not in parts:
             raise SettingError(f"parts must have the rows of the split 'train', got {sorted(parts)}")
@@ -74,6 +78,7 @@ class PooledClients:
         self.features, self.target, self.columns = features, target, columns
         self._common, self._server_rows, self._public_rows = common, server_rows, public_rows
         self._tables: dict[str, Ints] = {}
+        self._lacking = dict(lacking or {})
         if len(self.names) != count:
             raise SettingError(f"names must give one name to each of the {count} clients, got {len(self.names)}")
 
@@ -137,8 +142,13 @@ class PooledClients:
 
     @checked
     def rows(self, client: int, split: Split) -> Rows:
-        """The rows of one part; empty where the client has none."""
-        return self._gather(self.indices(client, split))
+        """The rows of one part, without the inputs that the client lacks; empty where the client has none."""
+        rows = self._gather(self.indices(client, split))
+        return Rows(without_inputs(rows.x, self.lacks(client)), rows.y) if self._lacking else rows
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """Return the names of the inputs that a client lacks."""
+        return self._lacking.get(client, frozenset())
 
     def size(self, client: int, split: Split) -> int:
         """Return the number of rows."""
@@ -152,8 +162,7 @@ class PooledClients:
         if split in self._tables:
             check_client(client, len(self))
             return self._tables[split][client].tolist()  # type: ignore[no-any-return]
-        held = label[self.indices(client, split)]
-        return np.bincount(held, minlength=len(self.classes)).tolist()  # type: ignore[no-any-return]
+        return count_classes(label[self.indices(client, split)], len(self.classes)).tolist()  # type: ignore[no-any-return]
 
     def table(self, split: Split) -> Ints | None:
         """Rows of each class of every client [clients, classes] at once; kept, and `counts` reads from it then."""
@@ -163,7 +172,8 @@ class PooledClients:
         if split not in self._tables:
             lists, width = self.lists(split), len(self.classes)
             # One count over (client, class) cells instead of one for each of a million clients.
-            cell = lists.clients * width + label[lists.values]
+            known = label[lists.values] != IGNORED
+            cell = (lists.clients * width + label[lists.values])[known]
             self._tables[split] = np.bincount(cell, minlength=len(self) * width).reshape(len(self), width)
         return self._tables[split]
 

@@ -86,7 +86,8 @@ def clients_from(
             `SplitSettings`, like {"group": "patient", "test": 0.3}, or the name of a column of parts.
         names: a name for each client; from the dict or the client column by default.
         classes: names of the classes in the order of their numbers.
-        common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows.
+        common: a test set (x, y) that belongs to no client; by default the union of all clients' test rows, of those
+            that lack no input.
         regression: targets are numbers to predict, also where all of them are whole.
         tokens: inputs are whole numbers for an embedding layer (token ids of a text) and become int64, not float32.
         server_rows: rows (x, y) that the server keeps for itself, for methods that need a few trusted rows.
@@ -188,6 +189,8 @@ def clients_of_table(
     names = _different(table.names if names is None else names)
     y, named = labelled(table, classes, regression, table.origin)
     parts = _parts(table, y if kind(y) == "whole" and y.ndim == 1 else None, division, names, first)
+    whole = [client for client in range(len(names)) if not table.lacking.get(client)]
+    common_rows = np.sort(np.concatenate([parts["test"][client] for client in whole])) if table.lacking else None
     extra = partial(_extra, x=table.x, y=y, classes=named, tokens=tokens, collate=collate)
     return PooledClients(
         pytree.mapped(torch.from_numpy, table.x),
@@ -195,12 +198,15 @@ def clients_of_table(
         parts,
         names=names,
         classes=named,
-        common=np.sort(parts["test"].values) if common is None else extra("common", common),
+        common=(np.sort(parts["test"].values) if common_rows is None else common_rows)
+        if common is None
+        else extra("common", common),
         server_rows=None if server_rows is None else extra("server_rows", server_rows),
         public_rows=None if public_rows is None else extra("public_rows", public_rows),
         features=table.features,
         target=table.target,
         columns=table.columns,
+        lacking=table.lacking,
     )
 
 

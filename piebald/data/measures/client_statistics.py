@@ -14,6 +14,7 @@ from piebald.core import pytree
 from piebald.core.arguments import checked, checked_class
 from piebald.core.errors import SettingError
 from piebald.core.moments import merged
+from piebald.core.targets import IGNORED
 from piebald.data.clients.convert import class_numbers
 from piebald.data.partition.split import Ints
 
@@ -70,7 +71,7 @@ class Statistics:
         """Statistics of rows.
 
         Args:
-            label: class of each row [n], None where targets are not classes.
+            label: class of each row [n], None where targets are not classes; rows of class -100 are left out.
             classes: how many classes there are.
             embedding: a vector for each row [n, d], or None.
 
@@ -81,6 +82,8 @@ class Statistics:
             raise SettingError("statistics need a label or an embedding of each row, got neither")
         counts = None
         if label is not None:
+            if not (known := label != IGNORED).all():
+                label, embedding = label[known], embedding if embedding is None else np.asarray(embedding)[known]
             if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
                 raise SettingError(f"labels must be in 0..{classes - 1}, got {int(label.min())}..{int(label.max())}")
             counts = np.bincount(label, minlength=classes)

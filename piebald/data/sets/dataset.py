@@ -14,7 +14,7 @@ from torch import Tensor
 from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
-from piebald.core.losses import IGNORED
+from piebald.core.targets import IGNORED
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.preparation.columns import CodedTable
 from piebald.data.sets.decoded import Decoded

@@ -19,6 +19,7 @@ from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.references import NOBODY, Resolver
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
+from piebald.methods.training.client_settings import ClientSettings, settings_of
 from piebald.methods.transforms.base import Transform
 from piebald.models import PretrainedNetwork
 from piebald.settings import plugins
@@ -161,10 +162,10 @@ class RunTerms(BaseModel):
         Raises:
             SettingError: the experiment has none for it.
         """
-        table = dict(self.experiment.get("model") or {})
-        tables, name = table.pop("clients", None), self.clients[client]
+        table, name = dict(self.experiment.get("model") or {}), self.clients[client]
+        tables, terms = table.pop("clients", None), self.model_copy(update={"training": self._training_of(name)})
         if not isinstance(tables, Mapping):
-            return self
+            return terms
         chosen = {**tables, "*": table}[pattern_for_client([*tables, "*"], name)]
         number = self.numbers[client] if client < len(self.numbers) else None
         nested = isinstance(chosen, Mapping) and "clients" in chosen
@@ -172,7 +173,20 @@ class RunTerms(BaseModel):
             raise SettingError(f"the run's terms cannot be read: they describe no model for {name!r}")
         own_terms = {} if number is None else dict(self.own_models[number])
         experiment = {**self.experiment, "model": {"name": chosen} if isinstance(chosen, str) else dict(chosen)}
-        return self.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own_terms})
+        return terms.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own_terms})
+
+    def _training_of(self, name: str) -> dict[str, Any]:
+        """Return the trainer's table for the client of this name, without the settings of others."""
+        training = dict(self.training)
+        tables = training.pop("clients", None)
+        tables = tables if isinstance(tables, Mapping) else {}
+        known = ClientSettings.model_fields.keys()
+        if not all(isinstance(table, Mapping) and table.keys() <= known for table in tables.values()):
+            raise SettingError(f"the run's terms cannot be read: they have no settings for {name!r}")
+        own = settings_of(tables, name)
+        if own.get("epochs", 0) is None:
+            del own["epochs"]
+        return {name: value for name, value in {**training, **own}.items() if value is not None}
 
     def use_plugins(self, author: Resolver) -> None:
         """Import the plugins that the work of a site needs, which its policy must allow.

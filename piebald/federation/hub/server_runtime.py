@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from piebald.contracts import SERVER_ID, Checkpoint, Clients, Result, SumRequest, Task, Update
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, failure_reason
 from piebald.core.private_files import write_private
 from piebald.engines.engine import Engine
 from piebald.engines.engine_choice import make_engine
@@ -128,7 +128,7 @@ class FederationServer:
             for task in tasks:
                 self.shared.version = max(self.shared.version, task.version)
                 if task.client == SERVER_ID:
-                    self.shared.add_result(OpenTask(task, self.shared.clock()), self._serve_at_server(task), None)
+                    self.shared.add_result(OpenTask(task, self.shared.clock()), *self._serve_at_server(task))
                 else:
                     self.shared.add(task)
             self._changed.notify_all()
@@ -363,13 +363,18 @@ class FederationServer:
 
     # -- the server's own rows
 
-    def _serve_at_server(self, task: Task) -> Update:
-        """Answer a query on the server's own rows."""
+    def _serve_at_server(self, task: Task) -> tuple[Update | None, str | None]:
+        """Answer a query on the server's own rows, or return why there is no answer."""
         if self._engine is None:
             self._engine = make_engine("sequential", self.work, self._clients, torch.device("cpu"), False)
         model = task.vectors["model"]
         stack = ClientStack([SERVER_ID], [task.version], [task.rng_version], [0], [model], {}, {}, task.query)
-        return serve(self._engine, stack).update(0)
+        try:
+            return serve(self._engine, stack).update(0), None
+        except Exception as error:
+            if task.query is None or task.query.asked_of == "server":
+                raise
+            return None, failure_reason(error)
 
 
 def return_freed_memory() -> None:

@@ -39,7 +39,7 @@ from piebald.federation.site.client_runtime import FederationClient
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.row_records import place_of
 from piebald.federation.site.site_rows import RunRows, SiteRows, SiteSource, missing_source, own_rows, rows_of_one
-from piebald.federation.site.task_runner import SiteClient
+from piebald.federation.site.task_runner import SPLITS, SiteClient
 from piebald.federation.site.work_limits import WorkLimits
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
@@ -128,11 +128,14 @@ class SiteWork:
         settings.use_plugins()
         if settings.split is not None and not self.settings.policy.accept_split:
             raise SettingError("this site divides its rows itself, and takes part in no run whose terms have [split]")
-        if self.settings.policy.accept is not None and (reason := _name_reason(terms, settings, author)):
+        if self.settings.policy.accept is not None and (
+            reason := _name_reason(terms, settings, author, terms.clients[number])
+        ):
             raise SettingError(reason)
         try:
             clients = self._rows(terms, settings, number)
             objective = _objective(terms, settings, clients.rows(number, "train"))
+            _check_targets(clients, number, objective, terms, settings)
         except Exception as error:
             # the message may quote a row ("got text like 'Miller'"): it is for this site, and the server gets none
             why = str(error) if isinstance(error, PiebaldError) else without_message(error)
@@ -216,13 +219,15 @@ def _of_run(terms: RunTerms, settings: ExperimentSettings) -> RunRows:
     )
 
 
-def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver) -> str | None:
+def _name_reason(terms: RunTerms, settings: ExperimentSettings, author: Resolver, client: str) -> str | None:
     """Return why a run is not what its recipe's name says, which the policy accepts, or None."""
     table = {} if settings.recipe is None else settings.recipe.settings()
     plain = {key: value for key, value in table.items() if key not in Recipe.axes or not isinstance(value, dict | list)}
     name = plain.pop("name", "")
-    trainer = lookup(name, author).make(**plain).training
-    if json.loads(json.dumps(trainer.table())) == terms.training:
+    recipe = lookup(name, author).make(**plain).for_clients(settings.client_settings or {})
+    table = recipe.training.of_client(client).table()
+    table.pop("clients", None)  # of other sites
+    if json.loads(json.dumps(table)) == terms.training:
         return None
     return f"the run calls itself {name!r}, and its training is not that of this recipe"
 
@@ -256,6 +261,19 @@ def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Obj
             f"the run takes {terms.shape} for {terms.objective}"
         )
     return objective
+
+
+def _check_targets(
+    clients: SiteRows, number: int, objective: Objective, terms: RunTerms, settings: ExperimentSettings
+) -> None:
+    """Refuse targets that the run's loss cannot take; the message says what it takes, and the cause names the row."""
+    column = f"column {settings.data.target!r}" if settings.data.target else "targets"
+    for split in SPLITS:
+        try:
+            objective.check_targets(clients.rows(number, split).y, terms.outputs, f"{split} rows, {column}")
+        except SettingError as error:
+            allowed = str(error).partition("targets must be ")[2].partition(", got ")[0]
+            raise _OtherForm(f"its {column} must be {allowed}, in {split} rows") from error
 
 
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update, shown_digest
 from piebald.core import pytree
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, failure_reason
 from piebald.data.partition.split_settings import division_of
 from piebald.engines.engine import Engine
 from piebald.engines.engine_choice import make_engine
@@ -209,7 +209,8 @@ class TaskRunner:
             served = self._watch.run(lambda: serve(engine, self._stack(task, state)))
         except Exception as error:  # the site goes on; the text is not sent, since it may hold numbers of its rows
             log.exception("task %d failed", task.id)
-            return None, f"{type(error).__name__} at the site, whose log says more", None
+            # how few rows there are is nobody's business where sums hide it
+            return None, failure_reason(error, told=False, rows_told=self.work.masking is None), None
         update = served.update(0)
         if query is not None:
             refused = self._policy.answer_reject_reason(query, update, self.every.of_task(task), self.rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
-from piebald.core.cohort_matrix import weighted_sum
+from piebald.core.cohort_matrix import held_mask, held_mean, weighted_sum
 from piebald.core.parameters import head
 from piebald.methods.aggregation.base import Aggregator
 
@@ -36,20 +36,10 @@ class HeldAverage(Aggregator):
         apart = any("classes" in update.vectors for update in cohort.updates)
         if not apart and all(positions is None for positions in cohort.held):
             return self._plain(cohort.matrix, weights)
-        held = torch.zeros(cohort.matrix.shape, dtype=torch.bool)
-        for row, positions in enumerate(cohort.held or [None] * len(weights)):
-            held[row, slice(None) if positions is None else positions] = True
+        held = held_mask(cohort.matrix, cohort.held)
         if apart:
             self._leave_out_classes(held, cohort, context)
-        count = weighted_sum(held.float(), weights)
-        summed = weighted_sum(torch.where(held, cohort.matrix, 0.0), weights)
-        somebody = count > 0
-        average = torch.where(somebody, summed / torch.where(somebody, count, 1.0), 0.0).float()
-        # the inner `where` keeps the division finite, since torch computes both branches
-        inverse = torch.where(somebody, 1 / torch.where(somebody, count, 1.0), 0.0)
-        numbers = max(int(somebody.sum()), 1)
-        shares = [weight * float((held[row] * inverse).sum()) / numbers for row, weight in enumerate(weights)]
-        return average, shares
+        return held_mean(cohort.matrix, held, weights)
 
     @staticmethod
     def _plain(matrix: Tensor, weights: list[float]) -> tuple[Tensor, list[float]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from collections.abc import Sequence
+from typing import Annotated, TypeGuard
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext, Update
-from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
+from piebald.core.client_models import fitting_patterns, idle_pattern_reason
+from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_mean, weighted_sum
 from piebald.methods.aggregation.base import Aggregator
 
 
@@ -18,7 +21,10 @@ class Linear(Aggregator):
     axis = "aggregation"
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        """Return how much one update counts before weights are made to sum to one, from its numbers alone."""
+        """Return how much one update counts before weights are made to sum to one, from its numbers alone.
+
+        `update.client` says whose it is.
+        """
         raise NotImplementedError
 
     def undamped_weight(self, update: Update) -> float:
@@ -30,6 +36,8 @@ class Linear(Aggregator):
         if summed is not None and summed.masked:  # single weights are not known
             return summed.vectors["model"] / summed.weight, [1 / len(cohort.updates)] * len(cohort.updates)
         weights = [self.weight(u, stale) for u, stale in zip(cohort.updates, cohort.staleness, strict=True)]
+        if cohort.matrix is not None and any(positions is not None for positions in cohort.held):
+            return held_mean(cohort.matrix, held_mask(cohort.matrix, cohort.held), weights)
         whole = sum(self.undamped_weight(update) for update in cohort.updates)
         if whole <= 0:  # no update counts (no client has rows): the average is no change
             like = cohort.updates[0].vectors["model"] if summed is None else summed.vectors["model"]
@@ -67,6 +75,39 @@ class EqualWeighted(Linear):
 
     def weight(self, update: Update, staleness: int = 0) -> float:
         return 1.0
+
+
+class FixedShares(Linear):
+    """By shares that were agreed on, whatever a client has or sends.
+
+    A step divides by the sum of the shares of those that take part in it.
+
+    Attributes:
+        shares: of each client, above 0, by its name or by a pattern, like {"north": 0.4, "ward *": 0.2}; each client
+            that a pattern fits has all of its share, and its name counts before longer and shorter patterns.
+        by_number: the same by clients' numbers, which follow from the clients of a run.
+
+    Examples:
+        >>> FixedShares(shares={"north": 3.0, "*": 1.0}).of_clients(["north", "east", "west"]).by_number
+        (3.0, 1.0, 1.0)
+    """
+
+    shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(min_length=1)
+    by_number: tuple[float, ...] = ()
+
+    def unsupported_clients(self, names: Sequence[str]) -> str | None:
+        if (missing := next((name for name in names if not fitting_patterns(self.shares, name)), None)) is not None:
+            return f"shares of {self.kind} have none for client {missing!r}: name it, or give '*' for all others"
+        return idle_pattern_reason(self.shares, names, f"shares of {self.kind}")
+
+    def of_clients(self, names: Sequence[str]) -> FixedShares:
+        """Return the aggregator with the shares of these clients by number."""
+        patterns = [fitting_patterns(self.shares, name) for name in names]
+        by_number = tuple(self.shares[fitting[0]] if fitting else 0.0 for fitting in patterns)
+        return FixedShares(shares=self.shares, by_number=by_number)
+
+    def weight(self, update: Update, staleness: int = 0) -> float:
+        return self.by_number[update.client]
 
 
 class GradientNormWeighted(Linear):

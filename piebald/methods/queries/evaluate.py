@@ -20,6 +20,7 @@ from piebald.contracts import (
 )
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.metrics import SHARES
+from piebald.core.targets import TargetDomain
 
 
 class Evaluate(Query):
@@ -62,7 +63,8 @@ class Evaluate(Query):
         return 200 if hides else 1000
 
     def row_influence(self, rows: Rows) -> Mapping[str, float] | None:
-        return {f"{model}/{name}": 1 / max(len(rows), 1) for model in ("global", "personal") for name in SHARES}
+        counted = max(int(TargetDomain().known_rows(rows.y).sum()), 1)  # others are in no mean
+        return {f"{model}/{name}": 1 / counted for model in ("global", "personal") for name in SHARES}
 
     def fewest_rows(self, answer: Update) -> int | None:
         return answer.examples or None

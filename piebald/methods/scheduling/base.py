@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
-from piebald.contracts.component import Component
+from pydantic import Field, model_validator
+
+from piebald.contracts.component import Component, RecipeComponents
 
 
 class ServerView(NamedTuple):  # made for every result, and a tuple is made four times as fast as a frozen dataclass
@@ -37,11 +39,38 @@ class Scheduler(Component):
     """The decision when the server requests training, and when it steps.  Whom it asks is chosen by a seed.
 
     Attributes:
+        choose: how clients are chosen out of those that can be asked: "uniform"; by "size", with chances as their
+            rows; by "loss", those with the largest last training losses of some candidates (power-of-choice, Cho et al.
+            2022); by "speed", those whose last loss and rows promise much in little time (as Oort, Lai et al. 2021).
+            Not uniform, it is refused beside noise, whose budget counts on chance, and under masks, which hide losses.
+        candidates: with "loss", draw this many times the cohort first.
         rounds_setting: a setting with which steps are rounds, as it is advised, where they need not be.
     """
 
     axis = "scheduling"
     rounds_setting: ClassVar[str] = ""
+
+    choose: Literal["uniform", "loss", "speed", "size"] = "uniform"
+    candidates: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> Self:
+        if self.choose != "loss" and self.candidates != 2.0:
+            raise ValueError(f"candidates would have no effect with choose = {self.choose!r}: leave it out")
+        if self.choose != "uniform" and self.inclusion(1) is not None:
+            raise ValueError(
+                f"choose = {self.choose!r} and sampling = 'poisson' both say who is asked: leave one of them out"
+            )
+        return self
+
+    def incompatible_with(self, recipe: RecipeComponents) -> str | None:
+        hiding = next((part.kind for part in (recipe.training, *recipe.transforms) if part.protects), None)
+        if self.choose == "uniform" or hiding is None:
+            return None
+        return (
+            f"choose = {self.choose!r} takes clients by what they sent, and {hiding} hides that or counts on clients "
+            "that are drawn by chance: choose 'uniform', or drop it"
+        )
 
     def num_to_request(self, view: ServerView) -> int:
         """Return how many clients to send a training task now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from piebald.contracts import ClientContext, Query, RowPrivacy, StepContext, TrainInput, TrainOutput
 from piebald.contracts.component import Component
@@ -36,6 +36,10 @@ class Trainer(Component):
     def train(self, inputs: TrainInput, context: ClientContext) -> TrainOutput:
         """Carry out one training task of a stack of clients."""
         raise NotImplementedError
+
+    def of_client(self, name: str) -> Self:
+        """Return the trainer of the client of this name: this one, unless clients have settings of their own."""
+        return self
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         """Return the named tensors that a client keeps from task to task, as they are before its first task.

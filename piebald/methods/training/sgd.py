@@ -22,10 +22,12 @@ from piebald.contracts import (
     TrainOutput,
 )
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.client_models import idle_pattern_reason
 from piebald.methods.training import optimizer_state
 from piebald.methods.training.augmentation import Augmentation, Augmentations, unfit
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.checkpointing import CheckpointedLayers, unsupported_checkpointing
+from piebald.methods.training.client_settings import ClientSettings, ClientTable, settings_of
 from piebald.methods.training.optimizers import AnyOptimizer, Optimizer, SgdOptimizer
 from piebald.methods.training.parameter_groups import ParameterGroup, ParameterGroups, unsupported
 from piebald.methods.training.schedules import (
@@ -64,6 +66,7 @@ class SgdSettings(TypedDict, total=False):
     loss_scale: float
     accumulate: int
     checkpointing: str | Sequence[str]
+    clients: Mapping[str, ClientSettings | Mapping[str, Any]]
 
 
 class Sgd(Trainer):
@@ -108,6 +111,8 @@ class Sgd(Trainer):
         accumulate: batches in each step.
         checkpointing: layers whose activations are computed again in the backward pass instead of being kept, like
             ["blocks.*"]; "auto" where the model itself knows which, as those of transformers do.
+        clients: epochs, steps, batch and lr of some clients in place of these, by name or by pattern, like {"ward *":
+            {"epochs": 5}}; each setting is that of the most particular entry, the name or else the longest pattern.
 
     Examples:
         >>> trainer = Sgd(epochs=2, batch=20)
@@ -138,6 +143,7 @@ class Sgd(Trainer):
     loss_scale: float = Field(default=_LOSS_SCALE, gt=0)
     accumulate: int = Field(default=1, ge=1)
     checkpointing: CheckpointedLayers = ()
+    clients: ClientTable = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _take_defaults(self) -> Self:
@@ -216,6 +222,11 @@ class Sgd(Trainer):
         return self.optimizer.state_vectors(self.momentum)
 
     def unsupported_model(self, spec: ModelSpec) -> str | None:
+        if self.clients and self.row_privacy() is not None:
+            return (
+                f"{self.kind} states one privacy budget for all clients, which settings of single clients would "
+                "change: leave clients out"
+            )
         if self.optimizer_state == "averaged" and not spec.layout.shared:
             return (
                 "optimizer_state = 'averaged' has no average where nothing is shared: choose 'kept', which a client "
@@ -223,6 +234,18 @@ class Sgd(Trainer):
             )
         groups, augmentation = unsupported(self.parameter_groups, spec), unfit(self.augmentation, spec)
         return groups or augmentation or unsupported_checkpointing(self.checkpointing, spec)
+
+    def of_client(self, name: str) -> Self:
+        if not self.clients:
+            return self
+        own = settings_of({name: table.model_dump(exclude_none=True) for name, table in self.clients.items()}, name)
+        if own.get("epochs", 0) is None:
+            del own["epochs"]  # which steps leave unread
+        fields = {field: getattr(self, field) for field in self.model_fields_set if field != "clients"}
+        return type(self)(**{**fields, **own})
+
+    def unsupported_clients(self, names: Sequence[str]) -> str | None:
+        return idle_pattern_reason(self.clients, names, "clients") if self.clients else None
 
     def initial_state(self, model: Tensor, shared: int) -> dict[str, Tensor]:
         if self.momentum and self.keep_momentum:

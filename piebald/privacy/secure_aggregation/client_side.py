@@ -42,7 +42,7 @@ def masked(update: Update, task: Task, work: ClientWork, secrets: ClientSecrets)
         vectors = {**update.vectors, "model": update.vectors["model"][torch.from_numpy(places)]}
         update = replace(update, vectors=vectors)
     try:
-        return masking.mask(update, task, secrets), None
+        return masking.mask(replace(update, client=task.client), task, secrets), None
     except Declined as error:
         return None, str(error)
 

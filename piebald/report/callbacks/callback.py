@@ -134,6 +134,10 @@ class ObservedRecorder:
         """See `contracts.RunRecorder`."""
         self._store.confusion(rows)
 
+    def failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `contracts.RunRecorder`."""
+        self._store.failures(rows)
+
     def end(self, status: str) -> None:
         """Tell that the run ended."""
         history = History(self._store)

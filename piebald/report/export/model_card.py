@@ -45,7 +45,7 @@ def model_card(history: History, client: int | None = None) -> str:
 
 
 def _front_matter(history: History) -> list[str]:
-    metric = {"type": history.metric, "value": history.accuracy, "name": f"mean {history.metric} over clients"}
+    metric = {"type": history.metric, "value": history.score.value, "name": f"mean {history.metric} over clients"}
     result = {
         "task": {"type": str(history.meta.get("objective"))},
         "dataset": {"name": "rows of the clients", "type": "federated"},
@@ -93,7 +93,7 @@ def _scores(history: History, names: dict[int, str], client: int | None) -> Iter
         return
     note = " (each with its personal model, where it has one)"
     yield from [f"| clients{note} | {history.metric} |", "|---|---|"]
-    yield f"| mean of {len(scores)} | {shown.value(history.accuracy)} |"
+    yield f"| mean of {len(scores)} | {shown.value(history.score.value)} |"
     yield f"| worst tenth | {shown.value(history.final['worst_decile'])} |"
     for cluster, members in sorted(_clusters(history).items()):
         of_members = [scores[member] for member in members if member in scores]

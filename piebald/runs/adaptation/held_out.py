@@ -9,7 +9,7 @@ import numpy as np
 
 from piebald.contracts import Clients, InMemory, Rows, Split
 from piebald.core.errors import SettingError, unknown
-from piebald.contracts.data import column_names, public_rows_of
+from piebald.contracts.data import column_names, lacked_inputs, public_rows_of
 from piebald.core.pytree import Tree
 from piebald.data.partition.split import unseen_numbers
 from piebald.data.partition.split_settings import division_of
@@ -36,6 +36,10 @@ class ClientSubset:
     def public_rows(self) -> Rows | None:
         """See `contracts.HasPublicRows`."""
         return public_rows_of(self._clients)
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """See `contracts.data.LacksInputs`."""
+        return lacked_inputs(self._clients, self._chosen[client])
 
     def rows(self, client: int, split: Split) -> Rows:
         """See `contracts.Clients`."""

@@ -76,7 +76,7 @@ def _own_query(
     server: ServerLoop, clients: Clients, query: OwnChoice, client: int, tasks: Sequence[tuple[str, int]]
 ) -> OwnChoice:
     rows = clients.size(client, "train") or 0
-    passes = tuple(local_work(server.work.trainer, rows, steps) for _, steps in tasks)
+    passes = tuple(local_work(server.work.trainer_of(client), rows, steps) for _, steps in tasks)
     return query.model_copy(update={"tasks": tuple(name for name, _ in tasks), "passes": passes})
 
 

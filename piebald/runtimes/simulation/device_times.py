@@ -74,7 +74,7 @@ class DeviceTimes:
     def __init__(self, fleet: Fleet, work: ClientWork, clients: Clients) -> None:
         self._fleet, self._work, self._clients = fleet, work, clients
         self._device = functools.lru_cache(_DEVICES)(fleet.device)  # each task asks for its client's several times
-        self._min_steps = functools.cache(work.trainer.min_steps)
+        self._min_steps = functools.cache(lambda client, rows: work.trainer_of(client).min_steps(rows))
 
     def downloaded(self, event: Event) -> float:
         """Return the time at which the task has reached the client."""
@@ -90,7 +90,11 @@ class DeviceTimes:
         if event.served or task.query is not None:
             return downloaded
         device = self._device(task.client)
-        steps = self._min_steps(self._clients.size(task.client, "train") or 0) if device.seconds_per_step else 0
+        steps = (
+            self._min_steps(task.client, self._clients.size(task.client, "train") or 0)
+            if device.seconds_per_step
+            else 0
+        )
         soonest = downloaded + steps * device.seconds_per_step + device.latency
         leaves = self.leaves(task, event.sent)
         return soonest if leaves is None else min(soonest, leaves)

@@ -30,13 +30,14 @@ from piebald.contracts import (
     Task,
     Update,
 )
+from piebald.contracts.data import lacked_inputs
 from piebald.core.parameters import nbytes
 from piebald.engines.stack import PRIVATE, ClientStack, StackResult
 from piebald.methods.client_work import ClientWork
 from piebald.privacy.secure_aggregation.client_side import ANY_SUM, SimulatedSigner, masked, repeatable, replied
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
 from piebald.runtimes.simulation.device_times import DeviceTimes, Due, Event, Instant
-from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool
+from piebald.runtimes.workers.pool import MIN_ARENA, InProcess, WorkerPool, failed_reason
 from piebald.runtimes.workers.serialization import PARTS
 from piebald.runtimes.workers.state_store import ClientStateStore, under
 
@@ -301,6 +302,9 @@ class Simulation:
     def _settle(self, event: Event, result: StackResult, row: int, partial_sum: PartialSum | None) -> None:
         event.served = True
         event.failure = result.failures[row]
+        if failed_reason(result, row):
+            self.state_store.settle(event.task, kept=False)
+            return
         update = result.update(row, partial_sum)
         event.update = self.work.expanded(update, event.task) if event.task.query is None else update
         if event.task.query is None:
@@ -344,13 +348,15 @@ class Simulation:
         return self.work.layout.size >= _LARGE
 
     def _cut(self, order: Sequence[int], events: list[Event]) -> list[list[int]]:
-        """Split events into stacks, by number: clients with one model, and of a large one with the same start."""
+        """Split events into stacks, by number: of one model and trainer, and of a large model with the same start."""
         size, stacks = self._stack_size(events), dict[Any, list[list[int]]]()
         apart = self._apart and events[0].task.query is None
         for i in order:
             task = events[i].task
             number = self.work.number_of(task.client, task.version, task.query)
-            group = stacks.setdefault((number, id(task.vectors["model"]) if apart else 0), [[]])
+            trainer = id(self.work.trainer_of(task.client)) if self.work.own_trainers else 0
+            lacked = lacked_inputs(self.federation, task.client)
+            group = stacks.setdefault((number, trainer, lacked, id(task.vectors["model"]) if apart else 0), [[]])
             if len(group[-1]) == size:
                 group.append([])
             group[-1].append(i)

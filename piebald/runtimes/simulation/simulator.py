@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -10,7 +11,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 
 from piebald.contracts import Clients, Fleet
 from piebald.contracts.component import build
-from piebald.core.machine import count_cores, device_named, one_thread, set_up_gpu
+from piebald.contracts.data import lacked_inputs
+from piebald.core.errors import CannotTrain, SettingError, failure_reason
+from piebald.core.machine import count_cores, device_named, one_thread, raise_if_lost, set_up_gpu
 from piebald.core.randomness import generator
 from piebald.engines.compilation import ENGINES as COMPILED
 from piebald.engines.engine_choice import (
@@ -35,6 +38,7 @@ from piebald.runtimes.workers.forked_call import check_forkable, in_fork
 from piebald.runtimes.workers.pool import InProcess, WorkerPool, can_fork
 from piebald.runtimes.workers.state_store import ClientStateStore
 
+_log = logging.getLogger(__name__)
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
 
 
@@ -145,7 +149,7 @@ class Simulated(RuntimeSettings):
                 stacks = stack_sizes(work, device, expected)
                 count = min(len(clients), max(stacks))
                 sample = generator("measure", work.seed).choice(len(clients), count, replace=False).tolist()
-                chosen = self._fastest(work, clients, device, sample, stacks)
+                chosen = self._fastest_or_plain(work, clients, device, sample, stacks)
                 engine, seconds_per_step, onednn = chosen.engine, chosen.seconds_per_step, chosen.onednn  # type: ignore[assignment]
                 stack = stack or chosen.stack
             else:
@@ -173,11 +177,25 @@ class Simulated(RuntimeSettings):
         lanes = DEFAULT_LANES if self.recorded and self.device.startswith("cuda") else 1
         return 8 if engine in ("vmapped", "batched") else lanes
 
+    def _fastest_or_plain(
+        self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
+    ) -> EngineChoice:
+        """Return the fastest choice, or the sequential engine where a client that was measured cannot train."""
+        try:
+            return self._fastest(work, clients, device, sample, stacks)
+        except SettingError:
+            raise
+        except Exception as error:  # whatever the user's own code may raise
+            raise_if_lost(error, device)
+            _log.warning("engines cannot be measured, so the sequential one is taken: %s", failure_reason(error))
+            return EngineChoice("sequential", 1, 0.0, False)
+
     def _fastest(
         self, work: ClientWork, clients: Clients, device: torch.device, sample: Sequence[int], stacks: Sequence[int]
     ) -> EngineChoice:
         """Return the fastest choice of an earlier run like this one, if its losses are right, or else measure now."""
-        holding = [client for client in sample if clients.size(client, "train") != 0] or sample
+        sample = [client for client in sample if not lacked_inputs(clients, client)] or sample
+        holding = [client for client in sample if clients.size(client, "train") not in (0, 1)] or sample
         sizes = [clients.size(client, "train") for client in holding]
         key = key_of(work, trial(work), sizes, device, self.bfloat16, bool(self.recorded))
         most = min(len(holding), stack_limit(work, device, self.share_of_gpu()))
@@ -190,7 +208,7 @@ class Simulated(RuntimeSettings):
         onednn = self._faster_product(device)
         set_onednn(onednn)
         share, recorded = self.share_of_gpu(), bool(self.recorded)
-        measurement = fastest(work, clients, device, self.bfloat16, sample, stacks, share, recorded)
+        measurement = fastest(work, clients, device, self.bfloat16, holding, stacks, share, recorded)
         choice = EngineChoice(*measurement, onednn)
         remember(key, choice)
         return choice
@@ -205,7 +223,10 @@ class Simulated(RuntimeSettings):
         engine, stack = self.engine, self.stack
         if engine == "auto":
             with one_thread(device.type == "cpu" and can_fork()):
-                engine, counted_stack = counted(work, clients, device, self.bfloat16, expected)  # type: ignore[assignment]
+                try:
+                    engine, counted_stack = counted(work, clients, device, self.bfloat16, expected)  # type: ignore[assignment]
+                except CannotTrain:
+                    engine, counted_stack = "sequential", 1
             stack = stack or counted_stack
         if stack is None:
             stack = self._default_stack(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
-from piebald.core.errors import PiebaldError, RuntimeFault
+from piebald.core.errors import CannotTrain, PiebaldError, RuntimeFault, failure_kind, failure_reason
 from piebald.core.machine import naming_lost, one_thread, raise_if_lost
 from piebald.engines.deferred_reads import LaterNumbers
 from piebald.engines.engine import Engine
@@ -21,6 +22,7 @@ from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 
 MIN_ARENA = 64 << 20
+log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 _HUGE = 1 << 24  # parameters of a model
 
@@ -170,14 +172,14 @@ def serve_all(
     total: RunningSum,
     then: Sequence[int] = (),
 ) -> Iterator[StackResult]:
-    """Serve stacks, with errors of the user's own code (model, loss, metric) that name the client.
+    """Serve stacks; clients whose own work fails have a reason in place of a result, and the others go on.
 
     A GPU is waited for once, when all of them have been served.  `then` is as in `prefetched`.
     """
     numbers, waiting = LaterNumbers(), list[StackResult]()
     with engine.copies:
         for stack in prefetched(engine.row_loader, stacks, then):
-            waiting.append(_serve_naming_client(engine, stack, sum_request, total, numbers))
+            waiting.append(_serve_each(engine, stack, sum_request, total, numbers))
             if engine.device.type == "cpu":
                 yield waiting.pop()
         with naming_lost(engine.device):  # where a GPU fails, the host learns of it when it waits
@@ -185,31 +187,29 @@ def serve_all(
     yield from waiting
 
 
-def _serve_naming_client(
-    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum, numbers: LaterNumbers
+def _serve_each(
+    engine: Engine, stack: ClientStack, sum_request: SumRequest | None, total: RunningSum, numbers: LaterNumbers | None
 ) -> StackResult:
+    """Serve a stack, and where that fails its clients one by one."""
     try:
         return serve(engine, stack, sum_request, total, numbers)
-    except PiebaldError:
-        raise
     except torch.OutOfMemoryError as error:
         held = "; it holds one client" if len(stack.clients) == 1 else f": set stack to less than {len(stack.clients)}"
         raise RuntimeFault(f"the memory of device {str(engine.device)!r} ran out{held}") from error
     except Exception as error:
         raise_if_lost(error, engine.device)
-        doing = "training" if stack.query is None else f"answering {stack.query.kind!r}"
-        raise RuntimeFault(f"{doing} failed on {_culprit(engine, stack)}: {type(error).__name__}: {error}") from error
+        if isinstance(error, PiebaldError) and not isinstance(error, CannotTrain):
+            raise
+        if SERVER_ID in stack.clients and (stack.query is None or stack.query.asked_of == "server"):
+            raise RuntimeFault(f"work on the server's rows failed: {type(error).__name__}: {error}") from error
+        log.debug("a stack of %d clients failed", len(stack.clients), exc_info=True)
+        if len(stack.clients) == 1:
+            return StackResult.joined([failure_reason(error)])
+    alone = [_serve_each(engine, stack.row(row), sum_request, total, None) for row in range(len(stack.clients))]
+    return StackResult.joined([failed_reason(result) or result for result in alone])
 
 
-def _culprit(engine: Engine, stack: ClientStack) -> str:
-    """The client whose rows cause the error, found by serving the clients of the stack one by one."""
-    for row, client in enumerate(stack.clients):
-        alone = stack.row(row)
-        try:
-            serve(engine, alone)
-        except Exception as error:
-            raise_if_lost(error, engine.device)
-            return (
-                "the common test set" if client == SERVER_ID else f"client {engine.row_loader.clients.names[client]!r}"
-            )
-    return f"a stack of {len(stack.clients)} clients, but on none of them alone"
+def failed_reason(result: StackResult, row: int = 0) -> str | None:
+    """Return why the work of a client failed, None where it has a result."""
+    reason = result.failures[row]
+    return reason if reason is not None and failure_kind(reason) else None

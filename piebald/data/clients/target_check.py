@@ -1,0 +1,139 @@
+"""Checks of every client's targets against what the loss takes, before anything is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import get_args
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import Clients, InMemory, Rows, RowsAtSites, Split
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.metrics import Auc
+from piebald.core.targets import IGNORED, ClassNumbers, is_one_hot, known
+from piebald.data.clients.pooled_clients import PooledClients
+
+_MOST_NAMED = 10_000  # clients that are looked through
+
+_SAID: WeakKeyDictionary[Clients, set[str]] = WeakKeyDictionary()  # what was logged about clients
+
+_log = logging.getLogger(__name__)
+
+
+def check_targets(clients: Clients, spec: ModelSpec, column: str | None = None) -> None:
+    """Refuse targets that the loss cannot take, and log what is odd about those that it takes.
+
+    Args:
+        clients: the clients whose rows are here.
+        spec: the model, and the loss that it is trained for.
+        column: the name of the column of targets, where it is known.
+
+    Raises:
+        SettingError: a target is outside of the loss's domain; the message names client, column and row.
+    """
+    if spec.objective.domain is None or (isinstance(clients, RowsAtSites) and clients.elsewhere):
+        return
+    targets, named = list[Tensor](), f", column {column!r}" if column else ""
+    for who, rows in _rows_of(clients, spec):
+        spec.objective.check_targets(rows.y, spec.outputs, who + named)
+        if isinstance(rows.y, Tensor) and len(rows):
+            targets.append(rows.y)
+    if targets:
+        for text in _oddities(targets, spec, clients.classes):
+            _say(clients, text)
+
+
+def tell_of_lacking_rows(clients: Clients, spec: ModelSpec, judged: Split | None) -> None:
+    """Log, before anything is trained, which clients will train nothing or have no score, and why.
+
+    Args:
+        clients: the clients, whose numbers of rows may not be known.
+        spec: the model, and the metrics by which it is judged.
+        judged: the rows that models are judged by, None where they are not.
+    """
+    auc = judged is not None and any(isinstance(metric, Auc) for metric in spec.objective.metrics.values())
+    mixes = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in spec.model.modules())
+    lacking: dict[str, list[str]] = {}
+    for client in range(min(len(clients), _MOST_NAMED)):
+        name, size = str(clients.names[client]), clients.size(client, "train")
+        if size == 0:
+            lacking.setdefault("no training rows, which train nothing", []).append(name)
+        elif size == 1 and mixes:
+            reason = "one training row, which train nothing, since batch norm cannot train on a single one"
+            lacking.setdefault(reason, []).append(name)
+        if judged is None:
+            continue
+        counts = clients.counts(client, judged) if auc and clients.size(client, judged) is not None else None
+        if clients.size(client, judged) == 0:
+            lacking.setdefault(f"no {judged} rows, which have no score", []).append(name)
+        elif counts is not None and sum(count > 0 for count in counts) < 2:
+            lacking.setdefault(f"{judged} rows of one class, which have no auc", []).append(name)
+    for reason, names in lacking.items():
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        _say(clients, f"clients with {reason}: {shown}")
+
+
+def _say(clients: Clients, text: str) -> None:
+    """Log a sentence about clients once, however many runs they take part in."""
+    try:
+        said = _SAID.setdefault(clients, set())
+    except TypeError:  # of a class whose objects cannot be remembered so
+        said = set()
+    if text not in said:
+        said.add(text)
+        _log.warning("%s", text)
+
+
+def _rows_of(clients: Clients, spec: ModelSpec) -> Iterator[tuple[str, Rows]]:
+    """Yield rows whose targets are to be checked, with their owner: all of a pool, or those of each client in turn.
+
+    Rows that are loaded on demand are checked when they are first used.
+    """
+    domain, pool = spec.objective.domain, _targets_of_pool(clients)
+    if domain is not None and pool is not None and domain.misfit(pool.y, spec.outputs) is None:
+        yield "the clients", pool
+    elif pool is not None and isinstance(clients, InMemory):
+        for client in range(len(clients)):
+            for split in get_args(Split):
+                rows = pool[torch.from_numpy(clients.indices(client, split))]
+                yield f"client {clients.names[client]!r}, {split} rows", rows
+    if clients.common is not None:
+        yield "the common test set", clients.common
+
+
+def _targets_of_pool(clients: Clients) -> Rows | None:
+    """Return the targets of all clients where they are in one pool; the inputs, which may be in files, are not read."""
+    y = clients.y if isinstance(clients, PooledClients) else None
+    if y is None and isinstance(clients, InMemory) and clients.in_memory():
+        y = clients.pool().y
+    return None if y is None else Rows(y, y)
+
+
+def _oddities(targets: Sequence[Tensor], spec: ModelSpec, classes: Sequence[str] | None) -> Iterator[str]:
+    """Yield sentences about what is odd of targets that are within the domain of a loss."""
+    objective, outputs = spec.objective, spec.outputs
+    if not isinstance(objective.domain, ClassNumbers):
+        unknown = sum(int((~known(part)).sum()) for part in targets)
+        if unknown and objective.name != "multilabel":
+            yield (
+                f"{unknown} targets of {IGNORED} or NaN count as unknown, in no loss and no metric: shift the scale if "
+                f"{IGNORED} is a measurement"
+            )
+        return
+    if objective.domain.last or not outputs:
+        return
+    if all(part.dim() == 2 and part.shape[1] == outputs[0] and is_one_hot(part) for part in targets):
+        yield f"targets are one-hot rows of {outputs[0]} numbers: they are taken as classes"
+        return
+    held = torch.unique(torch.cat([torch.unique(part[known(part)]) for part in targets]))
+    names = len(classes) if classes is not None else int(held.max()) + 1 if len(held) else 0
+    if len(held) and int(held.min()) > 0 and int(held.max()) + 1 == outputs[0]:
+        yield (
+            f"no row has class 0 of the model's {outputs[0]} outputs: if classes are numbered from 1, subtract 1 or "
+            "give their names as text"
+        )
+    elif outputs[0] > names:
+        yield f"the model has {outputs[0]} outputs, and targets have {names} classes (0 to {names - 1})"

@@ -1,0 +1,105 @@
+"""Clients that lack an input which the model takes as optional: what only that input reaches is no part of theirs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from piebald.contracts import Clients, Rows
+from piebald.contracts.data import LacksInputs, lacked_inputs
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core import pytree
+from piebald.core.client_models import ClientModel, ClientModels, nested_positions
+from piebald.core.errors import SettingError
+from piebald.core.parameters import Layout
+from piebald.core.randomness import torch_seed
+from piebald.methods.recipe import Recipe
+
+
+def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, rows: Rows) -> ClientModels | None:
+    """Return the models of clients that lack an input, without what only that input reaches; None where nobody does.
+
+    A parameter is theirs if a gradient reaches it without the input, and a buffer if its layer runs.
+
+    Args:
+        recipe: how clients train.
+        spec: the run's model.
+        clients: who has which inputs.
+        rows: training rows of a client that has all of them.
+
+    Raises:
+        SettingError: the model cannot do without an input, or the recipe takes every update as one of the whole model.
+    """
+    if not isinstance(clients, LacksInputs):
+        return None
+    lacked = [clients.lacks(client) for client in range(len(clients))]
+    kinds = sorted({names for names in lacked if names}, key=sorted)
+    if not kinds:
+        return None
+    if reason := recipe.parts_reason():
+        raise SettingError(f"some clients lack an input: {reason}")
+    reached = _reached(spec.model, rows.x)
+    models = []
+    for names in kinds:
+        client = str(clients.names[lacked.index(names)])
+        assert isinstance(rows.x, Mapping)  # for the type checker: only inputs by name can be lacked
+        fewer = {name: leaf for name, leaf in rows.x.items() if name not in names}
+        try:
+            gone = reached - _reached(spec.model, fewer)
+        except Exception as error:  # whatever the user's own model may raise
+            raise SettingError(
+                f"client {client!r} lacks {' and '.join(sorted(names))}, and the model cannot do without: "
+                f"{type(error).__name__}: {error}; give that argument of its forward a default"
+            ) from error
+        models.append(_part(spec, gone))
+    return ClientModels(tuple(models), tuple(kinds.index(names) if names else None for names in lacked))
+
+
+def _reached(module: nn.Module, x: pytree.Tree) -> set[str]:
+    """Return the names of the parameters that a gradient reaches from some inputs, and of the buffers of layers that
+    run.
+    """
+    trial, ran = copy.deepcopy(module).train(), set[str]()
+    for name, layer in trial.named_modules():
+        layer.register_forward_hook(lambda *_, name=name: ran.add(name))
+    few = pytree.take(x, [0, 0])  # batch norm refuses a single row
+    parameters = {name: parameter for name, parameter in trial.named_parameters() if parameter.requires_grad}
+    with torch.enable_grad(), torch_seed(0):
+        outputs = [leaf for leaf in pytree.leaves(pytree.run(trial, few)) if isinstance(leaf, Tensor)]
+        total = sum((leaf.float().sum() for leaf in outputs if leaf.requires_grad), start=torch.zeros(()))
+        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    reached = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+    return reached | {name for name, _ in trial.named_buffers() if name.rpartition(".")[0] in ran}
+
+
+def _part(spec: ModelSpec, gone: set[str]) -> ClientModel:
+    """Return the model without some tensors, which stay as they are in it."""
+    slots, start, shared = [], 0, 0
+    for slot in spec.layout.slots:
+        if slot.name not in gone:
+            slots.append(replace(slot, start=start))
+            start = slots[-1].stop
+            shared += (slot.stop <= spec.layout.shared) * (slot.stop - slot.start)
+    layout = Layout(tuple(slots), shared, start)
+    model = copy.deepcopy(spec.model)
+    for name, parameter in model.named_parameters():
+        if name in gone:
+            parameter.requires_grad_(False)
+    places = nested_positions(spec.layout, layout)
+    return ClientModel(model, layout, spec.initial[places], spec.outputs, places[:shared])
+
+
+def with_all_inputs(clients: Clients, candidates: Sequence[int]) -> int:
+    """Return the first of some clients that lacks no input.
+
+    Raises:
+        SettingError: all of them lack one.
+    """
+    for client in candidates:
+        if not lacked_inputs(clients, client):
+            return client
+    raise SettingError("every client lacks an input, and one with all of them is needed: leave out what nobody uses")
