@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from piebald.contracts import Clients, HasServerRows, InMemory, Rows, RowsAtSites, Split
-from piebald.contracts.data import column_names, public_rows_of
+from piebald.contracts.data import column_names, lacked_inputs, public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown
 from piebald.core.objective import Objective
@@ -74,6 +74,10 @@ class ChangedClients:
     def public_rows(self) -> Rows | None:
         """Rows that all clients have, or None."""
         return self._changed(public_rows_of(self._clients))
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """See `contracts.data.LacksInputs`."""
+        return lacked_inputs(self._clients, client)
 
     def in_memory(self) -> bool:
         """Return whether the pool is in memory."""
