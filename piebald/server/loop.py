@@ -84,8 +84,8 @@ class ServerLoop:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
         self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
-        first, variances = moved(work.initial[: work.layout.shared], device), work.layout.variances
-        self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret, keep=keep)
+        first, limit = moved(work.initial[: work.layout.shared], device), self.check.max_weight
+        self.cluster_models = ClusterModels(recipe, first, work.layout, limit, secret=secret, keep=keep)
         self.client_pool = ClientPool()
         self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret)
         self.totals = RunTotals()

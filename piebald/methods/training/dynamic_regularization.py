@@ -48,5 +48,5 @@ class DynamicRegularization(Sgd):
         correction = pad(-gradient, inputs.model.shape[-1])
         end = self.run_sgd(inputs, context, prox=self.alpha, correction=correction)
         # shared numbers only: g_k estimates the gradient of what clients agree on
-        moved = end.model[..., : inputs.shared] - inputs.model[..., : inputs.shared]
+        moved = inputs.of_parameters(end.model[..., : inputs.shared] - inputs.model[..., : inputs.shared])
         return self.output(end, state={"gradient": gradient - self.alpha * moved})
