@@ -282,7 +282,7 @@ def moving_norm(module: nn.Module, layout: Layout) -> str | None:
     for name, layer in copied(module).train().named_modules():  # frozen ones do not go along
         own = [f"{name}.{leaf}".removeprefix(".") for leaf, _ in layer.named_buffers(recurse=False)]
         if layer.training and isinstance(layer, nn.modules.batchnorm._NormBase) and shared.intersection(own):
-            return name
+            return str(name)
     return None
 
 

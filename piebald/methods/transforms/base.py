@@ -58,9 +58,9 @@ class Transform(Component):
         if norm is None:
             return None
         return (
-            f"{self.kind} hides the trained parameters and not the running statistics of the norm {norm!r}, which would "
+            f"{self.kind} hides trained parameters and not the running statistics of the norm {norm!r}, which would "
             "leave clients as they are: take group norm (nn.GroupNorm) in its place, freeze it, or keep them private "
-            "(sharing = { kind = 'layers', private = ['*running_mean', '*running_var'] })"
+            "(sharing = { kind = 'all_except', private_layers = ['*running_*'] })"
         )
 
     def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
