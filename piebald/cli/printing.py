@@ -61,6 +61,8 @@ def facts(history: History) -> dict[str, Any]:
         facts |= {"untrained": final["untrained"], "trained_mean": history.figures(untrained=False)["mean"]}
     if history.unscored:
         facts["unscored"] = history.unscored
+    if budgets := history.meta.get("privacy"):
+        facts["epsilon"] = {budget["unit"]: budget["epsilon_pld"] for budget in budgets}
     if lineage := history.meta.get("lineage"):
         facts["from"] = lineage["folder"]
     return facts | {name: final[name] for name in names} | {"run": str(history.path)}

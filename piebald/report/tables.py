@@ -108,6 +108,16 @@ class History:
         """Values that components of the server recorded with `contracts.ServerContext.note`, by step, axis and name."""
         return self._store.rows("note")
 
+    @property
+    def spent(self) -> list[dict[str, Any]]:
+        """What the run has spent of privacy budgets after each round: rows of version, unit, epsilon and delta.
+
+        Of all runs that it goes on from together; an epsilon of None promises nothing.  Of later rounds than the
+        hundredth not each has rows.  Empty without noise.
+        """
+        told = [row for row in self.notes if (row["axis"], row["name"]) == ("privacy", "spent")]
+        return [{"version": row["version"], **budget} for row in told for budget in row["value"]]
+
     @cached_property
     def results(self) -> list[dict[str, Any]]:
         """One row for each task that ended."""

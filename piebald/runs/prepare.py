@@ -29,8 +29,9 @@ from piebald.core.parameters import Layout, frozen_digest
 from piebald.data.clients.sources import clients_of
 from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.settings.plugins import needed_by, objective_named
-from piebald.privacy.accounting import installed, of_run
+from piebald.privacy.accounting import installed
 from piebald.privacy.several_runs import told_together
+from piebald.privacy.spending import Spending
 from piebald.contracts.data import public_rows_of, rows_digest
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
@@ -59,14 +60,31 @@ class PreparedRun:
     check: ResultChecks
     checkpoint_every: int | None
     meta: Mapping[str, Any]
+    spending: Spending
     unseen: Clients | None = None
     trackers: Sequence[Tracker] = ()
 
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
         """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
-        runtime, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
-        changes = {"runtime": runtime.table(), "privacy": spent, "lineage": dict(about)}
-        return replace(self, runtime=runtime, meta={**self.meta, **changes})
+        runtime, spending = self.runtime.going_on_from(about["federation"]), self.spending.after_runs(about)
+        changes = {"runtime": runtime.table(), "lineage": dict(about)}
+        plan = replace(self, runtime=runtime, meta={**self.meta, **changes}, spending=spending)
+        return replace(plan, meta={**plan.meta, "privacy": plan.spent(plan.most_rounds)})
+
+    @property
+    def most_rounds(self) -> int | None:
+        """The rounds after which the run ends at the latest: those it was given, or those that its budget allows."""
+        if self.stop is None or self.stop.epsilon is None:
+            return self.rounds
+        allowed = self.spending.most_rounds(self.stop.epsilon)
+        return allowed if self.rounds is None else min(self.rounds, allowed)
+
+    def spent(self, rounds: int | None) -> list[dict[str, Any]] | None:
+        """The budgets that so many rounds spend, as plain values; none where that is open, None without accountants."""
+        if not installed():
+            return None
+        plain = [budget.plain() for budget in self.spending.budgets(rounds)]
+        return told_together(plain, self.meta.get("lineage"))
 
 
 @existing_objects_frozen()
@@ -113,10 +131,12 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         "trackers": [tracker.table() for tracker in trackers],
     }
     meta["standardise"] = None if constants is None else constants.model_dump()
-    return PreparedRun(
-        adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
-        trackers,
+    plan = PreparedRun(
+        adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta,
+        Spending(recipe, federation, runtime.simulates), unseen, trackers,
     )  # fmt: skip
+    meta["privacy"] = plan.spent(plan.most_rounds)
+    return plan
 
 
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
@@ -197,9 +217,7 @@ def _meta(
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [guarantee.plain() for guarantee in of_run(recipe, clients, rounds, runtime.simulates)]
-        if installed()
-        else None,
+        "privacy": None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "own_models": None if work.own_models is None else work.own_models.plain(),
         "frozen": frozen_digest(work.model),

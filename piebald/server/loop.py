@@ -32,6 +32,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.privacy.spending import Spending
 from piebald.server.client_pool import ClientPool, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
 from piebald.server.cluster_models import ClusterModels, cohort_of
@@ -60,7 +61,8 @@ class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
     The state is saved every `checkpoint_every` steps (see `StepWriter`).  With `secret`, what protects at the server is
-    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie.
+    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie.  What `spending`
+    says of a privacy budget is noted beside each step.
     """
 
     def __init__(
@@ -80,10 +82,11 @@ class ServerLoop:
         secret: bool = False,
         keep: Keep = where_it_is,
         device: torch.device = HOST,
+        spending: Spending | None = None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
-        self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
+        self.stop, self.check, self.watch, self._spending = stop, check or ResultChecks(), watch, spending
         first, limit = moved(work.initial[: work.layout.shared], device), self.check.max_weight
         self.cluster_models = ClusterModels(recipe, first, work.layout, limit, secret=secret, keep=keep)
         self.client_pool = ClientPool()
@@ -269,6 +272,9 @@ class ServerLoop:
         self.totals.nbytes += step["bytes_down"] + step["bytes_up"]
         over = self._over()
         step["wall"] = self.totals.wall
+        if self._spending is not None and (over or self._spending.is_told(self.version)):
+            spent = self._spending.after(self.version)
+            notes.append({"axis": "privacy", "cluster": 0, "name": "spent", "value": spent})
         due = over or self._writer.due(self.version, time.perf_counter() - self._began)
         due = due or (
             self.evaluation.validate is not None and self.evaluation.is_due(self.version, self.rounds, over)
