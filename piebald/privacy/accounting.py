@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -327,6 +327,19 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
     return float(PLDAccountant().compose(event).get_epsilon(delta))
+
+
+def composed_epsilon(releases: Mapping[tuple[float, float], int], delta: float) -> float:
+    """An upper bound of epsilon of Gaussian mechanisms together, by noise and share how often each was released."""
+    events = [_event(noise, share, count) for (noise, share), count in releases.items()]
+    for (noise, share), count in releases.items():  # who chose these numbers may want the site to compute for hours
+        if (rough := renyi_epsilon(noise, share, count, delta)) > USELESS:
+            return rough
+    import dp_accounting
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    return float(accountant.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta)) if events else 0.0
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:

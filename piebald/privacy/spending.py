@@ -12,7 +12,10 @@ from typing import Any
 
 from piebald.contracts import Clients
 from piebald.core.errors import SettingError
+from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
+from piebald.methods.training.sgd import Sgd
+from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy import accounting
 from piebald.privacy.accounting import PrivacyBudget
 from piebald.privacy.several_runs import lineage_budgets
@@ -154,3 +157,18 @@ def epsilon_after(
         total = total.compose(more)
         composed[noise, share] = releases, total
     return float(total.get_epsilon_for_delta(delta))
+
+
+def task_mechanism(work: ClientWork, size: int) -> tuple[float, float, int] | None:
+    """The noise, the share and the releases of one training task at a client of so many rows, None without noise.
+
+    Noise at steps is in units of a row's gradient, and that on an upload in units of two updates' distance.
+    """
+    trainer, privacy = work.trainer, work.row_privacy
+    if privacy is not None and privacy.noise and isinstance(trainer, Sgd):
+        return privacy.noise, min(1.0, trainer.step_rows / max(size, 1)), trainer.max_steps(size)
+    for transform in work.transforms:
+        own = not transform.overrides(Gaussian.on_client) if isinstance(transform, Gaussian) else False
+        if isinstance(transform, Gaussian) and transform.where == "client" and transform.multiplier and own:
+            return transform.multiplier / 2, 1.0, 1
+    return None
