@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +39,7 @@ class Spending:
     ) -> None:
         self._recipe, self._clients, self._simulates, self._before = recipe, clients, simulates, before
         self._composed: dict[tuple[float, float], tuple[int, Any]] = {}
+        self._rounds: int | None = None
 
     def after_runs(self, lineage: Mapping[str, Any]) -> Spending:
         """The same where a run goes on from others."""
@@ -45,8 +47,11 @@ class Spending:
 
     @cached_property
     def _once(self) -> list[PrivacyBudget]:
-        """The budgets of a single round."""
-        return accounting.of_run(self._recipe, self._clients, 1, self._simulates) if accounting.installed() else []
+        """The mechanisms of a single round: budgets of some rounds, whose releases are those of one."""
+        if not accounting.installed():
+            return []
+        rounds = self._rounds or 1  # what was computed before is kept
+        return [replace(budget, releases=budget.releases // rounds) for budget in self.budgets(rounds)]
 
     @cached_property
     def _sizes(self) -> list[int]:
@@ -59,6 +64,7 @@ class Spending:
 
     def budgets(self, rounds: int | None) -> list[PrivacyBudget]:
         """The budgets after so many rounds, by all accountants; none where their number is open."""
+        self._rounds = rounds or self._rounds
         return accounting.of_run(self._recipe, self._clients, rounds, self._simulates)
 
     def after(self, rounds: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from piebald.contracts import Cohort, ServerContext, StepContext
 from piebald.core.errors import SettingError
 from piebald.core.parameters import Layout
 from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.clustering.base import Clustering
 from piebald.methods.recipe import Recipe
 from piebald.methods.transforms import Gaussian
 from piebald.methods.transforms.base import Transform
@@ -140,6 +141,25 @@ def test_components_from_outside_see_parameters_only() -> None:
     norms = {row["client"]: row["norm"] for row in run.results}
     counted = [row["client"] for row in run.results if row["weight"] > 0]
     assert counted == [max(norms, key=lambda client: norms[client])]
+
+
+class ByLength(Clustering):
+    """Two clusters by the length of what is compared; somebody else's, too."""
+
+    axis = "clustering"
+
+    def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
+        assert cohort.matrix is not None
+        assert cohort.matrix.shape[1] == context.spec.layout.shared_trained
+        assert len(cohort.model(0)) == context.spec.layout.shared
+        lengths = cohort.matrix.norm(dim=1)
+        return (lengths > lengths.median()).int().tolist()
+
+
+def test_a_clustering_from_outside_compares_parameters() -> None:
+    run = simulate(recipes.fedavg(lr=0.1).with_(clustering=ByLength()), far_clients(), network(), rounds=1)
+    rows = sorted(run.results, key=lambda row: row["norm"])
+    assert [row["cluster"] for row in rows] == [0, 0, 1, 1]
 
 
 def test_a_largest_weight_holds_for_statistics() -> None:
