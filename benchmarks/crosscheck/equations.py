@@ -103,7 +103,7 @@ def _own_models(given: Arrays, usual: dict[str, Any]) -> Arrays:
         "Ditto": (recipes.ditto(lam=DITTO, personal_epochs=usual["epochs"], **usual), clients, personal.network()),
         "LG-FedAvg": (recipes.lg_fedavg(**usual), clients, personal.network()),
         "APFL": (recipes.apfl(**APFL, **usual), clients, personal.network()),
-        "FedProto": (recipes.fedproto(**FEDPROTO, **usual), clients, personal.network()),
+        "FedProto": (recipes.fedproto(**FEDPROTO, inference="classifier", **usual), clients, personal.network()),
         "FedMD": (recipes.fedmd(digest_batch=len(public), **FEDMD, **usual), sharing, personal.network()),  # type: ignore[arg-type]
         "SiloBN": (recipes.silobn(**usual), clients, normed(given)),
         "FedBN": (recipes.fedbn(**usual), clients, normed(given)),

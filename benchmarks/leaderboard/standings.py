@@ -21,6 +21,7 @@ from grid import RUNGS
 from truth import SCALE
 
 from piebald.report.paired import Difference, Scores, against_best, difference, not_told_apart
+from piebald.report.tables import worst_tenth
 
 Floats = NDArray[np.float64]
 
@@ -55,9 +56,8 @@ class Result:
 
     @property
     def worst_tenth(self) -> float:
-        """Mean of the worst tenth of the clients, at least one."""
-        clients = np.sort(self.clients[~np.isnan(self.clients)])
-        return float(clients[: math.ceil(len(clients) / 10)].mean())
+        """Mean of the worst tenth of the clients."""
+        return worst_tenth(np.sort(self.clients[~np.isnan(self.clients)]).tolist()) or math.nan
 
     def rounds_to(self, target: float) -> int | None:
         """Rounds after which the validation accuracy was at least so large, as far as it was measured."""

@@ -113,6 +113,8 @@ def facts(history: History) -> dict[str, Any]:
     failed = {name: row for name, row in failed.items() if name not in facts.get("why_untrained", {})}
     if failed:
         facts["failed"] = {name: f"{row['reason']} ({_rounds(row['rounds'])})" for name, row in failed.items()}
+    if budgets := history.meta.get("privacy"):
+        facts["epsilon"] = {budget["unit"]: budget["epsilon_pld"] for budget in budgets}
     if lineage := history.meta.get("lineage"):
         facts["from"] = lineage["folder"]
     return facts | {name: final[name] for name in names} | {"run": str(history.path)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from piebald.contracts.component import Component
@@ -32,8 +32,8 @@ class Cohort:
         held: for each update the positions [m] of the shared numbers that its client's model has, None for all of them;
             elsewhere its change is 0.  Empty where all clients have the same model.
 
-    Compare updates, and choose among them, by `parameters` alone: buffers have no direction to learn in, no common
-    scale with the parameters, and may be most of an update's length.
+    Components get cohorts without buffers (`of_parameters`) unless they ask for them: buffers have no direction to
+    learn in, no common scale with the parameters, and may be most of an update's length.
 
     Examples:
         >>> Cohort(clients=[4, 7], versions=[2, 3], updates=[], matrix=None, version=3).staleness
@@ -76,6 +76,20 @@ class Cohort:
     def model_parameters(self, row: int) -> Tensor:
         """The trained parameters [t] of one client's trained model."""
         return self.model(row)[: self.trained]
+
+    def of_parameters(self) -> Cohort:
+        """The same updates without buffers: all vectors, matrices and positions end at `trained`."""
+        count = self.trained
+        if count is None or self.matrix is None:
+            return self
+        changes = [{**update.vectors, "model": update.vectors["model"][:count]} for update in self.updates]
+        return replace(
+            self,
+            updates=[replace(update, vectors=named) for update, named in zip(self.updates, changes, strict=True)],
+            matrix=self.parameters,
+            sent=[model[:count] for model in self.sent],
+            held=[None if positions is None else positions[positions < count] for positions in self.held],
+        )
 
     def rows(self, rows: Sequence[int]) -> Cohort:
         """Some of the updates."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from piebald.contracts.data import Split
 from piebald.contracts.local_step import PLAIN_STEP, LocalStep
 from piebald.contracts.passes import PLAIN_PASSES, PassSettings
+from piebald.core.parameters import pad
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ class TrainInput:
         committed: [c, 1] float64, the tasks' `committed`.
         examples: [c, 1], training rows of each client.
         clients: the clients' numbers.
+        statistics: how many of the shared numbers, the last ones, are running statistics.
     """
 
     model: Tensor
@@ -42,6 +44,13 @@ class TrainInput:
     committed: Tensor
     examples: Tensor
     clients: Sequence[int] = ()
+    statistics: int = 0
+
+    def of_parameters(self, change: Tensor) -> Tensor:
+        """Changes of the shared numbers [c, s] with 0 for running statistics, which have no gradient and no drift."""
+        if not self.statistics:
+            return change
+        return pad(change[:, : self.shared - self.statistics], self.shared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

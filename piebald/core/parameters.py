@@ -127,6 +127,11 @@ class Layout:
         """Number of shared numbers that are parameters.  They come first; from there to `shared` are buffers."""
         return sum(slot.stop - slot.start for slot in self.slots if not slot.buffer and slot.stop <= self.shared)
 
+    @property
+    def statistics(self) -> slice:
+        """The shared numbers that are buffers: they are averaged, and never stepped, clipped, noised or compared."""
+        return slice(self.shared_trained, self.shared)
+
     @cached_property
     def trained(self) -> tuple[slice, ...]:
         """The slices that hold parameters (at most two); the rest are buffers."""
@@ -269,6 +274,16 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> frozenset[str]:
             raise unknown("layer or role of this model called", pattern, roles.union(layers))
         matched |= hits
     return frozenset(matched)
+
+
+def moving_norm(module: nn.Module, layout: Layout) -> str | None:
+    """The name of the first norm layer whose running statistics training moves and clients share, or None."""
+    shared = {slot.name for slot in layout.slots if slot.stop <= layout.shared}
+    for name, layer in copied(module).train().named_modules():  # frozen ones do not go along
+        own = [f"{name}.{leaf}".removeprefix(".") for leaf, _ in layer.named_buffers(recurse=False)]
+        if layer.training and isinstance(layer, nn.modules.batchnorm._NormBase) and shared.intersection(own):
+            return str(name)
+    return None
 
 
 def head(module: nn.Module) -> str | None:

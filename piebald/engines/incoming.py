@@ -34,7 +34,10 @@ def train_input(engine: Engine, stack: ClientStack) -> TrainInput:
     examples = moved(torch.tensor(sizes, dtype=torch.float32), device).unsqueeze(1)
     wide = torch.float64 if float64_device(device) == device else torch.float32
     committed = moved(torch.tensor(stack.committed, dtype=wide), device).unsqueeze(1)
-    return TrainInput(model, layout.shared, state, vectors, stack.versions, committed, examples, stack.clients)
+    statistics = layout.shared - layout.shared_trained
+    return TrainInput(
+        model, layout.shared, state, vectors, stack.versions, committed, examples, stack.clients, statistics
+    )
 
 
 def unpack_state(engine: Engine, clients: Sequence[int], name: str, rows: Sequence[Tensor]) -> Tensor:

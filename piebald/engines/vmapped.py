@@ -96,6 +96,8 @@ class VmappedEngine(SequentialEngine):
     @cached_property
     def refusal(self) -> str | None:
         """The reason why vmap cannot run the model, or None; tried once, on two rows."""
+        if any(getattr(layer, "momentum", 0.0) is None for layer in self.module.modules()):
+            return "a norm with momentum = None weighs batches by their number, which is another one for each client"
         few = self.row_loader.trial_rows()
         few = few[[0, 0]] if len(few) < 2 else few[:2]  # batch norm refuses a single row
         rows = Rows(*(pytree.mapped(lambda x: moved(x, self.device).unsqueeze(0), part) for part in (few.x, few.y)))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, model_validator
 
+from piebald.contracts import Personalizes
 from piebald.contracts.component import Component, build
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core.errors import SettingError, shown, unknown
@@ -27,6 +28,7 @@ from piebald.methods.server_optimizer.base import ServerOptimizer
 from piebald.methods.server_optimizer.cached_average import CachedAverage
 from piebald.methods.sharing.base import Sharing
 from piebald.methods.training.base import Trainer
+from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.base import MaskingTransform, Transform
 from piebald.methods.transforms.compression import Compressor
 
@@ -306,6 +308,8 @@ class Recipe(BaseModel):
                 raise unknown("axis", axis, self.axes)
             if axis != "transforms":  # settings of recipes are never those of transforms
                 replaced[axis], fields = replace(self.name, fields, axis, getattr(self, axis), component)
+        if "training" in replaced:
+            self._check_trainer(replaced["training"])
         return self._rebuilt(fields, replaced)
 
     def for_clients(self, table: Mapping[str, Mapping[str, Any]]) -> Recipe:
@@ -343,6 +347,21 @@ class Recipe(BaseModel):
                 )
             components["aggregation"] = FixedShares(shares=shares)
         return self.replaced(components) if components else self
+
+    def _check_trainer(self, trainer: Trainer) -> None:
+        """Refuse a trainer in whose place the recipe's method would be gone, though the run would bear its name."""
+        before, own = self.training, type(self.training)
+        if not isinstance(before, Sgd) or before.steps_plainly() or isinstance(trainer, own):
+            return
+        settings = own.model_fields.keys() - Sgd.model_fields.keys()
+        # a term that others have, too, such as FedProx's
+        is_composed = settings and settings <= trainer.model_fields_set and not isinstance(before, Personalizes)
+        if self.name == "fedavg" or is_composed:
+            return
+        raise SettingError(
+            f"{self.name} is what training = {before.kind!r} does, and training = {trainer.kind!r} would replace "
+            "it: give that to recipe 'fedavg', or leave it out"
+        )
 
     def _rebuilt(self, fields: Mapping[str, Any], components: Mapping[str, Any]) -> Recipe:
         values = {axis: getattr(self, axis) for axis in self.axes} | dict(components)

@@ -18,9 +18,9 @@ from piebald.contracts import Rows
 from piebald.core import pytree
 from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError
-from piebald.core.targets import IGNORED
 from piebald.core.objective import Objective
 from piebald.core.reading.packed import read_arrays
+from piebald.core.targets import IGNORED
 from piebald.data.clients.client_tables import is_frame, is_table, numbers_of, read_table
 from piebald.data.clients.convert import floats, input_arrays
 from piebald.data.clients.standardise import Standardisation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
 from piebald.methods.transforms.gaussian import Gaussian
 
-_USELESS = 100.0  # an epsilon
+USELESS = 100.0  # an epsilon
 _WHOLE = tuple(map(float, (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)))  # quick ones, to compare clients by
 _CENTRAL = (
     "Anyone who sees all global models learns little about whether one client's updates counted at all (client-level, "
@@ -46,6 +46,8 @@ class PrivacyBudget:
         unit: what is hidden: whether a "client" took part, what its "updates" were, or whether it has a "row".
         epsilon_prv: by opacus' own accountant (privacy loss random variables, Gopi et al. 2021), a second opinion of
             another program; None where it was not asked.
+        noise, share: multiplier of the noise, and the probability with which the unit is in a release.
+        drawn: how many of how many clients are drawn without replacement, where that was accounted.
     """
 
     epsilon_rdp: float
@@ -55,6 +57,9 @@ class PrivacyBudget:
     meaning: str
     unit: Literal["client", "updates", "row"] = "client"
     epsilon_prv: float | None = None
+    noise: float = 0.0
+    share: float = 1.0
+    drawn: tuple[int, int] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON values; infinite becomes None."""
@@ -114,10 +119,11 @@ def fixed_cohorts(
     plain, account = _spent(noise, 1.0, rounds, delta, ""), "nothing is gained from their choice"
     if secret and noise:
         # replacing a client moves the sum by up to twice the clip
-        least = _without_replacement(noise / 2, cohort, known, rounds, delta)
+        least = epsilon_without_replacement(noise / 2, cohort, known, rounds, delta)
         if least < plain.epsilon_pld:
             account = "accounted as drawn without replacement from clients that can all be asked in every round"
-        plain = replace(plain, epsilon_rdp=min(plain.epsilon_rdp, least), epsilon_pld=min(plain.epsilon_pld, least))
+        plain = replace(plain, epsilon_rdp=min(plain.epsilon_rdp, least), drawn=(cohort, known))
+        plain = replace(plain, epsilon_pld=min(plain.epsilon_pld, least))
     drawn = f"Cohorts of {cohort} of {known} clients have a fixed size: {account}; sampling = 'poisson' spends less."
     return replace(plain, meaning=f"{_CENTRAL} {drawn} {_UNCOVERED}")
 
@@ -167,7 +173,7 @@ def rows(noise: NotNegative, share: Fraction, steps: Count, delta: Fraction, als
         "validation and test rows are not covered, which must be other rows, nor are answers to queries."
     )
     budget = replace(_spent(noise, share, steps, delta, " ".join([meaning, also]).strip()), unit="row")
-    is_useful = budget.epsilon_rdp <= _USELESS
+    is_useful = budget.epsilon_rdp <= USELESS
     return replace(budget, epsilon_prv=_by_opacus(noise, share, steps, delta) if is_useful else None)
 
 
@@ -190,19 +196,33 @@ def of_rows(recipe: Recipe, sizes: Sequence[Whole], rounds: Count, delta: Fracti
         )
     if not isinstance(trainer, Sgd):
         raise SettingError(f"the budget of {trainer.kind!r} is not known: it is no trainer of batches")
-    batch, epochs, fixed = trainer.step_rows, trainer.epochs, trainer.steps
-    smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
-    for size in sorted({size for size in sizes if size}):
-        smallest.setdefault(epochs * math.ceil(size / batch) if fixed is None else fixed, size)
-
-    def spent(steps: int) -> float:
-        return _renyi(privacy.noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)
-
-    steps = max(smallest, key=spent) if privacy.noise and len(smallest) > 1 else next(iter(smallest))
-    least = smallest[steps]
+    steps, least = _spends_most(trainer, privacy.noise, sizes, rounds, delta)
+    batch = trainer.step_rows
     also = f"Said of a client with {least:,} rows ({steps:,} steps a round), as if it were asked in every round; "
     also += "by the Renyi bound none spends more."
     return rows(privacy.noise, min(1.0, batch / least), steps * rounds, delta, also)
+
+
+def _spends_most(trainer: Sgd, noise: float, sizes: Sequence[int], rounds: int, delta: float) -> tuple[int, int]:
+    """Steps in a round, and rows, of the client that spends most by the Renyi bound."""
+    batch, fixed = trainer.step_rows, trainer.steps
+    smallest: dict[int, int] = {}  # of the clients that take so many steps, the one whose rows are in most batches
+    for size in sorted({size for size in sizes if size}):
+        smallest.setdefault(trainer.epochs * math.ceil(size / batch) if fixed is None else fixed, size)
+
+    def spent(steps: int) -> float:
+        return renyi_epsilon(noise, min(1.0, batch / smallest[steps]), steps * rounds, delta)
+
+    steps = max(smallest, key=spent) if noise and len(smallest) > 1 else next(iter(smallest))
+    return steps, smallest[steps]
+
+
+def mechanism_of_rows(recipe: Recipe, sizes: Sequence[int], rounds: int, like: PrivacyBudget) -> PrivacyBudget:
+    """A budget of rows with the share of the client that spends most in so many rounds, and its releases in one."""
+    trainer = recipe.training
+    assert isinstance(trainer, Sgd)
+    steps, least = _spends_most(trainer, like.noise, sizes, rounds, like.delta)
+    return replace(like, share=min(1.0, trainer.step_rows / least), releases=steps)
 
 
 @checked
@@ -288,10 +308,11 @@ def _spent(noise: float, share: float, releases: int, delta: float, meaning: str
     if not noise:
         return PrivacyBudget(math.inf, math.inf, delta, releases, "No noise is added, so nothing is hidden.")
     # the quick bound first: the other accountants take minutes where it is useless anyway
-    rough = _renyi(noise, share, releases, delta, ORDERS)
-    if rough > _USELESS:
-        return PrivacyBudget(rough, rough, delta, releases, meaning)
-    return PrivacyBudget(rough, _by_loss(noise, share, releases, delta), delta, releases, meaning)
+    rough = renyi_epsilon(noise, share, releases, delta, ORDERS)
+    if rough > USELESS:
+        return PrivacyBudget(rough, rough, delta, releases, meaning, noise=noise, share=share)
+    exact = _by_loss(noise, share, releases, delta)
+    return PrivacyBudget(rough, exact, delta, releases, meaning, noise=noise, share=share)
 
 
 # What accountants say is kept, since they take seconds and a comparison asks the same of every run.
@@ -306,6 +327,19 @@ def _by_loss(noise: float, share: float, releases: int, delta: float) -> float:
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
     return float(PLDAccountant().compose(event).get_epsilon(delta))
+
+
+def composed_epsilon(releases: Mapping[tuple[float, float], int], delta: float) -> float:
+    """An upper bound of epsilon of Gaussian mechanisms together, by noise and share how often each was released."""
+    events = [_event(noise, share, count) for (noise, share), count in releases.items()]
+    for (noise, share), count in releases.items():  # who chose these numbers may want the site to compute for hours
+        if (rough := renyi_epsilon(noise, share, count, delta)) > USELESS:
+            return rough
+    import dp_accounting
+    from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    return float(accountant.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta)) if events else 0.0
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
@@ -331,7 +365,7 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
 
 
 @cache
-def _renyi(noise: float, share: float, releases: int, delta: float, orders: tuple[float, ...] = _WHOLE) -> float:
+def renyi_epsilon(noise: float, share: float, releases: int, delta: float, orders: tuple[float, ...] = _WHOLE) -> float:
     """Epsilon by Renyi differential privacy of these orders."""
     event = _event(noise, share, releases)
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
@@ -346,7 +380,7 @@ def _renyi(noise: float, share: float, releases: int, delta: float, orders: tupl
 
 
 @cache
-def _without_replacement(noise: float, cohort: int, total: int, releases: int, delta: float) -> float:
+def epsilon_without_replacement(noise: float, cohort: int, total: int, releases: int, delta: float) -> float:
     """Epsilon of cohorts without replacement, by Renyi differential privacy for the replacement of one client."""
     event = _event(noise, 1.0, 1)  # says so where the accountants are missing
     import dp_accounting

@@ -69,6 +69,8 @@ class Ledger:
         (1.0, [])
     """
 
+    _counted, _advice = "questions", ": ask with a smaller epsilon, or not at all"
+
     def __init__(
         self, epsilon: Positive, delta: Fraction, path: PathLike | None = None, changeable: bool = False
     ) -> None:
@@ -87,7 +89,7 @@ class Ledger:
     @property
     def spent(self) -> PrivacyBudget:
         """The budget that has been spent."""
-        return budget([noise for _, noise in self._spent], self.delta)
+        return self._together(self._spent)
 
     @property
     def questions(self) -> list[tuple[str, float]]:
@@ -105,16 +107,19 @@ class Ledger:
             self._count(question, noise)
 
     def _count(self, question: str, noise: float) -> None:
-        after = budget([*(earlier for _, earlier in self._spent), noise], self.delta)
+        spent = [*self._spent, (question, noise)]
+        after = self._together(spent)
         if after.epsilon_pld > self.epsilon * (1 + 1e-9):
             raise OverBudget(
-                f"epsilon would be {after.epsilon_pld:.4g} in all {after.releases} questions together, the ledger "
-                f"allows {self.epsilon:g}: ask with a smaller epsilon, or not at all"
+                f"epsilon would be {after.epsilon_pld:.4g} in all {after.releases} {self._counted} together, the "
+                f"ledger allows {self.epsilon:g}{self._advice}"
             )
-        spent = [*self._spent, (question, noise)]
         if self._path is not None:
             self._write(self._path, spent)
         self._spent = spent
+
+    def _together(self, spent: list[tuple[str, float]]) -> PrivacyBudget:
+        return budget([noise for _, noise in spent], self.delta)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -156,6 +161,38 @@ class Ledger:
             write_private(path, json.dumps(record))  # what was spent stays spent after a power failure
         except OSError as error:
             raise SettingError(f"{path} cannot be written, so nothing is asked: {error.strerror or error}") from None
+
+
+class TrainingLedger(Ledger):
+    """The privacy budget of rows that training may spend, over all runs of a site: one entry for each task.
+
+    A task is so many releases of the Gaussian mechanism, in each of which a row is with some probability: the steps of
+    `dp_sgd`, or one upload with noise, which hides all rows.  All of them are composed by their privacy loss
+    distributions, which `dp-accounting` rounds up.
+    """
+
+    _counted, _advice = "training tasks", ""
+
+    def spend_task(self, noise: float, share: float, releases: int) -> None:
+        """Count a training task, before it begins.
+
+        Args:
+            noise: standard deviation in units of what one row, or one update in place of another, moves.
+            share: the probability with which a row is in a release, in (0, 1].
+            releases: how many.
+
+        Raises:
+            SettingError: the budget does not suffice; then nothing is spent.
+        """
+        self.spend(json.dumps([share, releases]), noise)
+
+    def _together(self, spent: list[tuple[str, float]]) -> PrivacyBudget:
+        composed: dict[tuple[float, float], int] = {}
+        for entry, noise in spent:
+            share, releases = json.loads(entry)
+            composed[noise, float(share)] = composed.get((noise, float(share)), 0) + int(releases)
+        epsilon = accounting.composed_epsilon(composed, self.delta)
+        return PrivacyBudget(math.inf, epsilon, self.delta, len(spent), "In all runs of the site together.", "row")
 
 
 def budget(noises: list[float], delta: float, where: str = "server") -> PrivacyBudget:

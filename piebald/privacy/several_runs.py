@@ -59,6 +59,15 @@ def _sum(budgets: Sequence[Budget | None]) -> tuple[float | None, float | None]:
     return sum(budget["epsilon_pld"] for budget in stated), delta
 
 
+def lineage_budgets(lineage: Mapping[str, Any] | None) -> list[Sequence[Budget]]:
+    """The budgets of the runs that a run goes on from, the last one first."""
+    before = list[Sequence[Budget]]()
+    while lineage is not None:
+        before.append(lineage.get("privacy") or ())
+        lineage = lineage.get("before")
+    return before
+
+
 def told_together(own: Sequence[Budget] | None, lineage: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
     """The budgets of a run that goes on from others, which say what is known of all of them together.
 
@@ -68,11 +77,7 @@ def told_together(own: Sequence[Budget] | None, lineage: Mapping[str, Any] | Non
     """
     if own is None or lineage is None:
         return None if own is None else [dict(budget) for budget in own]
-    before = list[Sequence[Budget]]()
-    while lineage is not None:
-        before.append(lineage.get("privacy") or ())
-        lineage = lineage.get("before")
-    budgets = []
+    before, budgets = lineage_budgets(lineage), []
     for budget in own:
         alike = [next((earlier for earlier in run if earlier["unit"] == budget["unit"]), None) for run in before]
         epsilon, delta = _sum([budget, *alike])

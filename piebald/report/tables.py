@@ -7,6 +7,7 @@ over clients weighs all clients equally, however many rows they have.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,6 +122,16 @@ class History:
     def notes(self) -> list[dict[str, Any]]:
         """Values that components of the server recorded with `contracts.ServerContext.note`, by step, axis and name."""
         return self._store.rows("note")
+
+    @property
+    def spent(self) -> list[dict[str, Any]]:
+        """What the run has spent of privacy budgets after each round: rows of version, unit, epsilon and delta.
+
+        Of all runs that it goes on from together; an epsilon of None promises nothing.  Of later rounds than the
+        hundredth not each has rows.  Empty without noise.
+        """
+        told = [row for row in self.notes if (row["axis"], row["name"]) == ("privacy", "spent")]
+        return [{"version": row["version"], **budget} for row in told for budget in row["value"]]
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
@@ -471,13 +482,12 @@ class History:
         Args:
             untrained: count clients that never trained in figures over clients.
 
-        Among them are `mean` and `sd` of the metric over clients, `worst_decile` (the mean of the worst tenth of the
-        clients, at least one), `q10`, `median` and `q90` (quantiles over clients, the worst first), `per_client`,
-        `mean_all` (over all clients), `untrained` (the number of clients that never trained), `unscored` (the number
-        of those that have no score and are in no mean), `common`, `best` (the version that was kept, if not the last),
-        `unseen` (the mean over clients that were unseen until the end, each with its best adaptation method), `chosen`
-        (how many clients have chosen each model, with `keep = "best_for_each"`, else None), bytes sent, `seconds` of
-        the runtime's clock and `wall` seconds.
+        Among them are `mean` and `sd` of the metric over clients, `worst_decile` (see `worst_tenth`), `q10`, `median`
+        and `q90` (quantiles over clients, the worst first), `per_client`, `mean_all` (over all clients), `untrained`
+        (the number of clients that never trained), `unscored` (the number of those that have no score and are in no
+        mean), `common`, `best` (the version that was kept, if not the last), `unseen` (the mean over clients that were
+        unseen until the end, each with its best adaptation method), `chosen` (how many clients have chosen each model,
+        with `keep = "best_for_each"`, else None), bytes sent, `seconds` of the runtime's clock and `wall` seconds.
         """
         everyone = untrained and not self.held_out
         counted = {client: v for client, v in self.per_client.items() if everyone or client in self.judged}
@@ -492,7 +502,7 @@ class History:
             "metric": self.metric,
             "mean": mean(values),
             "sd": spread(values),
-            "worst_decile": mean(values[: max(1, len(values) // 10)]),
+            "worst_decile": worst_tenth(values),
             "q10": quantile(values, 0.1),
             "median": quantile(values, 0.5),
             "q90": quantile(values, 0.9),
@@ -570,6 +580,16 @@ def client_names(rows: Iterable[Mapping[str, Any]], others: Iterable[int]) -> Cl
 def mean(values: Sequence[float]) -> float | None:
     """The mean, or None of an empty sequence."""
     return sum(values) / len(values) if values else None
+
+
+def worst_tenth(values: Sequence[float]) -> float | None:
+    """The mean of the first tenth of values, the worst first, rounded up to whole clients; None of an empty sequence.
+
+    Examples:
+        >>> worst_tenth([0.25, 0.75, *[1.0] * 9])
+        0.5
+    """
+    return mean(values[: math.ceil(len(values) / 10)])
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

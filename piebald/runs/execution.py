@@ -106,8 +106,8 @@ def execute(
     with (
         existing_objects_frozen(),
         naming_lost(),
-        _ending(store, runtime, recorder),
-        Bar(f"{plan.meta['label']} (seed {plan.meta['seed']})", plan.rounds, progress) as bar,
+        _ending(store, runtime, recorder, plan),
+        Bar(f"{plan.meta['label']} (seed {plan.meta['seed']})", plan.most_rounds, progress) as bar,
     ):
         server = ServerLoop(
             plan.recipe,
@@ -115,7 +115,7 @@ def execute(
             plan.work,
             recorder,
             known=len(plan.clients),
-            rounds=plan.rounds,
+            rounds=plan.most_rounds,
             stop=plan.stop,
             evaluation=plan.measuring,
             checkpoint_every=plan.checkpoint_every,
@@ -126,6 +126,7 @@ def execute(
             rows=lambda client: plan.clients.size(client, "train"),
             keep=_keep(plan, store.path) if device == HOST else functools.partial(moved, device=device),
             device=device,
+            spending=plan.spending if plan.spending.hides else None,
         )
         for client in plan.untrained:
             server.client_pool.exclude(client, "it only tests")
@@ -181,8 +182,10 @@ def _final_models(store: RunStore, server: ServerLoop) -> tuple[int, ModelSnapsh
 
 
 @contextmanager
-def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterator[None]:
-    """Record how the run ended, whatever happens, tell the callbacks, and close the runtime and the store."""
+def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder, plan: PreparedRun) -> Iterator[None]:
+    """Record how the run ended and what it has spent, whatever happens, tell the callbacks, and close the runtime and the
+    store.
+    """
     status = "failed"
     try:
         yield
@@ -199,6 +202,8 @@ def _ending(store: RunStore, runtime: Any, recorder: ObservedRecorder) -> Iterat
         finally:  # also if the user interrupts the dismissal: a server that still listens would keep its sites
             runtime.close()
             try:
+                if plan.spending.hides and store.version:
+                    store.set_meta(privacy=plan.spent(store.version))
                 store.finish(status)
             except RunFolderError:  # a full disk: the error that ended the run is already being raised
                 if status == "finished":

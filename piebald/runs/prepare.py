@@ -32,10 +32,11 @@ from piebald.data.clients.standardise import constants_of, unhidden_reason
 from piebald.data.clients.target_check import check_targets, tell_of_lacking_rows
 from piebald.data.partition.split_settings import division_of
 from piebald.settings.plugins import needed_by, objective_named
-from piebald.privacy.accounting import installed, of_run
+from piebald.privacy.accounting import installed
 from piebald.privacy.several_runs import told_together
 from piebald.contracts.data import column_names, lacked_inputs, public_rows_of, rows_digest
 from piebald.runs.missing_inputs import models_without_inputs, with_all_inputs
+from piebald.privacy.spending import Spending
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
 from piebald.methods.recipes.named import maker
@@ -65,15 +66,32 @@ class PreparedRun:
     check: ResultChecks
     checkpoint_every: int | None
     meta: Mapping[str, Any]
+    spending: Spending
     unseen: Clients | None = None
     untrained: Sequence[int] = ()  # clients that are scored and never train
     trackers: Sequence[Tracker] = ()
 
     def going_on_from(self, about: Mapping[str, Any]) -> Self:
         """The same run with its lineage: it goes on from a finished one (`lineage.Inheritance.about`)."""
-        runtime, spent = self.runtime.going_on_from(about["federation"]), told_together(self.meta["privacy"], about)
-        changes = {"runtime": runtime.table(), "privacy": spent, "lineage": dict(about)}
-        return replace(self, runtime=runtime, meta={**self.meta, **changes})
+        runtime, spending = self.runtime.going_on_from(about["federation"]), self.spending.after_runs(about)
+        changes = {"runtime": runtime.table(), "lineage": dict(about)}
+        plan = replace(self, runtime=runtime, meta={**self.meta, **changes}, spending=spending)
+        return replace(plan, meta={**plan.meta, "privacy": plan.spent(plan.most_rounds)})
+
+    @property
+    def most_rounds(self) -> int | None:
+        """The rounds after which the run ends at the latest: those it was given, or those that its budget allows."""
+        if self.stop is None or self.stop.epsilon is None:
+            return self.rounds
+        allowed = self.spending.most_rounds(self.stop.epsilon)
+        return allowed if self.rounds is None else min(self.rounds, allowed)
+
+    def spent(self, rounds: int | None) -> list[dict[str, Any]] | None:
+        """The budgets that so many rounds spend, as plain values; none where that is open, None without accountants."""
+        if not installed():
+            return None
+        plain = [budget.plain() for budget in self.spending.budgets(rounds)]
+        return told_together(plain, self.meta.get("lineage"))
 
 
 @existing_objects_frozen()
@@ -131,10 +149,12 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     meta["target"] = target or ((options.settings or {}).get("data") or {}).get("target")
     meta["split"] = None if division is None else division.model_dump(exclude_defaults=True)
     meta["division"] = "" if division is None else division.title
-    return PreparedRun(
-        adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta, unseen,
-        untrained, trackers,
+    plan = PreparedRun(
+        adapted, federation, work, runtime, measuring, rounds, stop, check, options.checkpoint_every, meta,
+        Spending(recipe, federation, runtime.simulates), unseen, untrained, trackers,
     )  # fmt: skip
+    meta["privacy"] = plan.spent(plan.most_rounds)
+    return plan
 
 
 def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
@@ -215,9 +235,7 @@ def _meta(
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [guarantee.plain() for guarantee in of_run(recipe, clients, rounds, runtime.simulates)]
-        if installed()
-        else None,
+        "privacy": None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],
         "own_models": None if work.own_models is None else work.own_models.plain(),
         "frozen": frozen_digest(work.model),

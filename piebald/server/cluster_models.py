@@ -13,6 +13,7 @@ from torch import Tensor
 
 from piebald.contracts import Checkpoint, Cohort, Result, ServerContext, StepContext, Task, Update
 from piebald.core.cohort_matrix import divided, weighted_mean, weighted_sum
+from piebald.core.parameters import Layout
 from piebald.core.randomness import key
 from piebald.core.tensor_store import TensorStore
 from piebald.methods.aggregation.base import Aggregator, aggregated
@@ -59,8 +60,8 @@ class ClusterModels:
     model.
 
     Attributes:
-        variances: shared slices of running variances (batch norm), which noise or an adaptive step must not make
-            negative.
+        layout: where the trained parameters end in the shared numbers; behind them lie running statistics, which
+            are averaged, and moved by no server optimizer and no transform.
         max_weight: the largest share of one update in a step.
         cluster_of: the cluster of each client that was put into one; others are in cluster 0.
         kept: the state of components, by axis and cluster: tensors and JSON values.
@@ -71,7 +72,7 @@ class ClusterModels:
 
     recipe: Recipe
     initial: Tensor
-    variances: Sequence[slice] = ()
+    layout: Layout | None = None
     max_weight: float = 1.0
     clusters: dict[int, ClusterModel] = field(default_factory=dict)
     cluster_of: dict[int, int] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class ClusterModels:
     keep: Keep = where_it_is
     last: TensorStore = field(init=False)
     _in_rounds: bool = field(init=False)
+    _trained: int = field(init=False)
     _colluding: list[tuple[int, Transform]] = field(init=False)
     _side_by_side: bool = field(init=False)
 
@@ -88,6 +90,7 @@ class ClusterModels:
         self.last = TensorStore(optimizer.memory if isinstance(optimizer, CachedAverage) else 0, prefix="last")
         transforms = enumerate(self.recipe.transforms)
         self._colluding = [(place, transform) for place, transform in transforms if transform.colludes()]
+        self._trained = len(self.initial) if self.layout is None else self.layout.shared_trained
         self._in_rounds = self.recipe.scheduling.round_kind() is not None
         self._side_by_side = self.recipe.needs_matrix or self.max_weight < 1
 
@@ -131,7 +134,7 @@ class ClusterModels:
             recipe, model = self.recipe, self.initial if model is None else model
             optimizer = recipe.server_optimizer
             cluster = ClusterModel(model, {}, {}, norm_of(model), keep=self.keep)
-            cluster.optimizer_state = cluster.kept(optimizer.initial_state(model), {})
+            cluster.optimizer_state = cluster.kept(optimizer.initial_state(model[: self._trained]), {})
             cluster.server_vectors = cluster.kept(recipe.training.server_vectors(len(model)), {})
             cluster.cache = ModelCache(len(model), self.last) if isinstance(optimizer, CachedAverage) else None
             self.clusters[number] = cluster
@@ -236,16 +239,25 @@ class ClusterModels:
         return [Counted(label, *numbers) for numbers in zip(shares, weights, members.staleness, strict=True)]
 
     def _average(self, label: int, cluster: ClusterModel, members: Cohort, context: ServerContext) -> list[float]:
-        recipe = self.recipe
+        recipe, statistics = self.recipe, slice(self._trained, None)
         from_current = recipe.server_optimizer.from_current_model or recipe.clustering.from_current_model
-        # a stale change counts from the model it will be added to, not from the one it started at
-        if from_current and members.matrix is not None:
-            away = torch.stack(list(members.sent)) - cluster.model
-            members = dataclasses.replace(members, matrix=members.matrix + away)
+        # a stale change counts from the model it will be added to, not from the one it started at; statistics always
+        if members.matrix is not None and any(start is not cluster.model for start in members.sent):
+            away = torch.stack([start if from_current else start[statistics] for start in members.sent])
+            away = away - cluster.model[slice(None) if from_current else statistics]
+            if away.shape[1]:
+                matrix = members.matrix.clone()
+                matrix[:, -away.shape[1] :] += away
+                members = dataclasses.replace(members, matrix=matrix)
         average, shares = aggregated(recipe.aggregation, members, context)
         average, shares = with_capped_shares(average, shares, members, recipe.aggregation, self.max_weight)
-        if from_current and members.matrix is None and members.updates[0].partial_sum is None:
-            average = _from_model(cluster.model, average, shares, members.sent)
+        whole = sum(shares)
+        if members.matrix is None and whole > 0:
+            average[statistics] /= whole
+            if members.updates[0].partial_sum is None:  # a sum is of changes from the model as it is
+                _rebase(average, cluster.model, [share / whole for share in shares], members.sent, statistics)
+                if from_current:
+                    _rebase(average, cluster.model, shares, members.sent, slice(self._trained))
         self._apply(label, cluster, average, shares, members.version, context)
         return shares
 
@@ -266,11 +278,17 @@ class ClusterModels:
         # two-ended: what was done last on the client is undone or answered first here
         for place, transform in reversed(list(enumerate(recipe.transforms))):
             rng_key = secrets.randbits(256) if self.secret else key("receive", place, context.spec.seed, label, version)
-            average = transform.on_server(average, dataclasses.replace(step, rng_key=rng_key, state={}))
-        model, state = recipe.server_optimizer.step(cluster.model, average, step)
+            count = None if transform.takes_statistics else self._trained
+            changed = transform.on_server(average[:count], dataclasses.replace(step, rng_key=rng_key, state={}))
+            average = changed if len(changed) == len(average) else torch.cat([changed, average[count:]])
+        before, count = cluster.model, self._trained
+        model, state = recipe.server_optimizer.step(before[:count], average[:count], step)
         cluster.optimizer_state = cluster.kept(state, cluster.optimizer_state)
-        for variance in self.variances:
-            model[variance].clamp_(min=0.0)
+        if count < len(before):
+            weight = recipe.server_optimizer.statistics_weight(step)
+            model = torch.cat([model, before[count:] + weight * average[count:]])
+        for variance in self.layout.variances if self.layout is not None else ():
+            model[variance].clamp_(min=0.0)  # a client may send any number
         cluster.settle(model)
 
     def _swap(
@@ -338,6 +356,8 @@ class ClusterModels:
                 if part == "model":
                     cluster.settle(tensor)
                 elif part != "cache":
+                    if part == "optimizer_state" and tensor.shape == self.initial.shape:
+                        tensor = tensor[: self._trained]  # of an earlier version, which stepped statistics, too
                     getattr(cluster, part)[names[0]] = cluster.keep(tensor)
             elif kind == "kept":
                 axis, number, own_name = rest.split("/", 2)
@@ -357,15 +377,14 @@ def _weights(aggregator: Aggregator, cohort: Cohort) -> Sequence[float | None]:
     return [aggregator.weight(u, s) for u, s in zip(cohort.updates, cohort.staleness, strict=True)]
 
 
-def _from_model(model: Tensor, average: Tensor, shares: Sequence[float], sent: Sequence[Tensor]) -> Tensor:
-    """The average change [s] from `model`, given that of changes from the models that were sent."""
+def _rebase(average: Tensor, model: Tensor, shares: Sequence[float], sent: Sequence[Tensor], part: slice) -> None:
+    """Make a part of the average change [s] of changes from the models that were sent one from `model`, in place."""
     counted: dict[int, tuple[Tensor, float]] = {}
     for start, share in zip(sent, shares, strict=True):
         if start is not model:  # most often all were sent this one, or few others
             counted[id(start)] = (start, counted.get(id(start), (start, 0.0))[1] + share)
     for start, share in counted.values():
-        average = average + share * (start - model)
-    return average
+        average[part] += share * (start[part] - model[part])
 
 
 def _plain_means(updates: Sequence[Update], names: Sequence[str]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from piebald.contracts import Checkpoint, Cohort
 from piebald.core.machine import on_host
-from piebald.methods.aggregation.base import Aggregator
+from piebald.methods.aggregation.base import Aggregator, averaged
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.client_work import ClientWork
 from piebald.server.model_cache import ModelCache
@@ -171,7 +171,8 @@ def with_capped_shares(
     limited = capped(shares, largest)
     limited = [share * total / sum(limited) for share in limited]
     assert cohort.matrix is not None
-    return torch.tensor(limited) @ cohort.matrix, limited
+    average = torch.tensor(limited) @ cohort.parameters
+    return torch.cat([average, averaged(cohort.buffers, limited)]) if cohort.buffers.shape[1] else average, limited
 
 
 def fitting_models(

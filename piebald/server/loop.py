@@ -32,6 +32,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.scheduling.base import ServerView
 from piebald.privacy.secure_aggregation.key_queries import KeyQuery
+from piebald.privacy.spending import Spending
 from piebald.server.client_choice import ClientRecords
 from piebald.server.client_pool import ClientPool, Invitations
 from piebald.server.client_queries import ClientQueries, LoopContext
@@ -63,7 +64,8 @@ class ServerLoop:
     """Runs one recipe on one runtime, for `rounds` server steps or until a limit of `stop` is reached.
 
     The state is saved every `checkpoint_every` steps (see `StepWriter`).  With `secret`, what protects at the server is
-    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie.
+    drawn from the operating system, and not from the run's seed.  `keep` says where long vectors lie.  What `spending`
+    says of a privacy budget is noted beside each step.
     """
 
     def __init__(
@@ -85,12 +87,13 @@ class ServerLoop:
         device: torch.device = HOST,
         names: Sequence[str] = (),
         rows: Callable[[int], int | None] = lambda client: None,
+        spending: Spending | None = None,
     ) -> None:
         self.recipe, self.runtime, self.work, self.recorder = recipe, runtime, work, recorder
         self.known, self.rounds, self.evaluation = known, rounds, evaluation
-        self.stop, self.check, self.watch = stop, check or ResultChecks(), watch
-        first, variances = moved(work.initial[: work.layout.shared], device), work.layout.variances
-        self.cluster_models = ClusterModels(recipe, first, variances, self.check.max_weight, secret=secret, keep=keep)
+        self.stop, self.check, self.watch, self._spending = stop, check or ResultChecks(), watch, spending
+        first, limit = moved(work.initial[: work.layout.shared], device), self.check.max_weight
+        self.cluster_models = ClusterModels(recipe, first, work.layout, limit, secret=secret, keep=keep)
         self.client_pool = ClientPool()
         self._records = ClientRecords(rows)
         self._invitations = Invitations(recipe.scheduling, self.client_pool, known, work.seed, secret, self._records)
@@ -281,6 +284,9 @@ class ServerLoop:
         self.totals.nbytes += step["bytes_down"] + step["bytes_up"]
         over = self._over()
         step["wall"] = self.totals.wall
+        if self._spending is not None and (over or self._spending.is_told(self.version)):
+            spent = self._spending.after(self.version)
+            notes.append({"axis": "privacy", "cluster": 0, "name": "spent", "value": spent})
         due = over or self._writer.due(self.version, time.perf_counter() - self._began)
         due = due or (
             self.evaluation.validate is not None and self.evaluation.is_due(self.version, self.rounds, over)

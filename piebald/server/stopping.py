@@ -49,6 +49,8 @@ class StoppingCriteria(Component):
         bytes: sent in both directions.
         target: mean score on clients' own rows that is good enough.
         patience: measurements in a row without a better mean score.
+        epsilon: privacy budget, above 0: the run ends before the round after which more were spent, in all runs that it
+            goes on from together; of several budgets, each.  Refused where none is known.
 
     Examples:
         >>> stop = StoppingCriteria(updates=100, target=0.9)
@@ -64,11 +66,14 @@ class StoppingCriteria(Component):
     bytes: int | None = Field(default=None, ge=1)
     target: float | None = None
     patience: int | None = Field(default=None, ge=1)
+    epsilon: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _check_some(self) -> Self:
         if not self.model_dump(exclude_none=True):
-            raise ValueError("must set at least one limit: updates, seconds, wall_seconds, bytes, target or patience")
+            raise ValueError(
+                "must set at least one limit: updates, seconds, wall_seconds, bytes, target, patience or epsilon"
+            )
         return self
 
     @property

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import pytest
 import torch
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
 from piebald.contracts import ClientContext, Task, TrainInput, TrainOutput, Update
 from piebald.federation.site.policy import Policy
@@ -17,6 +20,7 @@ from piebald.methods.client_work import ClientWork
 from piebald.methods.queries import Confusion, Evaluate
 from piebald.methods.queries.validate import Validate
 from piebald.methods.training import Sgd
+from piebald.privacy.ledger import OverBudget, TrainingLedger
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 
@@ -167,3 +171,52 @@ def test_updates_are_checked_before_they_leave(vectors: dict[str, int], says: st
     update = Update({name: torch.zeros(size) for name, size in vectors.items()}, 1, 1, {})
     reason = Policy().update_reject_reason(update, ("model", "control"), shared=4)
     assert reason is None if says is None else reason is not None and says in reason
+
+
+def test_training_ends_before_the_task_that_would_exceed_a_sites_budget(tmp_path: Path) -> None:
+    """Over all runs of the site together: the ledger is a file, and another run begins with what one has spent."""
+    plan = prepared({"name": "dp_sgd", "lr": 0.1, "noise": 2.0, "batch": 20, "steps": 2})
+    size, delta = plan.clients.size(0, "train") or 0, 1e-6
+
+    def spent(tasks: int) -> float:
+        event = dp_accounting.PoissonSampledDpEvent(20 / size, dp_accounting.GaussianDpEvent(2.0))
+        accountant = PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(event, 2 * tasks))
+        return float(accountant.get_epsilon(delta))
+
+    policy = Policy(training={"epsilon": (spent(3) + spent(4)) / 2, "delta": delta})
+    vectors = {"model": plan.work.initial[: plan.work.layout.shared]}
+    failures = []
+    for run in range(2):
+        ledger = policy.training_ledger(tmp_path / "ledger")
+        runner = TaskRunner(SiteClient(plan.work, plan.clients, 0), policy, "cpu", training=ledger)
+        failures += [runner.serve(Task(number, 0, number, vectors), None)[1] for number in range(2 * run, 2 * run + 2)]
+    assert failures[:3] == [None] * 3
+    assert failures[3] is not None
+    assert failures[3].startswith("refused by the site's policy: epsilon would be ")
+    ledger = policy.training_ledger(tmp_path / "ledger")
+    assert ledger is not None
+    assert ledger.spent.epsilon_pld == pytest.approx(spent(3), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ({"name": "fedavg"}, "the recipe adds no noise here"),
+        (noisy(where="server") | {"aggregation": {"kind": "equal_weighted"}}, "the recipe adds no noise here"),
+        ({"name": "dp_sgd", "noise": 0.0, "batch": 500}, "the recipe adds no noise here"),
+        ({"name": "dp_sgd", "batch": 500}, None),
+        (noisy(), None),
+    ],
+    ids=str,
+)
+def test_a_site_with_a_budget_for_training_takes_part_in_noisy_runs_only(recipe: Any, says: str | None) -> None:
+    reason = Policy(training={"epsilon": 8.0, "delta": 1e-6}).reject_reason(work(recipe))
+    assert reason is None if says is None else reason is not None and says in reason
+
+
+def test_absurd_noise_is_refused_at_once(tmp_path: Path) -> None:
+    ledger = TrainingLedger(8.0, 1e-6, tmp_path / "ledger")
+    for noise, releases in ((1e-3, 1), (1.0, 10**9)):
+        with pytest.raises(OverBudget, match="the ledger allows 8"):
+            ledger.spend_task(noise, 0.5, releases)
+    assert ledger.questions == []

@@ -15,6 +15,7 @@ from piebald import recipes
 from piebald.contracts import StepContext
 from piebald.core.errors import SettingError
 from piebald.methods.aggregation import EqualWeighted
+from piebald.methods.attacks import RandomUpdate
 from piebald.methods.transforms import Gaussian
 from tests.fakes import classified, few, seeded, simulate
 
@@ -107,21 +108,10 @@ def test_no_update_of_a_run_is_longer_than_the_clip() -> None:
     assert [row["norm"] for row in run.results] == pytest.approx([clip] * 4, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "components",
-    [
-        {
-            "transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "server"}],
-            "aggregation": {"kind": "equal_weighted"},
-        },
-        {"transforms": [{"kind": "gaussian", "clip": 1.0, "noise": 5.0, "where": "client"}]},
-        {"server_optimizer": {"kind": "adam", "lr": 3.0}},
-    ],
-    ids=["noise at the server", "noise at clients", "Adam"],
-)
-def test_running_variances_stay_variances(components: dict[str, Any]) -> None:
-    """Noise, and steps that are not averages, would take batch norm's variances below zero and outputs to NaN."""
+def test_running_variances_stay_variances() -> None:
+    """Clients that send any numbers would take batch norm's variances below zero and outputs to NaN."""
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
-    run = simulate(recipes.fedavg(lr=0.1).with_(**components), classified(20, 20, 20), model, rounds=4)
+    attacked = recipes.fedavg(lr=0.1).with_(transforms=[RandomUpdate(clients=(0, 1), sigma=5.0)])
+    run = simulate(attacked, classified(20, 20, 20), model, rounds=4)
     assert float(run.model()[1].running_var.min()) >= 0.0
     assert all(math.isfinite(row["value"]) for row in run.scores)

@@ -298,6 +298,7 @@ class FederationClient:
             prepared.questions(folder),
             lambda: self._updates.sent,
             partial(self._audit.write, "asked", run=welcome.run),
+            self._policy.training_ledger(folder / "state" / "training_ledger"),
         )
 
     def _fetch_terms(self, welcome: Welcome) -> bytearray | None:

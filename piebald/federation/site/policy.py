@@ -19,7 +19,8 @@ from piebald.methods.transforms.base import Transform
 from piebald.methods.transforms.compression import Compressor
 from piebald.methods.transforms.gaussian import Gaussian
 from piebald.privacy import SecureAggregation
-from piebald.privacy.ledger import LARGEST, Ledger
+from piebald.privacy.ledger import LARGEST, Ledger, TrainingLedger
+from piebald.privacy.spending import task_mechanism
 
 _NUMBERS = 64  # named numbers in an answer
 ASK = "ask"
@@ -27,10 +28,11 @@ UNTRAINED = 64  # versions that a site may see between two updates of its own, w
 
 
 class RowBudget(BaseModel):
-    """The privacy budget of single rows: what noisy answers may spend of it, in all runs together.
+    """A privacy budget of single rows, for all runs together.
 
     Attributes:
-        epsilon, delta: of differential privacy where one row takes the place of another.
+        epsilon, delta: of differential privacy; of answers where one row takes the place of another, and of training
+            where a row is there or not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +54,8 @@ class Policy(BaseModel):
             "masked_tree_sums", which must be named; none where the policy or the run protects rows or updates, since no
             privacy budget counts answers.
         budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
+        training: what training may spend, in all runs together: a task that would spend more is refused, and a run
+            whose training or updates get no noise at this site.
         questions: how many different questions of a kind are answered about the same rows, in all runs together;
             "any" for any number, and for scores without noise.  Not set: what `Query.most_asked` says of the kind.
         least_rows: the fewest rows that a number in an answer to "statistics", "confusion" or "evaluate", or a leaf in
@@ -92,6 +96,7 @@ class Policy(BaseModel):
     uploads: list[str] | None = None
     queries: list[str] | None = None
     budget: RowBudget | None = None
+    training: RowBudget | None = None
     questions: dict[str, Annotated[int, Field(ge=1)] | Literal["any"]] = {}
     least_rows: int | None = Field(default=None, ge=2)
     splits: list[Split] | None = None
@@ -118,6 +123,15 @@ class Policy(BaseModel):
         """
         budget = self.budget
         return None if budget is None else Ledger(budget.epsilon, budget.delta, path, changeable=True)
+
+    def training_ledger(self, path: Path) -> TrainingLedger | None:
+        """Return the ledger of what training has spent of its budget, None where there is no budget.
+
+        Raises:
+            SettingError: the file is damaged.
+        """
+        limit = self.training
+        return None if limit is None else TrainingLedger(limit.epsilon, limit.delta, path, changeable=True)
 
     def most_asked(self, query: Query) -> int | None:
         """Return how many questions like this one are answered about the same rows, None for any number."""
@@ -150,6 +164,8 @@ class Policy(BaseModel):
             return f"updates would answer a query: {reason}"
         if work.own_query is not None and self.least_rows is not None:
             return f"updates would answer {work.own_query.kind!r} exactly, at a site that hides small numbers of rows"
+        if self.training is not None and work.trains and task_mechanism(work, 1) is None:
+            return "training has a privacy budget at this site but the recipe adds no noise here: use 'dp_sgd'"
         last = work.transforms[-1] if work.transforms else None
         masking = last if isinstance(last, SecureAggregation) else None
         if masking is None and self.secure_aggregation is not None:

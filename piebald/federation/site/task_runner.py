@@ -31,9 +31,10 @@ from piebald.federation.site.work_limits import TaskWatch
 from piebald.methods.choice import local_work
 from piebald.methods.client_work import ClientWork
 from piebald.methods.transforms.gaussian import Gaussian
-from piebald.privacy.ledger import Ledger, OverBudget
+from piebald.privacy.ledger import Ledger, OverBudget, TrainingLedger
 from piebald.privacy.question_ledger import FOLDER, OverLimit, QuestionLedger, Records, records_of
 from piebald.privacy.secure_aggregation.client_side import Outcome, masked, replied
+from piebald.privacy.spending import task_mechanism
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -114,6 +115,7 @@ class TaskRunner:
         terms: digest of the run's terms as they came.
         questions: counts all other answers; in memory by default.
         sent: how many updates the site has sent, in all runs; those of this one by default.
+        training: counts what training spends of the policy's budget for it, where there is one.
         asks: called with what was counted, before an answer is computed.
 
     Attributes:
@@ -134,12 +136,13 @@ class TaskRunner:
         questions: QuestionLedger | None = None,
         sent: Callable[[], int] | None = None,
         asks: Callable[..., None] = lambda **_: None,
+        training: TrainingLedger | None = None,
     ) -> None:
         work = prepared.work
         self._watch = TaskWatch(policy.work)
         self.every, work = work, work.of(prepared.client)
         self.work, self.client, self._policy, self._signer = work, prepared.client, policy, signer
-        self._ledger, self._terms, self._begins = ledger, terms, prepared.begins
+        self._ledger, self._terms, self._begins, self._training = ledger, terms, prepared.begins, training
         self._clients, self._asks = prepared.clients, asks
         self._trained = 0
         self._sent = sent or (lambda: self._trained)
@@ -202,7 +205,7 @@ class TaskRunner:
             )
             if refused is not None:
                 return None, refused, None
-        elif (refused := self._private_reason(task, state)) is not None:
+        elif (refused := self._private_reason(task, state) or self._spend_training(task)) is not None:
             return None, refused, None
         engine: Engine = self._training_engine if query is None else self._query_engine
         try:
@@ -318,6 +321,20 @@ class TaskRunner:
         except SettingError as error:  # the text names a path of the site
             log.error("a question with noise is not answered: %s", error)
             return "this site's ledger cannot be read or written, its log says more"
+        return None
+
+    def _spend_training(self, task: Task) -> str | None:
+        """Count a training task, on disk before it begins; return why it is not carried out, or None."""
+        mechanism = task_mechanism(self.every.of_task(task), self.rows["train"]) if self._training else None
+        if self._training is None or mechanism is None or not mechanism[2]:
+            return None
+        try:
+            self._training.spend_task(*mechanism)
+        except OverBudget as error:
+            return f"refused by the site's policy: {error}"
+        except SettingError as error:  # the text names a path of the site
+            log.error("a task is not carried out: %s", error)
+            return "this site's ledger of training cannot be read or written, its log says more"
         return None
 
     def answer_key_query(self, task: Task, store: ClientStore) -> Outcome:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -22,10 +24,14 @@ class Agnostic(Aggregator):
     arrived), and is projected onto the simplex.  The model takes the clients' local steps instead of one gradient step.
 
     Attributes:
-        lambda_lr: learning rate of lambda, at least 0; 0 keeps all clients equal.
+        lambda_lr: learning rate of lambda, at least 0; 0 keeps it equal.
+        weights: a client's loss and update count lambda_k, "equal", as in the paper, or lambda_k times its training
+            "examples" over the mean of the step's clients.  With lambda_lr = 0 the first is the plain mean of clients,
+            and the second FedAvg.
     """
 
     lambda_lr: float = Field(default=0.1, ge=0)
+    weights: Literal["equal", "examples"] = "equal"
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
         return needs_initial_loss("agnostic", recipe)
@@ -36,12 +42,14 @@ class Agnostic(Aggregator):
         if weights is None:
             weights = torch.full((context.known,), 1 / context.known, dtype=torch.float64)
         clients = torch.tensor(list(cohort.clients))
+        rows = torch.tensor([float(update.examples) for update in cohort.updates], dtype=torch.float64)
         # a client without rows has no loss, so its weight goes to the others of the step
-        counted = weights[clients] * torch.tensor([float(update.examples > 0) for update in cohort.updates])
+        sizes = (rows > 0).double() if self.weights == "equal" else rows / rows.mean().clamp(min=1e-30)
+        counted = weights[clients] * sizes
         whole = float(counted.sum())
         losses = torch.tensor([initial_loss(update) for update in cohort.updates], dtype=torch.float64)
         # unbiased for the gradient over all clients: those of the step are a sample of them
-        rise = self.lambda_lr * losses * context.known / len(losses)
+        rise = self.lambda_lr * losses * sizes * context.known / len(losses)
         context.state["lambda"] = on_simplex(weights.index_add(0, clients, rise))
         if whole <= 0:  # lambda is 0 for all that arrived: the average is no change
             return torch.zeros_like(cohort.matrix[0]), [0.0] * len(losses)

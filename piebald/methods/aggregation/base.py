@@ -10,6 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import Component
+from piebald.core.cohort_matrix import divided, weighted_sum
 from piebald.core.errors import SettingError, shown
 
 if TYPE_CHECKING:
@@ -22,10 +23,15 @@ class Aggregator(Component):
 
     An aggregator sees single updates, unless it is an `aggregation.Linear`, whose weighted sum may be formed where
     clients train or under encryption.
+
+    Attributes:
+        takes_statistics: whether `aggregate` gets all s shared numbers and averages running statistics itself.  By
+            default it gets the trained parameters only, and statistics are averaged by its shares.
     """
 
     axis = "aggregation"
     takes_parts: ClassVar[bool] = False  # whether clients may have a part of the numbers only, see `Cohort.held`
+    takes_statistics: ClassVar[bool] = False
 
     def prepare(self, cohort: Cohort, context: ServerContext) -> Cohort:
         """Return the cohort with what weights depend on besides, such as clients' scores, as metrics of its updates."""
@@ -50,7 +56,8 @@ class Aggregator(Component):
         """Combine the changes of a cohort.
 
         Returns:
-            The average change [s], and the shares [n], which sum to one, or to less where stale updates are damped.
+            The average change, as long as those of the cohort, and the shares [n], which sum to one, or to less where
+            stale updates are damped.
         """
         raise NotImplementedError
 
@@ -61,7 +68,8 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
     Raises:
         SettingError: the aggregator returns something else.
     """
-    result = aggregator.aggregate(cohort, context)
+    cut = cohort.matrix is not None and cohort.buffers.shape[1] > 0 and not aggregator.takes_statistics
+    result = aggregator.aggregate(cohort.of_parameters() if cut else cohort, context)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
         raise SettingError(
             f"aggregation {aggregator.kind!r} must return the average change, a tensor, and the share of each update, "
@@ -72,4 +80,19 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
             f"aggregation {aggregator.kind!r} must return a share for each of {len(cohort.clients)} updates, got "
             f"{shown(result[1])}"
         )
-    return result
+    average, shares = result
+    if cohort.matrix is not None and len(average) != cohort.matrix.shape[1] - cut * cohort.buffers.shape[1]:
+        raise SettingError(
+            f"aggregation {aggregator.kind!r} must return an average as long as each row of the cohort's matrix, got "
+            f"{shown(average)}"
+        )
+    return (torch.cat([average, averaged(cohort.buffers, shares)]) if cut else average), shares
+
+
+def averaged(buffers: Tensor, shares: Sequence[float]) -> Tensor:
+    """The mean [b] of clients' changes of running statistics [n, b] by their shares, whatever these sum to.
+
+    No change where nobody counts.
+    """
+    whole = sum(shares)
+    return divided(weighted_sum(buffers, shares), whole) if whole > 0 else torch.zeros_like(buffers[0])

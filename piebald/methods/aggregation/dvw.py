@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +24,9 @@ class Dvw(Linear):
 
     A model goes to the evaluators of all other clients, each sends back its confusion matrix, the matrices are added up
     and scored; its own client sends its matrix along with the model (the paper's count of models exchanged, below
-    figure 8).  An evaluator that does not answer, or answers with the wrong shape, is left out of the sum.
+    figure 8).  An evaluator that does not answer for each model of a step, or answers with the wrong shape, counts for
+    none of them, since evaluators differ in how hard their rows are; where nobody answers for all, each model has the
+    sum of its own answers.
     Where transforms change updates, and in tasks without classes, a model also goes back to its own client.
     Regression tasks are weighted by 1 / (mean validation loss), which is ours: the paper leaves them open, and its
     scale does not matter, since weights are divided by their sum.
@@ -59,20 +60,15 @@ class Dvw(Linear):
         query = Validate(classes=classes)
         rows = range(len(cohort.updates))
         answers_by_row = [self._self_evaluation(cohort, row, query, evaluators, context) for row in rows]
-        evaluators_by_row = [
-            [c for c in evaluators if not answers_by_row[row] or c != cohort.clients[row]] for row in rows
-        ]
-        answers = iter(
-            context.query(
-                [QueryRequest(c, query, {"model": cohort.model(row)}) for row in rows for c in evaluators_by_row[row]]
-            )
-        )
+        asked = [(row, client) for row in rows for client in evaluators if client not in answers_by_row[row]]
+        requests = [QueryRequest(client, query, {"model": cohort.model(row)}) for row, client in asked]
+        for (row, client), answer in zip(asked, context.query(requests), strict=True):
+            if answer is not None:
+                answers_by_row[row][client] = answer
+        everywhere = set(evaluators).intersection(*answers_by_row)
         updates = []
-        for row, update in enumerate(cohort.updates):
-            answers_by_row[row] += [
-                answer for answer in itertools.islice(answers, len(evaluators_by_row[row])) if answer is not None
-            ]
-            score = self._scored(answers_by_row[row], classes)
+        for update, answers in zip(cohort.updates, answers_by_row, strict=True):
+            score = self._scored([answers[client] for client in answers if client in (everywhere or answers)], classes)
             metrics = {"validation": score, "validation_weight": self._sharpened(score, classes)}
             updates.append(dataclasses.replace(update, metrics={**update.metrics, **metrics}))
         return dataclasses.replace(cohort, updates=updates)
@@ -83,15 +79,13 @@ class Dvw(Linear):
 
     def _self_evaluation(
         self, cohort: Cohort, row: int, query: Validate, evaluators: Sequence[int], context: ServerContext
-    ) -> list[Update]:
-        """Return what came with an update about its own model, if it can be used and its client is among the
-        evaluators.
-        """
+    ) -> dict[int, Update]:
+        """Return the answer that came with an update about its own model, by its client, if it is an evaluator's."""
         matrix = cohort.updates[row].vectors.get("confusion")
         if matrix is None or cohort.clients[row] not in evaluators or not bool(matrix.sum().isfinite()):
-            return []
+            return {}
         answer = Update({"confusion": matrix}, int(matrix.sum()), 0, {})
-        return [] if query.reject_reason(answer, context.spec) else [answer]
+        return {} if query.reject_reason(answer, context.spec) else {cohort.clients[row]: answer}
 
     def _scored(self, answers: list[Update], classes: int) -> float:
         """One model's score, from all evaluators' rows as if they lay in one place."""

@@ -27,6 +27,7 @@ class HeldAverage(Aggregator):
     """
 
     takes_parts: ClassVar[bool] = True
+    takes_statistics: ClassVar[bool] = True
 
     weights: Literal["examples", "equal"] = "examples"
 

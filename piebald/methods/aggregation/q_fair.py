@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from piebald.contracts import Update
 from piebald.contracts.component import RecipeComponents
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.training.base import Trainer
+from piebald.methods.training.sgd import Sgd
 
 
 class QFair(Linear):
@@ -15,25 +18,37 @@ class QFair(Linear):
 
     The change is sum of F_k^q d_k / sum of (F_k^q + q F_k^(q-1) |d_k|^2 / lr), with F_k the loss of the model that was
     sent and d_k the client's change: the paper's steps Delta_k / h_k with its estimate L = 1 / lr of the Lipschitz
-    constant, at the learning rate lr that the client's task had.  All clients count equally where q is 0.  As in the
-    authors' program, 1e-10 is added to F_k.  A client that claims a large loss or a small rate is believed: limit its
-    share with `max_weight`.  One that tells no rate counts nothing.
+    constant, at the learning rate lr that the client's task had.  That is the constant of plain SGD, so momentum and
+    other optimizers are refused.  As in the authors' program, 1e-10 is added to F_k.  A client that claims a large loss
+    or a small rate is believed: limit its share with `max_weight`.  One that tells no rate counts nothing.
 
     Attributes:
-        q: how much larger losses count, at least 0; 0 is the plain mean of clients.
+        q: how much larger losses count, at least 0.
+        weights: clients count alike, "equal", as in algorithm 2, or by training "examples", p_k = n_k / n of eq. 2.
+            With q = 0 the first is the plain mean of clients, and the second FedAvg.
     """
 
     q: float = Field(default=1.0, ge=0)
+    weights: Literal["equal", "examples"] = "equal"
 
     def incompatible_with(self, recipe: RecipeComponents) -> str | None:
-        return needs_initial_loss("qfair", recipe)
+        trainer = recipe.training
+        if reason := needs_initial_loss("qfair", recipe):
+            return reason
+        assert isinstance(trainer, Sgd)
+        beyond = "momentum" if trainer.momentum else trainer.beyond_plain_sgd()
+        return f"qfair takes 1 / lr for a constant of plain SGD's steps: leave {beyond} out" if beyond else None
 
     def weight(self, update: Update, staleness: int = 0) -> float:
-        return float(self._loss(update) ** self.q) if _rate(update) > 0 else 0.0
+        return self._share(update) * float(self._loss(update) ** self.q) if _rate(update) > 0 else 0.0
 
     def undamped_weight(self, update: Update) -> float:
         loss, rate = self._loss(update), _rate(update)
-        return float(loss**self.q + self.q * loss ** (self.q - 1) * update.norm**2 / rate) if rate > 0 else 0.0
+        step = self.q * loss ** (self.q - 1) * update.norm**2 / rate if rate > 0 else 0.0
+        return self._share(update) * float(loss**self.q + step) if rate > 0 else 0.0
+
+    def _share(self, update: Update) -> float:
+        return float(update.examples) if self.weights == "examples" else 1.0
 
     def _loss(self, update: Update) -> float:
         return max(0.0, initial_loss(update)) + 1e-10

@@ -27,6 +27,7 @@ class Robust(Aggregator):
 
     axis = "aggregation"
     needs: ClassVar[str] = "nothing but the updates"
+    takes_statistics: ClassVar[bool] = True
 
     def tolerates(self, count: int) -> int:
         """Of `count` updates, how many may be anything at all while the result stays near the others."""

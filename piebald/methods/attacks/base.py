@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field, field_validator
@@ -14,13 +15,15 @@ from piebald.methods.transforms.base import Transform
 class Attack(Transform):
     """Changes the updates of some clients; subclasses define in `corrupt` what these send.
 
-    For testing defences.  Only the change of the shared numbers is touched; other named vectors go as they are.
+    For testing defences.  Only the change of the shared numbers is touched, running statistics included; other named
+    vectors go as they are.
 
     Attributes:
         clients: numbers of the attackers.
     """
 
     axis = "transforms"
+    takes_statistics: ClassVar[bool] = True
 
     clients: tuple[int, ...] = Field(min_length=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +37,7 @@ class Clustering(Component):
     def assign(self, cohort: Cohort, known: Mapping[int, int], context: ServerContext) -> list[int]:
         """Assign a cluster to each update; `known` are the clusters of clients seen before, others are in cluster 0.
 
+        The cohort's matrix has trained parameters only; its models have all shared numbers.
         A cluster that is new begins with the mean of the models that its first members were sent.
         """
         raise NotImplementedError
@@ -90,6 +92,8 @@ def assigned(clustering: Clustering, cohort: Cohort, known: Mapping[int, int], c
     Raises:
         SettingError: the clustering returns something else.
     """
+    if cohort.matrix is not None:  # statistics have no common scale with parameters, by which clients are compared
+        cohort = dataclasses.replace(cohort, matrix=cohort.parameters)
     labels = clustering.assign(cohort, known, context)
     fine = isinstance(labels, Sequence) and len(labels) == len(cohort.clients)
     if not fine or not all(isinstance(label, int | np.integer) and label >= 0 for label in labels):

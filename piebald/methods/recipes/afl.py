@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from piebald.methods.aggregation.agnostic import Agnostic
 from piebald.methods.recipe import Recipe
@@ -14,6 +14,16 @@ from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Mohri et al. 2019, Agnostic federated learning", InitialLoss)
-def afl(cohort: CohortSize = 1.0, lambda_lr: float = 0.1, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg whose weights move towards the clients with the largest losses: the worst client becomes better."""
-    return fedavg(cohort).with_(training=InitialLoss(**training), aggregation=Agnostic(lambda_lr=lambda_lr))
+def afl(
+    cohort: CohortSize = 1.0,
+    lambda_lr: float = 0.1,
+    weights: Literal["equal", "examples"] = "equal",
+    **training: Unpack[SgdSettings],
+) -> Recipe:
+    """Weights move towards the clients with the largest losses: the worst client becomes better.
+
+    With lambda_lr = 0 and weights = "examples" this is FedAvg.
+    """
+    return fedavg(cohort).with_(
+        training=InitialLoss(**training), aggregation=Agnostic(lambda_lr=lambda_lr, weights=weights)
+    )

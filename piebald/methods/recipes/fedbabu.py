@@ -21,7 +21,10 @@ def fedbabu(
     tune: Literal["all", "shared", "private"] = "all",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """FedAvg of the body under a fixed head; each client fine-tunes the model for its own use."""
+    """FedAvg of the body under a fixed head; each client fine-tunes the model for its own use.
+
+    The paper fine-tunes once, when training has ended; here every evaluation does.  One epoch by default is ours.
+    """
     return fedavg(cohort).with_(
         training=SharedOnly(tune_epochs=tune_epochs, tune=tune, **training), sharing=AllExcept(private_layers=private)
     )

@@ -18,9 +18,12 @@ from piebald.methods.training.sgd import SgdSettings
 def fedproto(
     cohort: CohortSize = 1.0,
     lam: float = 1.0,
-    inference: Literal["classifier", "prototypes"] = "classifier",
+    inference: Literal["classifier", "prototypes"] = "prototypes",
     **training: Unpack[SgdSettings],
 ) -> Recipe:
-    """Every client trains a model of its own, of any architecture, towards common mean features of each class."""
+    """Every client trains a model of its own, of any architecture, towards common mean features of each class.
+
+    Clients predict the class of the nearest prototype, as in the paper, or by the "classifier" of their model.
+    """
     trainer = {"classifier": Prototypes, "prototypes": NearestPrototype}
     return fedavg(cohort).with_(training=trainer[inference](lam=lam, **training), sharing=Nothing())

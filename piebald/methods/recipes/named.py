@@ -68,6 +68,8 @@ class _Named:
                 fields[name] = settled(value)
             except ValueError as error:
                 raise SettingError(f"{name} {error}") from None
+        if fields.get("steps") is not None and "epochs" in fields:  # also where epochs is 1, as by default
+            raise SettingError("steps takes so many steps instead of epochs, and both are there: leave one of them out")
         recipe_made = self.function(**fields)
         if not isinstance(recipe_made, Recipe):
             raise SettingError(f"recipe {self.name!r} must return a Recipe, got {type(recipe_made).__name__}")

@@ -25,7 +25,8 @@ def pfedme(
 ) -> Recipe:
     """Each client finds a personal model near the global one, which moves towards the personal ones.
 
-    Algorithm 1; `server_lr` is its beta.  All clients count the same, as in the paper.
+    Algorithm 1; `server_lr` is its beta.  All clients count the same, as in the paper.  Of the defaults, `lam`,
+    `inner_steps` and `server_lr` are those of the authors' program; `eta`, and an epoch instead of R steps, are ours.
     """
     return fedavg(cohort).with_(
         training=MoreauEnvelope(lam=lam, eta=eta, inner_steps=inner_steps, **training),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 from piebald.methods.aggregation.q_fair import QFair
 from piebald.methods.recipe import Recipe
@@ -14,6 +14,14 @@ from piebald.methods.training.sgd import SgdSettings
 
 
 @recipe("Li et al. 2020, Fair resource allocation in federated learning", InitialLoss)
-def qfedavg(cohort: CohortSize = 1.0, q: float = 1.0, **training: Unpack[SgdSettings]) -> Recipe:
-    """FedAvg in which clients with larger losses count more, so that losses become more equal."""
-    return fedavg(cohort).with_(training=InitialLoss(**training), aggregation=QFair(q=q))
+def qfedavg(
+    cohort: CohortSize = 1.0,
+    q: float = 1.0,
+    weights: Literal["equal", "examples"] = "equal",
+    **training: Unpack[SgdSettings],
+) -> Recipe:
+    """Clients with larger losses count more, so that losses become more equal.
+
+    With q = 0 and weights = "examples" this is FedAvg.
+    """
+    return fedavg(cohort).with_(training=InitialLoss(**training), aggregation=QFair(q=q, weights=weights))

@@ -25,7 +25,7 @@ class ServerOptimizer(Component):
         """Return the named tensors that it keeps from step to step, as they are before the first step.
 
         Args:
-            model: [s], the model that the run starts from.
+            model: [t], the parameters that the run starts from.
         """
         return {}
 
@@ -33,11 +33,18 @@ class ServerOptimizer(Component):
         """Take one step.
 
         Args:
-            model: [s], the global model; not to be written to.
-            average: [s], the averaged change.
+            model: [t], the trained parameters of the global model; not to be written to.
+            average: [t], their averaged change.
             context: how many updates arrived, how many clients there are, the version, and this optimizer's state.
 
         Returns:
-            The new model [s] and the new state.
+            The new parameters [t] and the new state.
         """
         raise NotImplementedError
+
+    def statistics_weight(self, context: StepContext) -> float:
+        """Return how much the clients' mean counts in new running statistics, in [0, 1]; the old ones count the rest.
+
+        Statistics are no parameters: they are averaged and take no step.
+        """
+        return 1.0

@@ -26,3 +26,6 @@ class Mixing(ServerOptimizer):
 
     def step(self, model: Tensor, average: Tensor, context: StepContext) -> tuple[Tensor, dict[str, Tensor]]:
         return model + self.alpha * average, {}
+
+    def statistics_weight(self, context: StepContext) -> float:
+        return self.alpha * min(1.0, sum(context.shares))

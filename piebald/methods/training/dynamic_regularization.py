@@ -20,10 +20,11 @@ class DynamicRegularization(Sgd):
     regularization", algorithm 1, the device's part).
 
     g_k is the client's own estimate of its gradient at its last model: it starts at 0 and becomes
-    g_k - alpha (w_k - w_t) after training.  It covers the shared parameters only and never leaves the client.  The
-    server's part is `server_optimizer.DynamicCorrection`, with the same alpha.  Any optimizer may
-    look for the minimum of this loss, as the paper asks for the minimum only.  Momentum and other state that outlive a
-    task are refused, because their direction belongs to another g_k.
+    g_k - alpha (w_k - w_t) after training.  It covers the shared parameters only and never leaves the client; private
+    layers have the quadratic term alone, around what they were when the task began.  The server's part is
+    `server_optimizer.DynamicCorrection`, with the same alpha.  Any optimizer may look for the minimum of this loss, as
+    the paper asks for the minimum only.  Momentum and other state that outlive a task are refused, because their
+    direction belongs to another g_k.
 
     Attributes:
         alpha: strength of the regularizer, above 0.
@@ -48,5 +49,5 @@ class DynamicRegularization(Sgd):
         correction = pad(-gradient, inputs.model.shape[-1])
         end = self.run_sgd(inputs, context, prox=self.alpha, correction=correction)
         # shared numbers only: g_k estimates the gradient of what clients agree on
-        moved = end.model[..., : inputs.shared] - inputs.model[..., : inputs.shared]
+        moved = inputs.of_parameters(end.model[..., : inputs.shared] - inputs.model[..., : inputs.shared])
         return self.output(end, state={"gradient": gradient - self.alpha * moved})

@@ -54,7 +54,7 @@ class MixedModels(Sgd):
         moved = {
             "model": shared.model - lr * shared.gradient,
             # as far as v is part of the mixture: d/dv f(a v + (1 - a) w) = a f'
-            "own": v + (mixed.model - mixture) - lr * a * mixed.gradient,
+            "own": torch.where(slopes.trained, v - lr * a * mixed.gradient, mixed.model),  # with its statistics
         }
         if self.adaptive:  # at the first step; to ask which one it is would make the host wait for a GPU
             slope = ((v - w) * mixed.gradient).sum(-1, keepdim=True)

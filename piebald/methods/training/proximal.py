@@ -12,6 +12,8 @@ class Proximal(Sgd):
     """SGD with mu/2 |w - w_t|^2 added to the loss (Li et al. 2020, "Federated optimization in heterogeneous networks",
     eq. 2).
 
+    Private layers are held, too: near what they were when the task began, as w_t is the client's whole model then.
+
     Attributes:
         mu: strength of the proximal term, at least 0; 0 is plain SGD.
     """

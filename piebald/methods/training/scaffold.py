@@ -67,7 +67,9 @@ class Scaffold(Sgd):
             # option II: (w_t - w) / (steps * lr) is the mean of g - c_k + c; less c, it is the change of c_k
             moved = inputs.model[..., : inputs.shared] - end.model[..., : inputs.shared]
             change = moved / (end.steps.clamp(min=1).unsqueeze(-1) * self.rate(inputs)) - common
-        change = change * (end.steps > 0).unsqueeze(-1)  # who has no rows learns nothing about its drift
+        change = inputs.of_parameters(change) * (end.steps > 0).unsqueeze(
+            -1
+        )  # who has no rows learns nothing about its drift
         return self.output(end, vectors={"control": change}, state={"control": control + change})
 
     def update_server_vectors(

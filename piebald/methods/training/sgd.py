@@ -94,7 +94,8 @@ class Sgd(Trainer):
         lr: learning rate, above 0; by default 0.05, and for other optimizers than SGD that of `torch.optim`.
         lr_schedule: factor on the learning rate, depending on the number of server steps made.
         step_schedule: factor on the learning rate, depending on the steps of the task, such as a warm-up.
-        epochs: passes over the client's rows.  steps: exactly this many steps instead of whole epochs.
+        epochs: passes over the client's rows.  steps: exactly this many steps instead, however many passes they take;
+            refused beside other epochs than 1.
         batch: rows in each step, or in each of those that `accumulate` adds up.
         momentum: in [0, 1), of SGD and RMSprop.  keep_momentum: keep the velocity of Metis' eq. 2 in the client's state
             between tasks.
@@ -169,6 +170,14 @@ class Sgd(Trainer):
             raise ValueError(
                 f"optimizer_state = {self.optimizer_state!r} would have no effect, as {kind} without momentum has no "
                 "state: leave it out, or give momentum"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.steps is not None and self.epochs != 1:
+            raise ValueError(
+                f"steps = {self.steps} takes so many steps instead of epochs = {self.epochs}: leave one of them out"
             )
         return self
 

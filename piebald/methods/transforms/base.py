@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from piebald.contracts import ClientSecrets, KeyAgreement, ServerContext, StepContext, Task, Update
 from piebald.contracts.component import Component
+from piebald.core.parameters import moving_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,15 +22,20 @@ class Transform(Component):
     Attributes:
         protects_model_only: the transform protects the change of the model and no other vector of an update, so it is
             refused beside trainers that send others.
+        takes_statistics: whether it gets all s shared numbers of a change; by default it gets the trained parameters,
+            and running statistics pass it by.
     """
 
     axis = "transforms"
     protects_model_only: ClassVar[bool] = False
+    takes_statistics: ClassVar[bool] = False
 
     def on_client(
         self, vectors: Mapping[str, Tensor], keys: Sequence[int], clients: Sequence[int]
     ) -> Mapping[str, Tensor]:
         """Transform the named vectors [c, ...] of these clients, with one random key for each.
+
+        "model" is the change of the trained parameters that are shared.
 
         At a real site a key has 256 bits, which nobody else knows and which belong to one task; in a simulation it has
         64 and follows from the run's seed.  Noise that protects is drawn by `noise.NoiseSource.repeatable(key)`.
@@ -37,8 +43,25 @@ class Transform(Component):
         return vectors
 
     def on_server(self, average: Tensor, context: StepContext) -> Tensor:
-        """Transform the averaged change [s]."""
+        """Transform the averaged change, which is as long as the clients'."""
         return average
+
+    def hides(self) -> bool:
+        """Return whether it promises that what leaves a client tells little of its rows.
+
+        What passes it by must not leave then: changes of statistics become 0, and norms that share theirs are refused.
+        """
+        return self.protects
+
+    def unsupported_model(self, spec: ModelSpec) -> str | None:
+        norm = moving_norm(spec.model, spec.layout) if self.hides() and not self.takes_statistics else None
+        if norm is None:
+            return None
+        return (
+            f"{self.kind} hides trained parameters and not the running statistics of the norm {norm!r}, which would "
+            "leave clients as they are: take group norm (nn.GroupNorm) in its place, freeze it, or keep them private "
+            "(sharing = { kind = 'all_except', private_layers = ['*running_*'] })"
+        )
 
     def collude(self, matrix: Tensor, clients: Sequence[int], key: int) -> Tensor:
         """Replace what colluding clients send in the changes [n, s] of a step; in simulations only.
@@ -65,6 +88,7 @@ class MaskingTransform(Transform):
 
     axis = "transforms"
     protects = True
+    takes_statistics: ClassVar[bool] = True
 
     @abstractmethod
     def agree_keys(self, clients: Sequence[int], context: ServerContext) -> KeyAgreement:

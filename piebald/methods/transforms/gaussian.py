@@ -19,11 +19,13 @@ from piebald.methods.transforms.base import Transform
 
 
 class Gaussian(Transform):
-    """The Gaussian mechanism on the change of the shared numbers (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017).
+    """The Gaussian mechanism on the change of the shared parameters (McMahan et al. 2018; Geyer et al. 2017).
 
     Each update is scaled down to norm `clip`.  Noise of standard deviation noise * clip is added to every update before
     it leaves (where = "client"), or once to their mean (where = "server").  Private layers are never sent and get no
-    noise.  `privacy.accounting` computes the privacy budget of a whole run.
+    noise.  A model that shares running statistics (batch norm) is refused: noise would spoil them, and without it they
+    would tell of the rows.  With noise = 0, which promises nothing, they are averaged, and in no length.
+    `privacy.accounting` computes the privacy budget of a whole run.
 
     At the server, the sum of the updates is divided by the number m of updates that a round expects, whoever arrives,
     and the noise has the deviation noise * clip / m (McMahan et al. 2018, the estimator with the fixed denominator).
@@ -94,6 +96,9 @@ class Gaussian(Transform):
         if context.expected is not None:
             average, most = average * (context.arrived / context.expected), 1 / context.expected
         return NoiseSource.repeatable(context.rng_key).add_to(average, self.multiplier * self.clip * most)
+
+    def hides(self) -> bool:
+        return self.multiplier > 0
 
     def noises_mean(self) -> bool:
         return self.where == "server" and self.multiplier > 0

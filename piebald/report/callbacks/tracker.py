@@ -15,7 +15,7 @@ from piebald.contracts.component import Component, build
 from piebald.core.errors import SettingError, install
 from piebald.core.metrics import LOWER_IS_BETTER
 from piebald.report.callbacks.callback import Callback, RunStart
-from piebald.report.tables import History, mean
+from piebald.report.tables import History, mean, worst_tenth
 
 
 class Writer(Protocol):
@@ -164,7 +164,7 @@ def summaries(
             continue
         ordered = sorted(by_client.values(), reverse=not good)
         values[f"{name}/mean"] = mean(ordered)
-        values[f"{name}/worst_tenth"] = mean(ordered[: max(1, len(ordered) // 10)])
+        values[f"{name}/worst_tenth"] = worst_tenth(ordered)
         members: dict[int, list[float]] = {}
         for client, value in by_client.items():
             if client is not None and client in cluster_of:

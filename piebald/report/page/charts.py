@@ -85,6 +85,34 @@ def _band(labels: list[str], label: str, band: Band, scale: float, shown: Metric
     return [outline, line]
 
 
+def spent(comparison: Comparison) -> Chart | None:
+    """The privacy budget spent by round: a line for each label and unit, of its first run."""
+    data: list[dict[str, Any]] = []
+    for label, runs in comparison.by_label.items():
+        rows = [row for row in runs[0].spent if row["epsilon"] is not None]
+        for unit in dict.fromkeys(row["unit"] for row in rows):
+            of_unit = [row for row in rows if row["unit"] == unit]
+            name = html.escape(f"{label}, {unit}", quote=False)
+            points = [row["version"] for row in of_unit], [row["epsilon"] for row in of_unit]
+            data.append(line_trace(name, *points, *series(comparison.labels, label)) | {"meta": label})
+    if not data:
+        return None
+    last = max(trace["y"][-1] for trace in data)
+    return Chart(
+        "plot-spent",
+        f"Epsilon comes to {last:.3g}",
+        "The privacy budget that a run has spent after each round, by the privacy loss distribution.",
+        data,
+        {
+            "height": 340,
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": "Round"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "Epsilon"}, "rangemode": "tozero"},
+        },
+        wide=False,
+    )
+
+
 def distribution(comparison: Comparison) -> Chart | None:
     """The metric of individual clients: a box for each label."""
     shown = MetricFormat(comparison.metric)

@@ -134,6 +134,7 @@ def _results(comparison: Comparison) -> str:
 
 def _progress(comparison: Comparison, drawn: list[Chart]) -> str:
     curves = [charts.curve(comparison, axis) for axis in ("version", "bytes", time_axis(comparison.runs))]
+    curves.append(charts.spent(comparison))
     present = [chart for chart in curves if chart]
     if not present:
         return ""

@@ -1,0 +1,180 @@
+"""What a run has spent of its privacy budget after each round, and how many rounds a budget allows.
+
+Nothing that clients send decides how much noise they add, so that both are known before the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from piebald.contracts import Clients
+from piebald.core.errors import SettingError
+from piebald.methods.client_work import ClientWork
+from piebald.methods.recipe import Recipe
+from piebald.methods.training.sgd import Sgd
+from piebald.methods.transforms.gaussian import Gaussian
+from piebald.privacy import accounting
+from piebald.privacy.accounting import PrivacyBudget
+from piebald.privacy.several_runs import lineage_budgets
+
+_FINE = 1e-3  # of the privacy loss: epsilon is above that of the stated budget by less than one in a thousand
+_EACH = 100  # rounds of which each is told; of later ones every second, third, ...
+_MOST = 1 << 20  # rounds
+
+
+class Spending:
+    """The budgets of a run as functions of its rounds.
+
+    Args:
+        recipe, clients, simulates: as in `accounting.of_run`.
+        before: the plain budgets of the runs that this one goes on from.
+    """
+
+    def __init__(
+        self, recipe: Recipe, clients: Clients, simulates: bool, before: Sequence[Sequence[Mapping[str, Any]]] = ()
+    ) -> None:
+        self._recipe, self._clients, self._simulates, self._before = recipe, clients, simulates, before
+        self._composed: dict[tuple[float, float], tuple[int, Any]] = {}
+        self._rounds: int | None = None
+
+    def after_runs(self, lineage: Mapping[str, Any]) -> Spending:
+        """The same where a run goes on from others."""
+        return Spending(self._recipe, self._clients, self._simulates, lineage_budgets(lineage))
+
+    @cached_property
+    def _once(self) -> list[PrivacyBudget]:
+        """The mechanisms of a single round: budgets of some rounds, whose releases are those of one."""
+        if not accounting.installed():
+            return []
+        rounds = self._rounds or 1  # what was computed before is kept
+        return [replace(budget, releases=budget.releases // rounds) for budget in self.budgets(rounds)]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [self._clients.size(client, "train") or 0 for client in range(len(self._clients))]
+
+    @property
+    def hides(self) -> bool:
+        """True if there is a budget to speak of."""
+        return bool(self._once)
+
+    def budgets(self, rounds: int | None) -> list[PrivacyBudget]:
+        """The budgets after so many rounds, by all accountants; none where their number is open."""
+        self._rounds = rounds or self._rounds
+        return accounting.of_run(self._recipe, self._clients, rounds, self._simulates)
+
+    def after(self, rounds: int) -> list[dict[str, Any]]:
+        """Unit, epsilon (None where none is known) and delta after so many rounds, of all runs up to this one."""
+        told = []
+        for budget in self._once:
+            epsilon, delta = self._epsilon(budget, rounds), budget.delta
+            for run in self._before:
+                earlier = next((other for other in run if other["unit"] == budget.unit), None)
+                known = earlier is not None and earlier["epsilon_pld"] is not None
+                epsilon += float(earlier["epsilon_pld"]) if known and earlier is not None else math.inf
+                delta += float(earlier["delta"]) if earlier is not None else 0.0
+            told.append({"unit": budget.unit, "epsilon": epsilon if epsilon < math.inf else None, "delta": delta})
+        return told
+
+    def is_told(self, rounds: int) -> bool:
+        """Return whether what was spent is recorded after so many rounds."""
+        return self.hides and rounds % (1 + (rounds - 1) // _EACH) == 0
+
+    def most_rounds(self, epsilon: float) -> int:
+        """The number of rounds that end before one that would spend more than epsilon.
+
+        Raises:
+            SettingError: nothing is known of what is spent, or a single round would spend more.
+        """
+        if not accounting.installed():
+            raise SettingError("the privacy accountants are missing: pip install 'piebald[privacy]'")
+        if not self._once:
+            raise SettingError(
+                f"epsilon = {epsilon:g} of stop has no effect, as {self._recipe.name} adds no noise: choose recipe "
+                "'dp_sgd' or add transform 'gaussian', or leave epsilon out"
+            )
+        for budget, told in zip(self._once, self.after(1), strict=True):
+            if told["epsilon"] is None:
+                raise SettingError(f"epsilon of stop needs a budget that is known.  {budget.meaning}")
+        if self._exceeds(1, epsilon):
+            most = max(told["epsilon"] for told in self.after(1))
+            raise SettingError(
+                f"one round would spend an epsilon of {most:.4g}, more than epsilon = {epsilon:g} of stop: add more "
+                "noise, or allow more"
+            )
+        low, high = 1, 2
+        while not self._exceeds(high, epsilon):
+            low, high = high, 2 * high
+            if high > _MOST:
+                return _MOST
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._exceeds(middle, epsilon) else (middle, high)
+        return low
+
+    def _exceeds(self, rounds: int, epsilon: float) -> bool:
+        return any(told["epsilon"] > epsilon for told in self.after(rounds))
+
+    def _epsilon(self, first: PrivacyBudget, rounds: int) -> float:
+        """Epsilon after so many rounds, given the budget of one."""
+        if first.epsilon_pld == math.inf:
+            return math.inf
+        if first.unit == "row":  # who spends most may be another client after more rounds
+            near = 1 << (rounds - 1).bit_length()
+            first = accounting.mechanism_of_rows(self._recipe, self._sizes, near, first)
+        return epsilon_after(first, first.releases * rounds, self._composed)
+
+
+def epsilon_after(
+    mechanism: PrivacyBudget, releases: int, composed: dict[tuple[float, float], tuple[int, Any]]
+) -> float:
+    """Epsilon of so many releases of a mechanism, at its delta.
+
+    Args:
+        mechanism: with its noise, its share, and perhaps how clients are drawn.
+        releases: how many.
+        composed: distributions of the privacy loss that were formed before, by noise and share, which are gone on from.
+    """
+    noise, share, delta = mechanism.noise, mechanism.share, mechanism.delta
+    if share == 1:
+        epsilon = accounting.gaussian_epsilon(noise / math.sqrt(releases), delta)
+        if mechanism.drawn is not None:
+            epsilon = min(epsilon, accounting.epsilon_without_replacement(noise / 2, *mechanism.drawn, releases, delta))
+        return epsilon
+    rough = accounting.renyi_epsilon(noise, share, releases, delta, accounting.ORDERS)
+    if rough > accounting.USELESS:  # the distribution would take minutes to say so
+        return rough
+    from dp_accounting.pld import privacy_loss_distribution
+
+    count, total = composed.get((noise, share), (0, None))
+    if total is None or count > releases:
+        single = privacy_loss_distribution.from_gaussian_mechanism(
+            noise, sampling_prob=share, value_discretization_interval=_FINE
+        )
+        composed[noise, share] = count, total = 1, single
+        composed[noise, -share] = 1, single
+    if count < releases:
+        more = composed[noise, -share][1]
+        more = more if releases - count == 1 else more.self_compose(releases - count)
+        total = total.compose(more)
+        composed[noise, share] = releases, total
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def task_mechanism(work: ClientWork, size: int) -> tuple[float, float, int] | None:
+    """The noise, the share and the releases of one training task at a client of so many rows, None without noise.
+
+    Noise at steps is in units of a row's gradient, and that on an upload in units of two updates' distance.
+    """
+    trainer, privacy = work.trainer, work.row_privacy
+    if privacy is not None and privacy.noise and isinstance(trainer, Sgd):
+        return privacy.noise, min(1.0, trainer.step_rows / max(size, 1)), trainer.max_steps(size)
+    for transform in work.transforms:
+        own = not transform.overrides(Gaussian.on_client) if isinstance(transform, Gaussian) else False
+        if isinstance(transform, Gaussian) and transform.where == "client" and transform.multiplier and own:
+            return transform.multiplier / 2, 1.0, 1
+    return None
