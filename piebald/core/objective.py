@@ -23,6 +23,7 @@ from piebald.core.losses import (
     Loss,
     absolute_error,
     binary_cross_entropy,
+    count_events,
     cross_entropy,
     huber_loss,
     model_loss,
@@ -54,6 +55,7 @@ class Objective:
         metrics: metrics by name.
         higher_is_better: whether higher values of the first metric are better.
         compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
+        count: returns how much a client's training targets count in an average; None for the number of rows.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Objective:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     higher_is_better: bool = True
     compares_rows: bool = False
+    count: Callable[[Tree], int] | None = None
 
     @property
     def classifies(self) -> bool:
@@ -88,7 +91,9 @@ OBJECTIVES = {
         {"perplexity": Perplexity(), "accuracy": next_token_accuracy},
         higher_is_better=False,
     ),
-    "survival": Objective("survival", survival_loss, {"concordance": Concordance()}, compares_rows=True),
+    "survival": Objective(
+        "survival", survival_loss, {"concordance": Concordance()}, compares_rows=True, count=count_events
+    ),
     "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }
 _OF_NUMBERS = ("regression", "l1", "huber")
