@@ -267,7 +267,7 @@ def _about_cox(model: Cox) -> str:
 
 def _about_survival(found: Survival) -> str:
     """Return sentences about curves and their test."""
-    lines = [f"{_rows(found)}.  Medians and survival with 95 % intervals (log-log)."]
+    lines = [f"{_rows(found)}.", "Medians and survival have 95 % intervals (log-log)."]
     if found.test is not None:
         kind = "stratified by client" if found.stratified else "of the pooled rows"
         lines.append(

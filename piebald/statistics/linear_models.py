@@ -23,7 +23,7 @@ from piebald.statistics.estimates import Estimates
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
 from piebald.statistics.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
 from piebald.statistics.models.likelihood import Likelihood
-from piebald.statistics.models.plan import Ask, Family, ModelPlan
+from piebald.statistics.models.plan import HEADS, Ask, Family, ModelPlan
 from piebald.statistics.models.rows import Scale
 
 INTERCEPT = "(intercept)"
@@ -266,7 +266,7 @@ class ModelOfRows:
         clients, plan, names: as given.
         scale: means and deviations of the columns.
         rows, dropped, taking_part, events: rows, rows that are left out, clients with rows and with targets besides 0.
-        weight, total: the sums of weights, and of weighted targets.
+        weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets.
         questions: how often clients were asked.
 
     Raises:
@@ -278,15 +278,15 @@ class ModelOfRows:
         self.questions, columns = 0, len(plan.columns)
         self.scale = Scale(np.zeros(columns), np.ones(columns))
         moments = self.ask("moments")
-        self.rows, self.dropped, self.taking_part, self.events = (int(moments[place]) for place in (0, 1, 4, 5))
-        self.weight, self.total = float(moments[2]), float(moments[3])
+        self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
+        self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
         if self.rows <= plan.parameters:
             raise SettingError(
                 f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}"
             )
-        self.scale = Scale(moments[6 : 6 + columns] / self.rows, np.ones(columns))
+        self.scale = Scale(moments[HEADS : HEADS + columns] / self.rows, np.ones(columns))
         if columns:
-            apart = self.ask("moments")[6:]
+            apart = self.ask("moments")[HEADS:]
             spread = np.sqrt(np.maximum(apart[columns:] / self.rows - np.square(apart[:columns] / self.rows), 0.0))
             for name, mean, deviation in zip(self.names[-columns:], self.scale.mean, spread, strict=True):
                 if deviation <= 1e-14 * abs(mean):
@@ -331,13 +331,13 @@ class ModelOfRows:
         return maximised(of_intercept, plan, self.rows, start=start, names=(INTERCEPT,), most=self._most)
 
     def _null_intercept(self) -> float:
-        """Return about the intercept of a model with nothing else, exactly so where there is no offset."""
+        """Return about the intercept of a model with nothing else; not exactly that of "binomial" with an offset."""
         mean = self.total / self.weight
         if self.plan.family == "gaussian":
-            return mean
+            return mean - self.offset / self.weight
         if mean <= 0 or (self.plan.family == "binomial" and mean >= 1):
             raise SettingError("the target is the same in all rows without gaps, so there is nothing to explain")
-        return math.log(mean / (1 - mean)) if self.plan.family == "binomial" else math.log(mean)
+        return math.log(mean / (1 - mean) if self.plan.family == "binomial" else self.total / self.exposure)
 
     def sandwich(self, fit: Maximum) -> tuple[Floats, int]:
         """Return the robust covariance of the parameters [q, q], and the number of clusters.

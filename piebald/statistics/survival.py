@@ -23,7 +23,7 @@ from piebald.statistics.estimates import Estimates, plain_value
 from piebald.statistics.linear_models import ModelOfRows
 from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
 from piebald.statistics.models.fitting import Maximum
-from piebald.statistics.models.plan import ModelPlan, Ties
+from piebald.statistics.models.plan import HEADS, ModelPlan, Ties
 from piebald.statistics.models.risk_sets import LogRank, log_rank
 from piebald.statistics.models.sums import at_risk_of
 
@@ -417,7 +417,7 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
     columns = len(plan.columns)
     scale = np.concatenate([np.zeros(columns), np.ones(columns)])
     moments = clients.sums(plan, "moments", scale)
-    rows, dropped, taking_part = (int(moments[place]) for place in (0, 1, 4))
+    rows, dropped, taking_part = map(int, moments[:3])
     if not rows:
         raise SettingError("there are no rows without gaps to estimate survival from")
     times = clients.times(plan) if options.times is None else np.asarray(options.times, dtype=np.float64)
@@ -426,7 +426,7 @@ def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
     answer = clients.sums(plan, "counts", np.concatenate([scale, times]))
     events, others = answer.reshape(2, len(groups), len(times))
     # rows that no interval counted are there to the end, and those of no group are in none
-    sizes = moments[6 : 6 + columns] if columns else np.array([float(rows)])
+    sizes = moments[HEADS : HEADS + columns] if columns else np.array([float(rows)])
     beyond = sizes - events.sum(1) - others.sum(1)
     at_risk = at_risk_of(events, others) + beyond[:, None]
     tested = log_rank(at_risk, events)

@@ -14,6 +14,7 @@ from piebald.statistics.models.likelihood import Likelihood
 from piebald.statistics.models.plan import ModelPlan
 
 _TOLERANCE = 1e-14  # of what a step still gains, in units of the log-likelihood: a ten-millionth of a standard error
+_NOTHING = 1e-22  # a gain that rounding errors make
 _LEAST = -16.0  # log alpha of a negative binomial, below which it is a Poisson model to all digits
 
 
@@ -61,6 +62,8 @@ def maximised(
     while True:
         step = _step(sums, names, plan, first=questions == 1)
         gain = float(sums.score @ step)
+        if abs(gain) <= _NOTHING * scale:
+            break
         if plan.family == "negative_binomial" and point[-1] < _LEAST:
             raise SettingError(
                 "the target is no more dispersed than a Poisson model says, so the negative binomial has no finite "

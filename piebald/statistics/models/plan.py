@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Family = Literal["gaussian", "binomial", "poisson", "negative_binomial"]
 Ties = Literal["efron", "breslow"]
 Ask = Literal["moments", "likelihood", "scores", "random", "two_stage", "schoenfeld", "counts", "logrank"]
+HEADS = 8  # sums before those of columns, in answers about moments
 MOST_COLUMNS = 256
 MOST_SUMS = 1 << 20
 Name = Annotated[str, Field(max_length=300)]
@@ -77,7 +78,7 @@ class ModelPlan(BaseModel):
         """
         width, parameters, groups = self.width, self.parameters, max(len(self.columns), 1)
         return {
-            "moments": 6 + 2 * len(self.columns),
+            "moments": HEADS + 2 * len(self.columns),
             "likelihood": 2 + parameters + parameters**2,
             "scores": 1 + parameters**2,
             "random": 4 + 3 * (width + 1) ** 2 if self.family == "gaussian" else 2 + (width + 1) * (width + 2),

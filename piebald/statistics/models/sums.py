@@ -45,7 +45,9 @@ def client_sums(plan: ModelPlan, ask: Ask, rows: ModelRows, numbers: Floats) -> 
 
 def _moments(plan: ModelPlan, rows: ModelRows, scale: Scale, point: Floats) -> Floats:
     apart = (rows.x - scale.mean) / scale.spread
-    heads = [len(rows.y), rows.dropped, rows.weight.sum(), rows.weight @ rows.y, len(rows.y) > 0, rows.y.any()]
+    exposure = np.exp(rows.offset) if plan.family in ("poisson", "negative_binomial") else np.ones(len(rows.y))
+    heads = [len(rows.y), rows.dropped, len(rows.y) > 0, rows.y.any()]
+    heads += [rows.weight.sum(), rows.weight @ rows.y, rows.weight @ rows.offset, rows.weight @ exposure]
     return np.concatenate([np.array(heads, dtype=np.float64), apart.sum(0), np.square(apart).sum(0)])
 
 

@@ -29,7 +29,7 @@ from piebald.statistics.models.rows import ModelRows, model_rows
 from piebald.statistics.models.sums import client_sums
 from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
 
-_LIMBS, _BITS, _STEP = 4, 32, 64  # a sum is a whole number of 2^-64, in 4 parts of 32 bits
+_LIMBS, _BITS, _STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
 _LARGEST = 2.0**60
 
 
@@ -119,7 +119,7 @@ class ModelSumsQuery(Query):
 class MaskedModelSumsQuery(ModelSumsQuery):
     """Send the sums of a model under the run's masks (`kind` is "masked_model_sums").
 
-    A sum is a whole number of 2^-64 in four parts of 32 bits, so that no bounds of the columns are needed.
+    A sum is a whole number of 2^-128 in six parts of 32 bits, so that no bounds of the columns are needed.
     """
 
     def hiding(self) -> Hiding | None:
@@ -139,7 +139,7 @@ class MaskedModelSumsQuery(ModelSumsQuery):
 
 
 def to_limbs(sums: Floats) -> Ints:
-    """Return sums [k] as whole numbers of 2^-64 in parts of 32 bits [4 k], of which the last is signed.
+    """Return sums [k] as whole numbers of 2^-128 in parts of 32 bits [6 k], of which the last is signed.
 
     Raises:
         ValueError: a sum is larger than 2^60.
@@ -159,7 +159,7 @@ def to_limbs(sums: Floats) -> Ints:
 
 
 def from_limbs(limbs: Floats) -> Floats:
-    """Return the sums [k] from the sums of their parts over clients [4 k]."""
+    """Return the sums [k] from the sums of their parts over clients [6 k]."""
     parts = limbs.reshape(-1, _LIMBS).tolist()
     wholes = [sum(int(part) << _BITS * place for place, part in enumerate(each)) for each in parts]
     return np.array([math.ldexp(float(whole), -_STEP) for whole in wholes])
