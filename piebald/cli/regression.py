@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -191,6 +192,8 @@ def _fitted(
         refuse_local_flags(client, None, None)
         if wanted.get("stratified") is False and "ties" in wanted:
             raise SettingError("--pooled compares rows of different clients, which sites do not show: leave it out")
+        if wanted.get("times", 0) is None:
+            raise SettingError("sites count rows at times that they are asked about: give --times, such as 30:3600:30")
         if "target" in wanted:
             wanted["target"] = wanted["target"] or TARGET
         if accepts_columns:
@@ -217,7 +220,7 @@ def _times(text: str) -> list[float]:
     """Return the times FIRST, FIRST + STEP, ... up to LAST."""
     try:
         first, last, step = map(float, text.split(":"))
-        count = int((last - first) / step + 1e-9) + 1
+        count = math.floor((last - first) / step + 1e-9) + 1
         if not 1 <= count <= 10_000:
             raise ValueError
     except (ValueError, ZeroDivisionError, OverflowError):
@@ -233,9 +236,9 @@ def _about_glm(model: Glm | MixedGlm | PooledGlm) -> str:
 
     start = f"{model.target}, {model.family}: {_rows(model)}"
     if isinstance(model, MixedGlm):
-        estimated = "restricted log-likelihood" if model.reml else "log-likelihood"
+        estimated = "Restricted log-likelihood" if model.reml else "Log-likelihood"
         return (
-            f"{start}, {estimated}\n{model.log_likelihood:.6g}.  Variance of clients' intercepts {model.between:.4g}, "
+            f"{start}.\n{estimated} {model.log_likelihood:.6g}.\nVariance of clients' intercepts {model.between:.4g}, "
             f"within clients {model.residual:.4g}."
         )
     if not isinstance(model, Glm):
@@ -244,7 +247,7 @@ def _about_glm(model: Glm | MixedGlm | PooledGlm) -> str:
     clustered = f"\nStandard errors by {model.clusters} clusters."
     alpha = "" if model.alpha is None else f"\nDispersion alpha {model.alpha:.4g}, std. error {model.alpha_error:.4g}."
     return (
-        f"{start}, deviance\n{model.deviance:.6g} of {model.null_deviance:.6g} without columns, in {model.iterations} "
+        f"{start}.\nDeviance {model.deviance:.6g} of {model.null_deviance:.6g} without columns, in {model.iterations} "
         f"questions.{alpha}{errors.get(model.error_kind, clustered)}"
     )
 

@@ -125,6 +125,12 @@ def test_survival_of_sites_is_that_of_their_pooled_rows(secure: bool, tmp_path: 
         assert curves.test.statistic == pytest.approx(whole.test.statistic, rel=1e-12)
 
 
+def test_curves_without_groups_are_asked_for_without_numbers() -> None:
+    found = fit_survival(sites(False, None), SurvivalOptions("time", "died", None, TIMES))
+    here = piebald.survival(pooled(PLANS[False]), client="site", time="time", event="died")
+    assert found.curves["all"].plain() == here.curves["all"].plain()
+
+
 def test_sums_in_parts_are_exact() -> None:
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=(5, 40)) * 10.0 ** rng.integers(-9, 17, (5, 40))
