@@ -46,6 +46,7 @@ dist: .venv/installed-dev              ## a wheel and a source archive in dist/
 	$(BIN)/python -m hatchling build -d dist
 
 release-check: dist                    ## what RELEASING.md asks for before a release: archives, and the wheel on each Python
+	$(PIP) twine
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tests/release_check.py dist
 

@@ -49,8 +49,10 @@ if TYPE_CHECKING:
     from piebald.statistics import FederatedStatistics as FederatedStatistics
     from piebald.statistics import Glm as Glm
     from piebald.statistics import Ledger as Ledger
+    from piebald.statistics import cox as cox
     from piebald.statistics import glm as glm
     from piebald.statistics import statistics as statistics
+    from piebald.statistics import survival as survival
     from piebald.statistics.trees import BoostedTrees as BoostedTrees
     from piebald.statistics.trees import trees as trees
 

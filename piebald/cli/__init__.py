@@ -32,6 +32,7 @@ from piebald.cli import queueing  # noqa: F401  # isort: skip
 from piebald.cli import keep  # noqa: F401  # isort: skip
 from piebald.cli import show  # noqa: F401  # isort: skip
 from piebald.cli import statistics  # noqa: F401  # isort: skip
+from piebald.cli import regression  # noqa: F401  # isort: skip
 from piebald.cli import trees  # noqa: F401  # isort: skip
 from piebald.cli import browse  # noqa: F401  # isort: skip
 

@@ -1,4 +1,4 @@
-"""Commands about the rows of all clients before anything is trained: statistics, glm."""
+"""The command about the columns of all clients before anything is trained: statistics."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def statistics(
     if noise_at is not None and epsilon is None:
         raise SettingError("--noise-at belongs to noise: give --epsilon and --delta, too, or leave it out")
     shares = () if standardise else (0.25, 0.5, 0.75) if quantile is None else quantile
-    limits, values = dict(map(_bounds, bounds or ())), dict(map(_categories, categories or ()))
+    limits, values = dict(map(_bounds, bounds or ())), dict(map(categories_of, categories or ()))
     pairs = [[name.strip() for name in pair.split(",")] for pair in table or ()]
     question: dict[str, Any] = {
         "quantiles": shares, "bins": bins, "bounds": limits, "categories": values, "tables": pairs,
@@ -79,7 +79,7 @@ def statistics(
     if asks_sites(credentials, options.runtime):
         from piebald.statistics.experiment import statistics_of_sites
 
-        _refuse_local_flags(client, ledger, noise_at)
+        refuse_local_flags(client, ledger, noise_at)
         flags = site_flags(file, options.sets, credentials)
         answer = statistics_of_sites(file, flags, credentials, **question)
         answer = answer if column is None else answer.only(column)
@@ -93,41 +93,6 @@ def statistics(
         print_json(answer.plain())
     else:
         _print(answer)
-
-
-@command("sets", "as_json")
-def glm(
-    options: SharedOptions,
-    file: Source,
-    target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
-    family: Annotated[
-        Literal["gaussian", "binomial", "poisson"], typer.Option(help="The distribution of the target.")
-    ] = "gaussian",
-    client: ClientColumn = None,
-    column: ColumnNames = None,
-    split: SplitName = None,
-) -> None:
-    """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
-    from piebald.statistics import glm as fit_glm
-
-    source = asked_rows(file, client, options.sets, split)
-    model = fit_glm(
-        source.source,
-        target=target or source.target,
-        columns=column or (source.features if source.columns else None),
-        family=family,
-        client=source.client,
-        split=split or "train",
-        features=source.inputs,
-    )
-    if options.as_json:
-        return print_json(model.plain())
-    heading, *rows = model.table()
-    print_narrow(heading, rows)
-    print(
-        f"\n{model.target}, {model.family}: {model.rows:,} rows ({model.dropped:,} with gaps left out), deviance "
-        f"{model.deviance:.6g}\nof {model.null_deviance:.6g} without columns, in {model.iterations} questions."
-    )
 
 
 def asks_sites(credentials: Path | None, runtime: str | None) -> bool:
@@ -243,7 +208,7 @@ def _refuse_split(split: str | None, table: Path | str) -> None:
         )
 
 
-def _refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str | None) -> None:
+def refuse_local_flags(client: str | None, ledger: Path | None, noise_at: str | None) -> None:
     """Refuse flags that have no meaning where sites are asked."""
     if client is not None:
         raise SettingError("--client is for rows on this machine: each site is a client")
@@ -277,7 +242,8 @@ def _bounds(text: str) -> tuple[str, tuple[float, float]]:
         raise SettingError(f"--bounds must be COLUMN=LOW:HIGH, like age=0:120, got {shown(text)}") from None
 
 
-def _categories(text: str) -> tuple[str, list[str]]:
+def categories_of(text: str) -> tuple[str, list[str]]:
+    """Return a column and its categories, written as COLUMN=A,B."""
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise SettingError(f"--categories must be COLUMN=A,B, got {shown(text)}")

@@ -281,7 +281,7 @@ class Update:
     Attributes:
         vectors: named vectors; "model" [s] is the change of the shared numbers since the task's model.  Empty
             where the update has been summed into `partial_sum`.
-        examples: rows the client trained on (or answered for).
+        examples: rows the client trained on (or answered for); of survival, events.
         steps: optimiser steps taken.
         metrics: named numbers, e.g. "loss".
         norm: Euclidean length of the trained parameters' change, without buffers; not finite where vectors["model"] is

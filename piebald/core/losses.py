@@ -181,6 +181,18 @@ def next_token_loss(outputs: Tensor, targets: Tensor, *, label_smoothing: float 
 # -- survival
 
 
+def count_events(targets: Any) -> int:
+    """Return the number of events among targets of `survival_pair`.
+
+    A client's loss is by event, so an average by events is of the stratified partial likelihood of all clients.
+
+    Examples:
+        >>> count_events(torch.tensor([[2.0, 1.0], [3.0, 0.0]]))
+        1
+    """
+    return int(survival_pair(targets)[1].sum())
+
+
 @on_logits
 def survival_loss(outputs: Tensor, targets: Any) -> Tensor:
     """Negative logarithm of Cox's partial likelihood over a batch, by event; tied times after Breslow (1974).

@@ -23,6 +23,7 @@ from piebald.core.losses import (
     Loss,
     absolute_error,
     binary_cross_entropy,
+    count_events,
     cross_entropy,
     huber_loss,
     model_loss,
@@ -55,6 +56,7 @@ class Objective:
         higher_is_better: whether higher values of the first metric are better.
         compares_rows: whether the loss compares the rows of a batch with one another, so that a row alone has none.
         domain: the targets that the loss takes, None where nobody says.
+        count: returns how much a client's training targets count in an average; None for the number of rows.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Objective:
     higher_is_better: bool = True
     compares_rows: bool = False
     domain: TargetDomain | None = None
+    count: Callable[[Tree], int] | None = None
 
     @property
     def classifies(self) -> bool:
@@ -149,7 +152,12 @@ OBJECTIVES = {
         domain=ClassNumbers(last=True, shifted=True),
     ),
     "survival": Objective(
-        "survival", survival_loss, {"concordance": Concordance()}, compares_rows=True, domain=TimesAndEvents()
+        "survival",
+        survival_loss,
+        {"concordance": Concordance()},
+        compares_rows=True,
+        domain=TimesAndEvents(),
+        count=count_events,
     ),
     "model": Objective("model", model_loss, {"accuracy": accuracy}),
 }

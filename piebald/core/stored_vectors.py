@@ -118,7 +118,8 @@ def numel_of(vectors: Mapping[str, Tensor], name: str) -> int:
 def raw(vector: Tensor) -> memoryview:
     """The bytes of a vector; without a copy where it is contiguous and on the CPU."""
     plain = vector.detach().cpu().contiguous().reshape(-1)
-    return plain.view(torch.uint8).numpy().data
+    # torch views no empty vector as one of other numbers
+    return plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
 
 
 class NamelessFile:

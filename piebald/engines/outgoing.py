@@ -59,7 +59,7 @@ def updates(
         state[PRIVATE] = numbers.fetched(_columns(output.model, shared, size))
     result = StackResult(
         steps=[],
-        examples=[engine.row_loader.size(client) for client in stack.clients],
+        examples=[engine.row_loader.examples(client, work.objective.count) for client in stack.clients],
         norms=[],
         nbytes=_sizes(engine, vectors, packed, len(output.steps)),
         metrics={name: [] for name in output.metrics},

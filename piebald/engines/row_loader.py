@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -117,6 +117,10 @@ class RowLoader:
         """Return the number of a client's training rows."""
         size = self.clients.size(client, "train")
         return len(self._rows(client, "train")) if size is None else size
+
+    def examples(self, client: int, count: Callable[[pytree.Tree], int] | None) -> int:
+        """Return how much a client's training counts: its rows, or what `Objective.count` says of their targets."""
+        return self.size(client) if count is None or client == SERVER_ID else count(self._rows(client, "train").y)
 
     def gather(self, clients: Sequence[int], split: Split) -> Gathered:
         """Rows of some clients on the device; of `SERVER_ID` the common test set, or the server's own training rows."""

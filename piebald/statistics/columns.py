@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.core import pytree
@@ -157,9 +156,8 @@ def _of_clients(
         if clients.classes is not None and labels is not None:
             classes = list(clients.classes)
             texts[TARGET] = np.array([classes[label] for label in labels.tolist()], dtype=object)
-        elif isinstance(rows.y, Tensor):
-            flat = rows.y.detach().cpu().double().reshape(len(rows), -1).numpy()
-            numbers |= {name: flat[:, place] for place, name in enumerate(target_names(flat.shape[1]))}
+        else:
+            numbers |= target_columns(rows.y)
         for column in columns or ():
             if column not in numbers and column not in texts:
                 raise unknown("column", column, [*numbers, *texts])
@@ -199,9 +197,21 @@ def input_names(width: int, features: Sequence[str] | None, targets: int = 0) ->
     return [f"x{place}" for place in range(width)] if features is None else features
 
 
-def target_names(width: int) -> list[str]:
-    """Return the names of targets: "target", or "target0", "target1", ..."""
-    return [TARGET] if width == 1 else [f"{TARGET}{place}" for place in range(width)]
+def target_columns(targets: Any) -> dict[str, Floats]:
+    """Return targets of one or several tensors [n, ...] as columns, "target" or "target0", "target1", ...
+
+    Targets that have names, such as a time and an event, keep them.
+    """
+    parts = dict(targets) if isinstance(targets, Mapping) else {TARGET: targets}
+    if isinstance(targets, tuple):
+        parts = {f"{TARGET}{place}": part for place, part in enumerate(targets)}
+    columns: dict[str, Floats] = {}
+    for name, part in parts.items():
+        flat = pytree.single(part, "statistics of targets").detach().cpu().double()
+        flat = flat.reshape(len(flat), math.prod(flat.shape[1:]))
+        wide = flat.shape[1] != 1
+        columns |= {f"{name}{place}" if wide else str(name): column.numpy() for place, column in enumerate(flat.T)}
+    return columns
 
 
 def _with_same_columns(tables: list[ClientColumns]) -> list[ClientColumns]:

@@ -15,7 +15,7 @@ from piebald.core import pytree
 from piebald.core.errors import RuntimeFault
 from piebald.core.moments import Floats, Ints, Moments, keys_of
 from piebald.core.plain_text import printable
-from piebald.statistics.columns import TARGET, input_names, target_names
+from piebald.statistics.columns import TARGET, input_names, target_columns
 from piebald.statistics.describe import numbers_of
 from piebald.statistics.exact import Answers
 from piebald.statistics.pooled_statistics import FederatedStatistics, NumberColumn, TextColumn
@@ -187,8 +187,8 @@ def column_names(clients: Clients, features: Sequence[str] | None) -> tuple[list
         SettingError: there are too many columns, or another number of names.
     """
     blank = clients.rows(0, "train")
-    inputs, targets = (math.prod(pytree.single(part, "statistics").shape[1:]) for part in (blank.x, blank.y))
-    return [*input_names(inputs, features, targets), *target_names(targets)], targets
+    inputs, targets = math.prod(pytree.single(blank.x, "statistics").shape[1:]), list(target_columns(blank.y))
+    return [*input_names(inputs, features, len(targets)), *targets], len(targets)
 
 
 def _class_counts(answers: Answers, columns: int, classes: Sequence[str]) -> TextColumn:

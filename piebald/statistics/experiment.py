@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from piebald.contracts import Clients, DismissesSites, Query, Runtime, Split
 from piebald.core.errors import SettingError
@@ -19,8 +20,20 @@ from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
 from piebald.statistics.exact_at_sites import stated_questions, statistics_at_sites
 from piebald.statistics.hidden_at_sites import hidden_at_sites, hidden_question
+from piebald.statistics.models.clients import ModelClients, SiteColumns, SiteModelClients
+from piebald.statistics.models.plan import ModelPlan
 from piebald.statistics.pooled_statistics import FederatedStatistics
 from piebald.statistics.request import noise_multiplier, statistics_request
+
+T = TypeVar("T")
+Options = TypeVar("Options", bound="ModelOptions")
+
+
+class ModelOptions(Protocol):
+    """What a user says of a model."""
+
+    def plan(self, clients: Any, /) -> tuple[ModelPlan, list[str]]:
+        """Return the plan of clients' columns, and the names of its regressors."""
 
 
 class QuestionExperiment(ExperimentSettings):
@@ -155,3 +168,42 @@ def statistics_of_sites(
         if hidden:
             return hidden_at_sites(*common, epsilon=epsilon, delta=delta, split=split, features=features)
         return statistics_at_sites(*common, split=split, features=features)
+
+
+def model_of_sites(
+    file: Path,
+    flags: Sequence[str],
+    credentials: Path | None,
+    fit: Callable[[ModelClients, Options], T],
+    options: Options,
+    *,
+    split: Split = "train",
+    categories: Mapping[str, Sequence[str]] | None = None,
+    secure: bool = False,
+) -> T:
+    """Fit a model to the rows of the sites of a federation, which answer with sums.
+
+    Args:
+        file, flags, credentials: as of `statistics_of_sites`.
+        fit: `linear_models.fit_glm`, `survival.fit_cox` or `survival.fit_survival`.
+        options: of the model.
+        split: the split of the rows.
+        categories: the categories of columns of codes.
+        secure: whether sums leave sites under masks.
+
+    Raises:
+        SettingError: a setting is wrong, no site answers, or there is no such model.
+    """
+
+    def columns(settings: ExperimentSettings, clients: Clients) -> SiteColumns:
+        data = settings.data
+        return SiteColumns(clients, data.features, data.target, split, categories or {}, secure)
+
+    def questions(settings: ExperimentSettings, clients: Clients) -> list[Query]:
+        asked = columns(settings, clients)
+        return [asked.query(options.plan(asked)[0])]
+
+    masks = (SecureAggregation(bits=64),) if secure else ()
+    with open_sites(file, flags, credentials, "models", masks, questions) as sites:
+        asked = columns(sites.settings, sites.clients)
+        return fit(SiteModelClients(asked, sites.runtime, sites.work, sites.clients), options)

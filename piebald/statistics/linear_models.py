@@ -1,90 +1,64 @@
-"""Generalised linear models of the pooled rows, by federated iteratively reweighted least squares (IRLS).
+"""Generalised linear models of the pooled rows, with what is said of clients that differ.
 
-McCullagh and Nelder 1989, section 2.5, with canonical links.  In each iteration clients get the coefficients and answer
-with X'WX, X'Wz and their deviance; the sums over clients are those of the pooled rows, so the model is that of the
-pooled rows (as in DataSHIELD's `ds.glm`, Jones et al. 2012).
+Clients get coefficients and answer with sums over their rows: the log-likelihood, its score and its information.  The
+sums over clients are those of the pooled rows, so Newton's method ends at the model of the pooled rows (McCullagh and
+Nelder 1989, section 2.5; as in DataSHIELD's `ds.glm`, Jones et al. 2012).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from piebald.contracts import Split
 from piebald.core.arguments import Count, checked, checked_class
-from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.moments import Floats, Moments, merged
-from piebald.report.page.markup import html_table
-from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
+from piebald.core.errors import SettingError
+from piebald.core.moments import Floats
+from piebald.statistics.columns import TARGET
+from piebald.statistics.estimates import Estimates
+from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
+from piebald.statistics.models.fitting import Maximum, maximised, normal_mixed, quadrature_mixed
+from piebald.statistics.models.likelihood import Likelihood
+from piebald.statistics.models.plan import HEADS, Ask, Family, ModelPlan
+from piebald.statistics.models.rows import Scale
 
-Family = Literal["gaussian", "binomial", "poisson"]
 INTERCEPT = "(intercept)"
-_TOLERANCE = 1e-13  # of the deviance's change, relative
-
-
-class Sums(NamedTuple):
-    """The answer of one client to coefficients: X'WX [p, p], X'W(z - eta) [p], deviance."""
-
-    information: Floats
-    score: Floats
-    deviance: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Design:
-    """The rows of one client that have no gaps.
-
-    Attributes:
-        x: regressors [n, p] as standard scores, the first one 1.
-        y: targets [n].
-        dropped: rows with gaps, which are left out.
-    """
-
-    x: Floats
-    y: Floats
-    dropped: int
-
-    def sums(self, family: Family, coefficients: Floats) -> Sums:
-        """Return the client's answer to some coefficients [p]."""
-        eta = self.x @ coefficients
-        mean, weight = _mean_and_weight(family, eta)
-        information = (self.x * weight[:, None]).T @ self.x
-        return Sums(information, self.x.T @ (self.y - mean), deviance(family, self.y, eta, mean))
+RandomIntercept = Literal["one_stage", "two_stage"]
+_Pairs = Mapping[str, Any]
 
 
 @checked_class
-@dataclass(frozen=True, slots=True, eq=False)
-class Glm:
-    """A fitted model.
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Glm(Estimates):
+    """A fitted generalised linear model; see `Estimates` for its coefficients.
 
     Attributes:
         family: the distribution of targets.
         target: the column that is explained.
-        names: of the coefficients [p]; a category's is "column=value".
-        coefficients, errors: their estimates and standard errors [p].
-        covariance: of the estimates [p, p].
+        error_kind: where standard errors come from: the "model", or scores of rows ("robust") or of clusters
+            ("clustered").
+        clusters: the number of clusters, None without them.
         dispersion: 1, but for "gaussian" the residual variance.
+        alpha, alpha_error: the dispersion of a negative binomial, whose variance is mu + alpha mu^2, and its standard
+            error; None for other families.
+        log_likelihood: of the model; None for "gaussian" with weights.
         deviance, null_deviance: of the model, and of one with an intercept alone.
-        rows, dropped: rows in the model, and rows with gaps that were left out.
-        iterations: questions to the clients.
     """
 
     family: Family
     target: str
-    names: tuple[str, ...]
-    coefficients: Floats
-    errors: Floats
-    covariance: Floats
+    error_kind: Literal["model", "robust", "clustered"]
+    clusters: int | None
     dispersion: float
+    alpha: float | None
+    alpha_error: float | None
+    log_likelihood: float | None
     deviance: float
     null_deviance: float
-    rows: int
-    dropped: int
-    iterations: int
 
     def __repr__(self) -> str:
         """Return the model in one line."""
@@ -93,47 +67,60 @@ class Glm:
             f"{self.deviance:.6g}>"
         )
 
-    def _repr_html_(self) -> str:
-        heading, *rows = self.table()
-        return html_table(heading, rows)
-
     @property
-    def statistics(self) -> Floats:
-        """Estimates in standard errors [p]: z, and t for "gaussian"."""
-        return self.coefficients / self.errors
-
-    @property
-    def p_values(self) -> Floats:
-        """Two-sided p-values of the coefficients [p].
-
-        They are by Student's t for "gaussian", as in R (statsmodels takes the normal distribution there), and by the
-        normal distribution otherwise.
+    def degrees(self) -> float:
+        """Degrees of freedom of Student's t, for "gaussian" as in R (statsmodels takes the normal distribution there);
+        robust errors have the normal distribution.
         """
-        from scipy import stats
+        by_model = self.family == "gaussian" and self.error_kind == "model"
+        return self.rows - len(self.names) if by_model else math.inf
 
-        size = np.abs(self.statistics)
-        gaussian = self.family == "gaussian"
-        return np.asarray(2 * (stats.t.sf(size, self.rows - len(self.names)) if gaussian else stats.norm.sf(size)))
 
-    def table(self) -> list[list[Any]]:
-        """Return a table of the coefficients, with its heading as the first row."""
-        letter = "t" if self.family == "gaussian" else "z"
-        rows = zip(self.names, self.coefficients, self.errors, self.statistics, self.p_values, strict=True)
-        return [
-            ["", "coefficient", "std. error", letter, "p"],
-            *([name, *map(float, values)] for name, *values in rows),
-        ]
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MixedGlm(Estimates):
+    """A generalised linear model with a normal random intercept of each client; see `Estimates` for its coefficients.
 
-    def plain(self) -> dict[str, Any]:
-        """Return the model as JSON values."""
-        heading, *rows = self.table()
-        return {
-            "family": self.family,
-            "target": self.target,
-            "coefficients": {row[0]: dict(zip(heading[1:], row[1:], strict=True)) for row in rows},
-            **{name: getattr(self, name) for name in ("dispersion", "deviance", "null_deviance")},
-            **{name: getattr(self, name) for name in ("rows", "dropped", "iterations")},
-        }
+    Attributes:
+        family: the distribution of targets.
+        target: the column that is explained.
+        between: the variance of clients' intercepts, 0 where their likelihood is highest without one.
+        residual: the variance within clients of "gaussian", else 1.
+        log_likelihood: the restricted one for "gaussian" with REML.
+        reml: whether it is restricted.
+    """
+
+    family: Family
+    target: str
+    between: float
+    residual: float
+    log_likelihood: float
+    reml: bool
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PooledGlm(Estimates):
+    """Generalised linear models of single clients, pooled coefficient by coefficient; see `Estimates`.
+
+    Coefficients and errors are those of random effects (DerSimonian and Laird 1986), as in DataSHIELD's `ds.glmSLMA`.
+
+    Attributes:
+        family: the distribution of targets.
+        target: the column that is explained.
+        fitted: clients that have a model of their own; others have too few rows, or no finite estimate.
+        fixed, fixed_errors: the coefficients with weights of inverse variance, and their standard errors [p].
+        between: variances of coefficients between clients [p].
+        heterogeneity: Cochran's Q of each coefficient [p], with `fitted - 1` degrees of freedom.
+    """
+
+    family: Family
+    target: str
+    fitted: int
+    fixed: Floats
+    fixed_errors: Floats
+    between: Floats
+    heterogeneity: Floats
 
 
 @checked
@@ -143,22 +130,45 @@ def glm(
     target: str | None = None,
     columns: Sequence[str] | None = None,
     family: Family = "gaussian",
+    offset: str | None = None,
+    weights: str | None = None,
+    robust: bool = False,
+    cluster: str | None = None,
+    random_intercept: RandomIntercept | None = None,
+    reml: bool = True,
     client: str | None = None,
     split: Split = "train",
     features: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
     max_iterations: Count = 50,
-) -> Glm:
+) -> Glm | MixedGlm | PooledGlm:
     """Fit a generalised linear model to the rows of all clients, as if they were pooled.
 
-    Rows with gaps are left out.  A column of text has a coefficient for each category but the first.
+    Rows with gaps, also in the offset or the weights, are left out.  A column of text has a coefficient for each
+    category but the first.
 
     Args:
         clients, client, split, features: as of `statistics`.
         target: the column to explain; "target" by default, as `Clients` have it.  Under "binomial" it has the numbers 0
-            and 1, or two categories, of which the second in alphabetical order counts as 1; under "poisson" counts.
+            and 1, or two categories, of which the second in alphabetical order counts as 1; under "poisson" and
+            "negative_binomial" counts.
         columns: the columns to explain it by, all others by default.
-        family: the distribution of targets: "gaussian" (identity link), "binomial" (logit) or "poisson" (log).
-        max_iterations: questions to the clients, at most.
+        family: the distribution of targets: "gaussian" (identity link), "binomial" (logit), "poisson" or
+            "negative_binomial" (log), whose dispersion is estimated.
+        offset: a column that is added to the linear predictor, such as the logarithm of an exposure.
+        weights: a column of weights of rows, as in R and as `var_weights` of statsmodels: they multiply a row's
+            log-likelihood, and a row of weight 0 is left out.
+        robust: standard errors by each row's own residual (HC1) instead of the model's.
+        cluster: a column whose values name clusters of rows that may depend on each other, or "client" for one of each
+            client: cluster-robust standard errors, times G / (G - 1) (n - 1) / (n - p) as in statsmodels and Stata.
+        random_intercept: "one_stage" for a mixed model with a random intercept of each client; "two_stage" to fit a
+            model at each client and pool the coefficients.
+        reml: for "gaussian" in one stage, maximise the restricted likelihood, as lme4.
+        categories: the values of columns of codes, of which each but the first has a coefficient.
+        max_iterations: questions to the clients, at most, for each likelihood that is maximised.
+
+    Returns:
+        A `Glm`; a `MixedGlm` in one stage, a `PooledGlm` in two.
 
     Raises:
         SettingError: an argument is wrong, the target does not fit the family, columns depend on each other, or a
@@ -172,166 +182,233 @@ def glm(
         >>> dict(zip(model.names, model.coefficients.round(2).tolist()))
         {'(intercept)': 1.03, 'dose': 1.98}
     """
-    name = TARGET if target is None else target
-    if columns is not None and name in columns:
-        raise SettingError(f"columns must not include the target {name!r}: leave it out")
-    tables = columns_of(clients, client, None if columns is None else [*columns, name], split, features)
-    first = tables[0]
-    if name not in first.numbers and name not in first.texts:
-        raise unknown("column", name, [*first.numbers, *first.texts])
-    categories = categories_of(tables, [column for column in first.texts if column != name])
-    numbers = [column for column in first.numbers if column != name]
-    second = _second_class(tables, name, family)
-    rows = [_regressors(table, numbers, categories, name, second) for table in tables]
-    coded = [f"{column}={value}" for column, values in categories.items() for value in values[1:]]
-    names = [INTERCEPT, *numbers, *coded]
-    for table, (_, y, _) in zip(tables, rows, strict=True):
-        _check_target(family, name, y, table.name)
-    moments = merged(Moments.of(x, names[1:]) for x, _, _ in rows)
-    if moments.rows <= len(names):
-        raise SettingError(
-            f"{len(names)} coefficients need more than {len(names)} rows without gaps, got {moments.rows}"
-        )
-    for place, column in enumerate(names[1:]):
-        if not moments.scatter[place]:
-            raise SettingError(f"column {column!r} is constant over all clients, like the intercept: leave it out")
-    # standard scores, so that one threshold of `_newton_step` fits all columns
-    spread = np.sqrt(moments.scatter / moments.rows)
-    designs = [
-        Design(np.column_stack([np.ones(len(y)), (x - moments.mean) / spread]), y, dropped) for x, y, dropped in rows
-    ]
-    return _fitted(designs, names, name, family, moments.mean, spread, max_iterations)
+    options = GlmOptions(
+        target or TARGET, columns, family, offset, weights, robust, cluster, random_intercept, reml, max_iterations
+    )
+    wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
+    return fit_glm(LocalModelClients(clients, client, wanted, split, features, categories), options)
 
 
-def _fitted(
-    designs: Sequence[Design], names: Sequence[str], target: str, family: Family, mean: Floats, spread: Floats,
-    most: int,
-) -> Glm:  # fmt: skip
-    rows, width = sum(len(design.y) for design in designs), len(names)
-    coefficients = np.zeros(width)
-    coefficients[0] = _null_intercept(family, designs)
-    null = _summed(designs, family, coefficients)
-    sums, questions = null, 1
-    while True:
-        if questions >= most:
-            reason = "its numbers may be too unlike for this family"
-            if family == "binomial":
-                reason = "a combination of columns probably separates the classes: leave one out"
-            raise SettingError(f"the model has no finite estimate after {most} iterations; {reason}")
-        step = _newton_step(sums.information, sums.score, names)
-        after = _summed(designs, family, coefficients + step)
-        questions += 1
-        while not after.deviance <= sums.deviance * (1 + 1e-9) + 1e-9 and questions < most:  # too far: half the step
-            step = step / 2
-            after = _summed(designs, family, coefficients + step)
-            questions += 1
-        coefficients, before, sums = coefficients + step, sums, after
-        if abs(before.deviance - sums.deviance) <= _TOLERANCE * (abs(sums.deviance) + 1e-3):
-            break
-    # where classes are separated, the information in some direction has vanished by now, which this refuses
-    _newton_step(sums.information, sums.score, names)
-    dispersion = sums.deviance / (rows - width) if family == "gaussian" else 1.0
-    covariance = dispersion * np.linalg.inv(sums.information)
-    back = np.diag(np.concatenate([[1.0], 1 / spread]))  # from standard scores to the columns themselves
-    back[0, 1:] = -mean / spread
-    covariance = back @ covariance @ back.T
+@dataclass(frozen=True, slots=True)
+class GlmOptions:
+    """The arguments of `glm` that say what is fitted."""
+
+    target: str
+    columns: Sequence[str] | None = None
+    family: Family = "gaussian"
+    offset: str | None = None
+    weights: str | None = None
+    robust: bool = False
+    cluster: str | None = None
+    random_intercept: RandomIntercept | None = None
+    reml: bool = True
+    max_iterations: int = 50
+
+    def roles(self, client: str | None) -> ColumnRoles:
+        """Return the parts of columns.
+
+        Raises:
+            SettingError: options do not go together.
+        """
+        if self.random_intercept and (self.robust or self.cluster is not None):
+            raise SettingError("robust errors are of a model without random intercepts: leave one of them out")
+        if self.random_intercept == "one_stage" and self.family == "negative_binomial":
+            raise SettingError(
+                "a negative binomial has no random intercept in one stage: take 'two_stage', or the family 'poisson'"
+            )
+        cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
+        return ColumnRoles(self.target, None, self.offset, self.weights, cluster)
+
+    def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
+        """Return the plan, and the names of the regressors."""
+        return planned(clients, self.family, self.roles(clients.client), self.columns)
+
+
+def fit_glm(clients: ModelClients, options: GlmOptions) -> Glm | MixedGlm | PooledGlm:
+    """Fit the model that the options say, of clients on this machine or at sites."""
+    plan, columns = options.plan(clients)
+    model = ModelOfRows(clients, plan, (INTERCEPT, *columns), options.max_iterations)
+    common: dict[str, Any] = {"family": options.family, "target": options.target}
+    if options.random_intercept == "two_stage":
+        return _pooled(model, common)
+    if options.random_intercept == "one_stage":
+        return _mixed(model, common, options.reml)
+    fit = model.maximum()
+    null = model.null(fit)
+    covariance, clusters = fit.covariance, None
+    if options.robust or options.cluster is not None:
+        covariance, clusters = model.sandwich(fit)
+    width = len(model.names)
+    alpha = math.exp(fit.point[-1]) if options.family == "negative_binomial" else None
+    log_likelihood: float | None = fit.sums.value
+    if options.family == "gaussian":
+        log_likelihood = -model.rows / 2 * (math.log(2 * math.pi * fit.sums.deviance / model.rows) + 1)
+        log_likelihood = None if options.weights is not None else log_likelihood
     return Glm(
-        family, target, tuple(names), back @ coefficients, np.sqrt(np.diag(covariance)), covariance, dispersion,
-        sums.deviance, null.deviance, rows, sum(design.dropped for design in designs), questions,
+        **model.estimates(fit.point, covariance), **common, dispersion=fit.dispersion, alpha=alpha,
+        alpha_error=None if alpha is None else alpha * math.sqrt(covariance[width, width]),
+        error_kind="model" if clusters is None else "robust" if options.cluster is None else "clustered",
+        clusters=clusters if options.cluster is not None else None, log_likelihood=log_likelihood,
+        deviance=fit.sums.deviance, null_deviance=null.sums.deviance,
     )  # fmt: skip
 
 
-def _summed(designs: Sequence[Design], family: Family, coefficients: Floats) -> Sums:
-    """Return the sums over clients."""
-    informations, scores, deviances = zip(*(design.sums(family, coefficients) for design in designs), strict=True)
-    return Sums(np.sum(informations, axis=0), np.sum(scores, axis=0), math.fsum(deviances))
+class ModelOfRows:
+    """A model of the rows of clients, whose columns' means and deviations have been asked for.
 
+    Args:
+        clients: who is asked.
+        plan: the columns.
+        names: of the coefficients.
+        most: questions for each likelihood that is maximised, at most.
 
-def _newton_step(information: Floats, score: Floats, names: Sequence[str]) -> Floats:
-    """Return the step of Newton's method.
+    Attributes:
+        clients, plan, names: as given.
+        scale: means and deviations of the columns.
+        rows, dropped, taking_part, events: rows, rows that are left out, clients with rows and with targets besides 0.
+        weight, total, offset, exposure: the sums of weights, and of weighted targets, offsets, and exp of offsets.
+        questions: how often clients were asked.
 
     Raises:
-        SettingError: columns depend on each other.
+        SettingError: a column is constant, or there are too few rows.
     """
-    values, vectors = np.linalg.eigh(information)
-    if values[0] <= max(1e-11 * values[-1], 1e-9):  # in rows, since columns are standard scores
-        by_weight = np.argsort(-np.abs(vectors[:, 0]))
-        involved = [names[place] for place in by_weight if abs(vectors[place, 0]) > 0.1]
-        raise SettingError(
-            f"the columns {', '.join(involved[:4])} depend on each other over all clients, or separate the target: "
-            "leave one of them out"
-        )
-    return np.asarray(np.linalg.solve(information, score))
+
+    def __init__(self, clients: ModelClients, plan: ModelPlan, names: Sequence[str], most: int) -> None:
+        self.clients, self.plan, self.names, self._most = clients, plan, tuple(names), most
+        self.questions, columns = 0, len(plan.columns)
+        self.scale = Scale(np.zeros(columns), np.ones(columns))
+        moments = self.ask("moments")
+        self.rows, self.dropped, self.taking_part, self.events = map(int, moments[:4])
+        self.weight, self.total, self.offset, self.exposure = map(float, moments[4:HEADS])
+        if self.rows <= plan.parameters:
+            raise SettingError(
+                f"{plan.parameters} coefficients need more than {plan.parameters} rows without gaps, got {self.rows}"
+            )
+        self.scale = Scale(moments[HEADS : HEADS + columns] / self.rows, np.ones(columns))
+        if columns:
+            apart = self.ask("moments")[HEADS:]
+            spread = np.sqrt(np.maximum(apart[columns:] / self.rows - np.square(apart[:columns] / self.rows), 0.0))
+            for name, mean, deviation in zip(self.names[-columns:], self.scale.mean, spread, strict=True):
+                if deviation <= 1e-14 * abs(mean):
+                    part = "a baseline" if plan.has_times else "the intercept"
+                    raise SettingError(f"column {name!r} is constant over all clients, like {part}: leave it out")
+            self.scale = Scale(self.scale.mean, spread)
+
+    def ask(self, ask: Ask, *numbers: Floats | float) -> Floats:
+        """Return the sums over all clients."""
+        self.questions += 1
+        flat = [np.atleast_1d(np.asarray(part, dtype=np.float64)) for part in numbers]
+        return self.clients.sums(self.plan, ask, np.concatenate([*self.scale, *flat]))
+
+    def likelihood(self, point: Floats) -> Likelihood:
+        """Return the log-likelihood of all rows at parameters of standard scores [q]."""
+        return Likelihood.of_flat(self.ask("likelihood", point), self.plan.parameters)
+
+    def maximum(self) -> Maximum:
+        """Return the maximum of the likelihood.
+
+        Raises:
+            SettingError: there is nothing to explain, or no finite estimate.
+        """
+        start = np.zeros(self.plan.parameters)
+        if not self.plan.has_times:
+            start[0] = self._null_intercept()
+        return maximised(self.likelihood, self.plan, self.rows, start=start, names=self.names, most=self._most)
+
+    def null(self, fit: Maximum) -> Maximum:
+        """Return the maximum with an intercept alone; a negative binomial has the dispersion of `fit`, as in R."""
+        whole = np.zeros(self.plan.parameters)
+        whole[self.plan.width :] = fit.point[self.plan.width :]
+
+        def of_intercept(point: Floats) -> Likelihood:
+            whole[0] = point[0]
+            sums = self.likelihood(whole)
+            return sums._replace(score=sums.score[:1], information=sums.information[:1, :1])
+
+        family = "poisson" if self.plan.family == "negative_binomial" else self.plan.family  # one parameter
+        plan = self.plan.model_copy(update={"columns": (), "family": family})
+        start = np.array([self._null_intercept()])
+        return maximised(of_intercept, plan, self.rows, start=start, names=(INTERCEPT,), most=self._most)
+
+    def _null_intercept(self) -> float:
+        """Return about the intercept of a model with nothing else; not exactly that of "binomial" with an offset."""
+        mean = self.total / self.weight
+        if self.plan.family == "gaussian":
+            return mean - self.offset / self.weight
+        if mean <= 0 or (self.plan.family == "binomial" and mean >= 1):
+            raise SettingError("the target is the same in all rows without gaps, so there is nothing to explain")
+        return math.log(mean / (1 - mean) if self.plan.family == "binomial" else self.total / self.exposure)
+
+    def sandwich(self, fit: Maximum) -> tuple[Floats, int]:
+        """Return the robust covariance of the parameters [q, q], and the number of clusters.
+
+        Raises:
+            SettingError: there are no two clusters.
+        """
+        answer = self.ask("scores", fit.point)
+        clusters, outer = round(float(answer[0])), answer[1:].reshape(fit.covariance.shape)
+        if clusters < 2:
+            raise SettingError(f"robust errors need at least 2 clusters, got {clusters}: take another column")
+        inverse = fit.covariance / fit.dispersion
+        factor = 1.0
+        if not self.plan.has_times:
+            factor = clusters / (clusters - 1) * (self.rows - 1) / (self.rows - self.plan.width)
+        return factor * inverse @ outer @ inverse, clusters
+
+    def estimates(self, point: Floats, covariance: Floats) -> dict[str, Any]:
+        """Return the fields of `Estimates`, in units of the columns."""
+        width, back = len(self.names), self.scale.from_scores(len(point))
+        covariance = (back @ covariance @ back.T)[:width, :width]
+        return {
+            "names": self.names, "coefficients": (back @ point)[:width], "errors": np.sqrt(np.diag(covariance)),
+            "covariance": covariance, "rows": self.rows, "dropped": self.dropped, "clients": self.taking_part,
+            "iterations": self.questions,
+        }  # fmt: skip
 
 
-def _mean_and_weight(family: Family, eta: Floats) -> tuple[Floats, Floats]:
-    """Return means and their derivatives at linear predictors [n]."""
-    if family == "gaussian":
-        return eta, np.ones_like(eta)
-    if family == "poisson":
-        mean = np.exp(np.minimum(eta, 700.0))
-        return mean, mean
-    small = np.exp(-np.abs(eta))  # at most 1, so that nothing overflows
-    mean = np.where(eta >= 0, 1 / (1 + small), small / (1 + small))
-    return mean, small / np.square(1 + small)
-
-
-def deviance(family: Family, y: Floats, eta: Floats, mean: Floats) -> float:
-    """Return twice the log-likelihood that the model lacks to a perfect one, for means at linear predictors [n]."""
-    if family == "gaussian":
-        return math.fsum(np.square(y - mean).tolist())
-    if family == "poisson":
-        log = np.where(y > 0, y * (np.log(np.maximum(y, 1e-300)) - eta), 0.0)
-        return 2 * math.fsum((log - (y - mean)).tolist())
-    return 2 * math.fsum((np.logaddexp(0.0, eta) - y * eta).tolist())
-
-
-def _null_intercept(family: Family, designs: Sequence[Design]) -> float:
-    """Return the intercept of a model with nothing else."""
-    mean = math.fsum(float(design.y.sum()) for design in designs) / sum(len(design.y) for design in designs)
-    if family == "gaussian":
-        return mean
-    if mean <= 0 or (family == "binomial" and mean >= 1):
-        raise SettingError("the target is the same in all rows without gaps, so there is nothing to explain")
-    return math.log(mean) if family == "poisson" else math.log(mean / (1 - mean))
-
-
-def _second_class(tables: Sequence[ClientColumns], target: str, family: Family) -> str | None:
-    """Return the category of a target of text that counts as 1, None where it has numbers."""
-    if target not in tables[0].texts:
-        return None
-    values = categories_of(tables, [target])[target]
-    if family != "binomial" or len(values) != 2:
-        got = f"text with {len(values)} categories, like {shown(values[0], 30) if values else 'none'}"
-        raise SettingError(f"the target {target!r} must hold numbers, or two categories under 'binomial', got {got}")
-    return values[1]
-
-
-def _regressors(
-    table: ClientColumns, numbers: Sequence[str], categories: dict[str, list[str]], target: str, second: str | None
-) -> tuple[Floats, Floats, int]:
-    """Return a client's regressors [n, p - 1] and targets [n] of rows without gaps, and the number of other rows."""
-    columns = [table.numbers[name] for name in numbers]
-    whole = np.ones(table.rows, dtype=bool)
-    for name, values in categories.items():
-        texts = table.texts[name]
-        whole &= np.array([text is not None for text in texts], dtype=bool)
-        columns += [np.array([float(text == value) for text in texts]) for value in values[1:]]
-    if second is None:
-        y = table.numbers[target]
+def _mixed(model: ModelOfRows, common: _Pairs, reml: bool) -> MixedGlm:
+    width = model.plan.width
+    if model.taking_part < 2:
+        raise SettingError(f"random intercepts need at least 2 clients with rows, got {model.taking_part}")
+    reml = reml and model.plan.family == "gaussian"
+    if model.plan.family == "gaussian":
+        fit = normal_mixed(lambda ratio: model.ask("random", ratio), width, reml)
     else:
-        y = np.array([math.nan if text is None else float(text == second) for text in table.texts[target]])
-    x = np.column_stack(columns) if columns else np.zeros((table.rows, 0))
-    whole &= np.isfinite(x).all(1) & np.isfinite(y)
-    return x[whole], y[whole], int(table.rows - whole.sum())
+        start = model.maximum().point
+        most = 4 * model._most  # it begins farther away than a model without random intercepts
+        fit = quadrature_mixed(lambda point: Likelihood.of_flat(model.ask("random", point), width + 1), start, most)
+    value = -fit.value / 2
+    if reml:  # columns are standard scores in the likelihood
+        value -= float(np.log(model.scale.spread).sum())
+    return MixedGlm(
+        **model.estimates(fit.point, fit.covariance), **common, between=fit.between, residual=fit.residual,
+        log_likelihood=value, reml=reml,
+    )  # fmt: skip
 
 
-def _check_target(family: Family, target: str, y: Floats, client: str) -> None:
-    if family == "binomial" and bool(((y != 0) & (y != 1)).any()):
+def _pooled(model: ModelOfRows, common: _Pairs) -> PooledGlm:
+    width = model.plan.parameters
+
+    def sums(centre: Floats, between: Floats) -> list[Floats]:
+        return list(model.ask("two_stage", centre, between).reshape(5, width))
+
+    nothing = np.zeros(width)
+    count, weight, apart, _, _ = sums(nothing, nothing)
+    if count[0] < 1:
         raise SettingError(
-            f"under 'binomial' the target {target!r} must be 0 or 1, and client {client!r} has other numbers"
+            "no client has a finite model of its own: take random_intercept='one_stage', or pool the rows"
         )
-    if family == "poisson" and bool(((y < 0) | (y != np.round(y))).any()):
-        raise SettingError(
-            f"under 'poisson' the target {target!r} must be counts, and client {client!r} has other numbers"
-        )
+    fixed, fixed_variance = apart / weight, 1 / weight
+    _, _, _, heterogeneity, squares = sums(fixed, nothing)
+    # Cochran's Q beyond its degrees of freedom is what clients differ by
+    scale = weight - squares / weight
+    between = np.where(scale > 0, np.maximum(heterogeneity - (count - 1), 0) / np.where(scale > 0, scale, 1), 0.0)
+    _, weight, apart, _, _ = sums(fixed, between)
+    point, part = fixed + apart / weight, slice(0, len(model.names))
+    fields = model.estimates(np.zeros(width), np.eye(width)) | {
+        "coefficients": point[part], "errors": np.sqrt(1 / weight)[part], "covariance": np.diag(1 / weight[part])
+    }  # fmt: skip
+    return PooledGlm(
+        **fields, **common, fitted=int(count[0]), fixed=fixed[part], fixed_errors=np.sqrt(fixed_variance)[part],
+        between=between[part], heterogeneity=heterogeneity[part],
+    )  # fmt: skip

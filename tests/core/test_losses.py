@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -156,6 +156,26 @@ def test_concordance_is_that_of_a_loop_over_all_pairs(seed: int) -> None:
     metric.update(hazard[:11].unsqueeze(1), {"time": time[:11], "event": event[:11]})
     metric.update(hazard[11:].unsqueeze(1), {"time": time[11:], "event": event[11:]})
     assert float(metric.compute()) == pytest.approx(right / known)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_clients_with_survival_count_by_events(engine: Literal["sequential", "batched"]) -> None:
+    """The average of clients with unequal shares of events is the model that is stratified by client; before, it
+    weighed by rows.
+    """
+    rng, parts = np.random.default_rng(0), {}
+    for name, rows, slope, seen in (("a", 90, 0.9, 20.0), ("b", 90, 0.2, 0.4), ("none", 40, 0.9, 0.0)):
+        x = rng.normal(size=(rows, 1)).astype(np.float32)
+        ends, last = rng.exponential(np.exp(-slope * x[:, 0])), seen * rng.exponential(size=rows)
+        parts[name] = x, {"time": np.minimum(ends, last), "event": ends <= last}
+    clients = piebald.clients_from(parts, test=0.0, validation=0.0)
+    referee = piebald.cox(clients, time="time", event="event", ties="breslow")
+    assert (referee.informative, referee.clients) == (2, 3)
+    recipe = piebald.recipes.fedavg(lr=0.5, batch=1000)
+    runtime = {"kind": "simulator", "engine": engine, "workers": 0}
+    torch.manual_seed(0)
+    run = piebald.run(recipe, clients, nn.Linear(1, 1, bias=False), rounds=40, loss="survival", runtime=runtime)
+    assert run.model().weight.item() == pytest.approx(referee.coefficients[0], abs=1e-4)
 
 
 def test_survival_trains_where_rows_are_compared_and_is_refused_where_each_must_have_a_loss() -> None:

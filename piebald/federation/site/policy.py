@@ -50,19 +50,20 @@ class Policy(BaseModel):
         noise: the least standard deviation of Gaussian noise that is added at this site, in clips.
         uploads: the named vectors that an update may carry.
         queries: the kinds of queries that are answered, besides those about the keys of a secure aggregation.  Not set:
-            all but "statistics", "noisy_sums", "masked_sums", "confusion", "trees", "tree_scores" and
-            "masked_tree_sums", which must be named; none where the policy or the run protects rows or updates, since no
-            privacy budget counts answers.
+            all but "statistics", "noisy_sums", "masked_sums", "model_sums", "masked_model_sums", "confusion", "trees",
+            "tree_scores" and "masked_tree_sums", which must be named; none where the policy or the run protects rows or
+            updates, since no privacy budget counts answers.
         budget: what answers to "noisy_sums" may spend, in all runs together.  Not set: none are given.
         training: what training may spend, in all runs together: a task that would spend more is refused, and a run
             whose training or updates get no noise at this site.
         questions: how many different questions of a kind are answered about the same rows, in all runs together;
             "any" for any number, and for scores without noise.  Not set: what `Query.most_asked` says of the kind.
-        least_rows: the fewest rows that a number in an answer to "statistics", "confusion" or "evaluate", or a leaf in
-            one to "trees", may be about.  An answer with one that is about fewer, and more than none, stays at this
-            site, and it answers one question about moments and one about counts, since the difference of two may be
-            about a single row.  Scores are told with noise (`score_noise`).  "noisy_sums" are told if the site has so
-            many rows, "masked_sums" and "masked_tree_sums" never, since no site knows what a sum is about.
+        least_rows: the fewest rows that a number in an answer to "statistics", "model_sums", "confusion" or "evaluate",
+            or a leaf in one to "trees", may be about.  An answer with one that is about fewer, and more than none,
+            stays at this site, and it answers one question about moments and one about counts, since the difference of
+            two may be about a single row.  Scores are told with noise (`score_noise`).  "noisy_sums" are told if the
+            site has so many rows, "masked_sums", "masked_model_sums" and "masked_tree_sums" never, since no site knows
+            what a sum is about.
         splits: the rows that answers may depend on.  Not set: all; without "train" where something protects.
         models_per_version: how many different models are examined at one version, on the same rows.  The server chooses
             which model a query brings, and from scores of two it has a directional derivative.  It says which version

@@ -43,12 +43,13 @@ class AdaptiveFrequency(Sgd):
     After every `epochs` epochs (1 in the paper) the loss on the client's validation rows is compared with the one
     before.  It fails where it did not fall (C1), or fell by `vc_loss` percent or less (C2).  Training stops after more
     than `vc_tomb` failures (tombstones), or when the effective staleness exceeds the median over the client's own first
-    20 validation cycles (C3).  The staleness of a cycle is noted once, when it ends.
+    20 validation cycles (C3).  The staleness of a cycle is noted once, when the next task comes and tells it.
 
     Effective staleness counts the optimiser steps that other clients have contributed since the model was fetched, and
     the client's own.  A client that is training cannot know the former without asking.  Each task therefore carries the
     number of steps behind its model, and the client assumes that the others go on at their speed since its last task.
-    Before its second task it knows no speed, and C3 applies only once 20 cycles have been noted.
+    Before its second task it knows no speed, and C3 applies only once 20 cycles have been noted, with the numbers that
+    came and not with what was assumed.
 
     The paper leaves two things open.  The loss before the first epoch is that of the model received.  A loss that keeps
     falling, or a large `vc_tomb`, would let a cycle go on without end: `cycles` ends it.
@@ -113,7 +114,6 @@ class AdaptiveFrequency(Sgd):
             before = now
             if not bool(tail.active.any()):
                 break
-        tail.note(end.steps)
         met = torch.cat([inputs.committed, end.steps.to(inputs.committed.dtype).unsqueeze(1)], dim=1)
         return self.output(
             dataclasses.replace(end, loss=end.loss / end.steps.clamp(min=1)),
@@ -149,7 +149,9 @@ class _Tail:
         other_steps = (inputs.committed.squeeze(1) - last - own_steps).clamp(min=0)
         # before its second task a client has taken no steps of which the pace of others could be told
         rate = torch.where(own_steps > 0, other_steps / own_steps.clamp(min=1), 0.0)
-        return cls(inputs.state["staleness"], inputs.state["seen"], rate)
+        tail = cls(inputs.state["staleness"], inputs.state["seen"], rate)
+        tail._note(own_steps)
+        return tail
 
     def zeros(self) -> Tensor:
         return torch.zeros(len(self.past), device=self.past.device)
@@ -159,10 +161,10 @@ class _Tail:
         is_settled = self.seen.squeeze(1) >= REMEMBERED
         return is_settled & (self._staleness(steps) > self.past.quantile(0.5, dim=1))
 
-    def note(self, steps: Tensor) -> None:
-        """Take down the effective staleness of the validation cycles that have just ended, one for each client."""
+    def _note(self, steps: Tensor) -> None:
+        """Take down the effective staleness of the validation cycles before this task, of clients that had one."""
         place = self.seen.long().clamp(max=REMEMBERED - 1)
-        fresh = self.seen < REMEMBERED
+        fresh = (self.seen < REMEMBERED) & (steps > 0).unsqueeze(1)
         old = self.past.gather(1, place)
         self.past.scatter_(1, place, torch.where(fresh, self._staleness(steps).unsqueeze(1), old))
         self.seen += fresh

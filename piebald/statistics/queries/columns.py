@@ -31,7 +31,8 @@ from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
 from piebald.core.moments import Floats, Ints, Moments, counts_at_most, number_of
 from piebald.core.noise import NoiseSource
-from piebald.statistics.bounded_sums import STEP, SumPlan, as_text, bounds_reason
+from piebald.statistics.bounded_sums import STEP, Columns, SumPlan, as_text, bounds_reason
+from piebald.statistics.columns import target_columns
 
 PARTS = ("present", "missing", "infinite", "mean", "scatter")
 MOST_KEYS = 256  # thresholds of a column in one question
@@ -142,9 +143,9 @@ class StatisticsQuery(Query):
 
 def columns(rows: Rows) -> Floats:
     """Return the numbers of inputs and targets [n, d]; a class counts as its number."""
-    parts = [pytree.single(part, "statistics").detach().cpu().double() for part in (rows.x, rows.y)]
-    flat = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
-    return np.asarray(torch.cat(flat, 1).numpy())
+    inputs = pytree.single(rows.x, "statistics").detach().cpu().double()
+    flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:])).numpy()
+    return np.column_stack([flat, *target_columns(rows.y).values()])
 
 
 def _count_reason(counts: Tensor, rows: int) -> str | None:
@@ -250,10 +251,10 @@ class MaskedSumsQuery(Query):
             return None  # under masks, any numbers may come
         return None if bool(((sums >= -_LARGEST) & (sums <= _LARGEST)).all()) else "sent sums that no rows have"
 
-    def _columns(self, table: Floats) -> _Columns:
+    def _columns(self, table: Floats) -> Columns:
         if table.shape[1] != self._width + (self.classes > 0):
             raise ValueError(f"bounds or codes of {self._width} columns came, and there are {table.shape[1]}")
-        return _Columns(len(table), {str(place): table[:, place] for place in range(table.shape[1])})
+        return table_columns(table)
 
 
 class NoisySumsQuery(MaskedSumsQuery):
@@ -286,6 +287,11 @@ class _Columns:
 
     def text(self, name: str) -> NDArray[np.object_]:
         return as_text(self.numbers[name])
+
+
+def table_columns(table: Floats) -> Columns:
+    """Return the columns of a table [n, d], which are named by their places."""
+    return _Columns(len(table), {str(place): table[:, place] for place in range(table.shape[1])})
 
 
 def _noised(vector: Ints, deviation: float, source: NoiseSource) -> Ints:

@@ -1,0 +1,284 @@
+"""Commands that fit models of all clients' rows without training: glm, cox, survival."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from piebald.cli.app import SharedOptions, command
+from piebald.cli.printing import print_json
+from piebald.cli.statistics import (
+    ClientColumn,
+    ColumnNames,
+    Source,
+    SplitName,
+    asked_rows,
+    asks_sites,
+    categories_of,
+    print_narrow,
+    refuse_local_flags,
+    site_flags,
+)
+from piebald.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from piebald.contracts import Split
+    from piebald.statistics.linear_models import Glm, MixedGlm, PooledGlm
+    from piebald.statistics.survival import Cox, Survival
+
+Credentials = Annotated[
+    Path | None, typer.Option("--credentials", help="Ask the sites of a federation: the server's credentials.")
+]
+Secure = Annotated[bool, typer.Option("--secure", help="Add sites' sums up under masks.")]
+Categories = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN=A,B", help="The categories of a column of codes; repeatable.")
+]
+Offset = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="A column added to the predictor, as the log of an exposure.")
+]
+Robust = Annotated[bool, typer.Option("--robust", help="Standard errors by rows' own residuals.")]
+Cluster = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Standard errors by clusters: a column, or 'client'.")
+]
+TimeColumn = Annotated[str, typer.Option(metavar="COLUMN", help="The time to an event, or to the end of observation.")]
+EventColumn = Annotated[str, typer.Option(metavar="COLUMN", help="Whether it was an event: 1 or 0.")]
+
+
+@command("sets", "runtime", "as_json")
+def glm(
+    options: SharedOptions,
+    file: Source,
+    target: Annotated[str | None, typer.Option(help="The column to explain; the target by default.")] = None,
+    family: Annotated[
+        Literal["gaussian", "binomial", "poisson", "negative_binomial"],
+        typer.Option(help="The distribution of the target."),
+    ] = "gaussian",
+    client: ClientColumn = None,
+    column: ColumnNames = None,
+    split: SplitName = None,
+    offset: Offset = None,
+    weights: Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of weights of rows.")] = None,
+    robust: Robust = False,
+    cluster: Cluster = None,
+    random_intercept: Annotated[
+        Literal["one_stage", "two_stage"] | None,
+        typer.Option(help="An intercept of each client: a mixed model, or models of clients that are pooled."),
+    ] = None,
+    max_likelihood: Annotated[
+        bool, typer.Option("--ml", help="In one stage, maximise the likelihood and not the restricted one.")
+    ] = False,
+    categories: Categories = None,
+    credentials: Credentials = None,
+    secure: Secure = False,
+) -> None:
+    """Fit a generalised linear model to the rows of all clients, as if they were pooled."""
+    from piebald.statistics.linear_models import GlmOptions, fit_glm
+
+    wanted: dict[str, Any] = {
+        "target": target, "family": family, "offset": offset, "weights": weights, "robust": robust, "cluster": cluster,
+        "random_intercept": random_intercept, "reml": not max_likelihood,
+    }  # fmt: skip
+    model = _fitted(options, file, fit_glm, GlmOptions, wanted, client, column, split, categories, credentials, secure)
+    if options.as_json:
+        return print_json(model.plain())
+    heading, *rows = model.table()
+    print_narrow(heading, rows)
+    print("\n" + _about_glm(model))
+
+
+@command("sets", "runtime", "as_json")
+def cox(
+    options: SharedOptions,
+    file: Source,
+    time: TimeColumn,
+    event: EventColumn,
+    client: ClientColumn = None,
+    column: ColumnNames = None,
+    split: SplitName = None,
+    offset: Offset = None,
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="One baseline of all clients, on this machine, and not one of each.")
+    ] = False,
+    ties: Annotated[Literal["efron", "breslow"], typer.Option(help="How tied events are taken.")] = "efron",
+    robust: Robust = False,
+    cluster: Cluster = None,
+    transform: Annotated[
+        Literal["identity", "log"], typer.Option(help="Of time, in the test of proportional hazards.")
+    ] = "identity",
+    categories: Categories = None,
+    credentials: Credentials = None,
+    secure: Secure = False,
+) -> None:
+    """Fit Cox's proportional-hazards model to the rows of all clients, stratified by client."""
+    from piebald.statistics.survival import CoxOptions, fit_cox
+
+    wanted: dict[str, Any] = {
+        "time": time, "event": event, "offset": offset, "stratified": not pooled, "ties": ties, "robust": robust,
+        "cluster": cluster, "transform": transform,
+    }  # fmt: skip
+    model = _fitted(options, file, fit_cox, CoxOptions, wanted, client, column, split, categories, credentials, secure)
+    if options.as_json:
+        return print_json(model.plain())
+    heading, *rows = model.table()
+    print_narrow(heading, rows)
+    print("\n" + _about_cox(model))
+
+
+@command("sets", "runtime", "as_json")
+def survival(
+    options: SharedOptions,
+    file: Source,
+    time: TimeColumn,
+    event: EventColumn,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column whose values are groups.")] = None,
+    client: ClientColumn = None,
+    split: SplitName = None,
+    times: Annotated[
+        str | None, typer.Option(metavar="FIRST:LAST:STEP", help="Times at which rows are counted, as 30:3600:30.")
+    ] = None,
+    stratified: Annotated[
+        bool, typer.Option("--stratified", help="Compare rows with rows of their own client only, in the test.")
+    ] = False,
+    categories: Categories = None,
+    credentials: Credentials = None,
+    secure: Secure = False,
+) -> None:
+    """Estimate Kaplan-Meier curves of all clients' rows, and test by log-rank whether groups differ."""
+    from piebald.statistics.survival import SurvivalOptions, fit_survival
+
+    wanted: dict[str, Any] = {
+        "time": time, "event": event, "group": group, "times": None if times is None else _times(times),
+        "stratified": stratified,
+    }  # fmt: skip
+    names = [time, event] + ([] if group is None else [group])
+    found = _fitted(
+        options, file, fit_survival, SurvivalOptions, wanted, client, names, split, categories, credentials, secure
+    )
+    if options.as_json:
+        return print_json(found.plain())
+    for name, curve in found.curves.items():
+        print(name)
+        columns = (curve.times, curve.at_risk, curve.events, curve.survival, curve.errors, *curve.interval.T)
+        heading = ["time", "at risk", "events", "survival", "std. error", "2.5 %", "97.5 %"]
+        shown = range(0, len(curve.times), max(len(curve.times) // 12, 1))
+        print_narrow(heading, [[f"{column[place]:.6g}" for column in columns] for place in shown])
+        print()
+    heading, *rows = found.table()
+    print_narrow(heading, rows)
+    print("\n" + _about_survival(found))
+
+
+def _fitted(
+    options: SharedOptions, file: Path, fit: Callable[[Any, Any], Any], kind: Callable[..., Any],
+    wanted: Mapping[str, Any], client: str | None, column: list[str] | None, split: str | None,
+    categories: list[str] | None, credentials: Path | None, secure: bool,
+) -> Any:  # fmt: skip
+    """Return what a command fits, of rows on this machine or at sites."""
+    from piebald.statistics.columns import TARGET
+    from piebald.statistics.models.clients import LocalModelClients
+
+    codes = dict(map(categories_of, categories or ()))
+    wanted, part = dict(wanted), cast("Split", split or "train")
+    accepts_columns = "columns" in {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if asks_sites(credentials, options.runtime):
+        from piebald.statistics.experiment import model_of_sites
+
+        refuse_local_flags(client, None, None)
+        if wanted.get("stratified") is False and "ties" in wanted:
+            raise SettingError("--pooled compares rows of different clients, which sites do not show: leave it out")
+        if wanted.get("times", 0) is None:
+            raise SettingError("sites count rows at times that they are asked about: give --times, such as 30:3600:30")
+        if "target" in wanted:
+            wanted["target"] = wanted["target"] or TARGET
+        if accepts_columns:
+            wanted["columns"] = column
+        flags = site_flags(file, options.sets, credentials)
+        return model_of_sites(
+            file, flags, credentials, fit, kind(**wanted), split=part, categories=codes, secure=secure
+        )
+    if secure:
+        raise SettingError("--secure is for sites: rows on this machine are all in this process, leave it out")
+    source = asked_rows(file, client, options.sets, split)
+    if "target" in wanted:
+        wanted["target"] = wanted["target"] or source.target or TARGET
+    columns = column or (source.features if source.columns else None)
+    settings = kind(**wanted, **({"columns": columns} if accepts_columns else {}))
+    if columns is not None and accepts_columns:
+        columns = [*dict.fromkeys([*columns, *settings.roles(source.client).names])]
+        columns = [name for name in columns if name != source.client]
+    clients = LocalModelClients(source.source, source.client, columns, part, source.inputs, codes)
+    return fit(clients, settings)
+
+
+def _times(text: str) -> list[float]:
+    """Return the times FIRST, FIRST + STEP, ... up to LAST."""
+    try:
+        first, last, step = map(float, text.split(":"))
+        count = math.floor((last - first) / step + 1e-9) + 1
+        if not 1 <= count <= 10_000:
+            raise ValueError
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise SettingError(
+            f"--times must be FIRST:LAST:STEP, such as 30:3600:30, with at most 10,000 times, got {text!r}"
+        ) from None
+    return [first + step * place for place in range(count)]
+
+
+def _about_glm(model: Glm | MixedGlm | PooledGlm) -> str:
+    """Return sentences about a model."""
+    from piebald.statistics.linear_models import Glm, MixedGlm
+
+    start = f"{model.target}, {model.family}: {_rows(model)}"
+    if isinstance(model, MixedGlm):
+        estimated = "Restricted log-likelihood" if model.reml else "Log-likelihood"
+        return (
+            f"{start}.\n{estimated} {model.log_likelihood:.6g}.\nVariance of clients' intercepts {model.between:.4g}, "
+            f"within clients {model.residual:.4g}."
+        )
+    if not isinstance(model, Glm):
+        return f"{start}.\nPooled from models of {model.fitted} clients, which have one each (random effects)."
+    errors = {"model": "", "robust": "\nRobust standard errors (HC1)."}
+    clustered = f"\nStandard errors by {model.clusters} clusters."
+    alpha = "" if model.alpha is None else f"\nDispersion alpha {model.alpha:.4g}, std. error {model.alpha_error:.4g}."
+    return (
+        f"{start}.\nDeviance {model.deviance:.6g} of {model.null_deviance:.6g} without columns, in {model.iterations} "
+        f"questions.{alpha}{errors.get(model.error_kind, clustered)}"
+    )
+
+
+def _about_cox(model: Cox) -> str:
+    """Return sentences about a model."""
+    strata = "One baseline of all clients"
+    if model.stratified:
+        strata = f"Stratified by client, {model.informative} of {model.clients} with events"
+    test, ratio = model.proportional_overall, model.likelihood_ratio
+    errors = {"model": "", "robust": "Robust standard errors.\n"}
+    clustered = f"Standard errors by {model.clusters} clusters.\n"
+    return (
+        f"{_rows(model)}, {model.events:,} events.\n{strata}; ties after {model.ties.capitalize()}.\n"
+        f"{errors.get(model.error_kind, clustered)}Likelihood ratio {ratio.statistic:.4g} on {ratio.degrees} degrees "
+        f"of freedom, p {ratio.p_value:.3g}.\nProportional hazards: chi-square {test.statistic:.4g} on {test.degrees}, "
+        f"p {test.p_value:.3g}."
+    )
+
+
+def _about_survival(found: Survival) -> str:
+    """Return sentences about curves and their test."""
+    lines = [f"{_rows(found)}.", "Medians and survival have 95 % intervals (log-log)."]
+    if found.test is not None:
+        kind = "stratified by client" if found.stratified else "of the pooled rows"
+        lines.append(
+            f"Log-rank test {kind}: chi-square {found.test.statistic:.4g} on {found.test.degrees}, p "
+            f"{found.test.p_value:.3g}."
+        )
+    return "\n".join(lines)
+
+
+def _rows(model: Any) -> str:
+    return f"{model.rows:,} rows ({model.dropped:,} with gaps left out) of {model.clients} clients"

@@ -1,0 +1,165 @@
+"""Questions about models of a client's rows: sums for regressions and survival curves, in the open or under masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from piebald.contracts import (
+    SUM,
+    ClientContext,
+    Hiding,
+    Query,
+    ResultForm,
+    Split,
+    TrainInput,
+    TrainOutput,
+    Trains,
+    Update,
+)
+from piebald.contracts.model_spec import ModelSpec
+from piebald.core.moments import Floats, Ints
+from piebald.statistics.models.plan import MOST_SUMS, Ask, ModelPlan
+from piebald.statistics.models.rows import ModelRows, model_rows
+from piebald.statistics.models.sums import client_sums
+from piebald.statistics.queries.columns import columns, sums_form, sums_output, sums_reason, table_columns
+
+_LIMBS, _BITS, _STEP = 6, 32, 128  # a sum is a whole number of 2^-128, in 6 parts of 32 bits
+_LARGEST = 2.0**60
+
+
+class ModelSumsQuery(Query):
+    """Send the sums of a model at some coefficients (`kind` is "model_sums").
+
+    The coefficients, and what else `models.sums.client_sums` takes, come as the task's vector "numbers".  A site
+    answers only where its policy names this query.  One with `least_rows` sends no sums in which a column of few values
+    is about fewer rows, or of a model with more than a third as many coefficients as rows (as DataSHIELD's
+    `nfilter.glm`).
+
+    Attributes:
+        plan: the columns of the model, by their places.
+        ask: the question.
+        numbers: how many numbers come, besides the means and deviations of the columns.
+        split: the split of the client's rows.
+    """
+
+    by_name = True
+    reads_model = False
+
+    plan: ModelPlan
+    ask: Ask
+    numbers: int = Field(default=0, ge=0, le=1 << 16)
+    split: Split = "train"
+
+    def rows_read(self, personal: bool) -> set[Split]:
+        return {self.split}
+
+    def most_asked(self, hides: bool) -> int:
+        return 60 if hides else 1000  # a model takes 10 to 30
+
+    def stated(self) -> dict[str, Any]:
+        return {name: value for name, value in self.table().items() if name in ("kind", "plan", "split")}
+
+    def answer(self, inputs: TrainInput, context: ClientContext, trainer: Trains) -> TrainOutput:
+        sent = [numbers.detach().cpu().double().numpy() for numbers in inputs.vectors["numbers"]]
+        parts = [self._rows(columns(rows)) for rows in context.rows(self.split)]
+        sums = [self._sums(rows, numbers) for rows, numbers in zip(parts, sent, strict=True)]
+        return self._output(inputs, parts, sums)
+
+    def _output(self, inputs: TrainInput, parts: list[ModelRows], sums: list[Floats]) -> TrainOutput:
+        metrics = {
+            "examples": torch.tensor([float(len(rows.y)) for rows in parts]),
+            "support": torch.tensor([float(rows.support) for rows in parts]),
+        }
+        return TrainOutput(
+            inputs.model, torch.zeros(len(parts)), vectors={SUM: torch.from_numpy(np.stack(sums))}, metrics=metrics
+        )
+
+    def _rows(self, table: Floats) -> ModelRows:
+        return model_rows(self.plan, table_columns(table))
+
+    def _sums(self, rows: ModelRows, numbers: Floats) -> Floats:
+        if len(numbers) != 2 * len(self.plan.columns) + self.numbers or self.length > MOST_SUMS:
+            raise ValueError(f"{len(numbers)} numbers came for a question about {self.length:,} sums")
+        sums = client_sums(self.plan, self.ask, rows, numbers)
+        if len(sums) != self.length:
+            raise ValueError(f"{self.length:,} sums are asked for, and {len(sums):,} were made: other numbers came")
+        return sums
+
+    @property
+    def length(self) -> int:
+        """The number of sums."""
+        return self.plan.length(self.ask, self.numbers)
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return ResultForm({SUM: (self.length,)}, ("support",), rows[self.split], 0, types={SUM: "torch.float64"})
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        """See `Query`: 1 where coefficients are a third of the rows or more."""
+        support = int(answer.metrics.get("support", 0))
+        if self.ask == "counts":
+            positive = answer.vectors[SUM][answer.vectors[SUM] > 0]
+            support = min([support, *positive.min().reshape(-1).int().tolist()]) if len(positive) else support
+        return (support if 3 * self.plan.parameters <= answer.examples else 1) if answer.examples else None
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        sums = answer.vectors.get(SUM)
+        if sums is None or sums.dtype != torch.float64 or tuple(sums.shape) != (self.length,):
+            return f"must send {self.length:,} sums"
+        if self.ask == "counts" and bool(((sums < 0) | (sums != sums.round())).any()):
+            return "sent counts that are no whole numbers"
+        return None
+
+
+class MaskedModelSumsQuery(ModelSumsQuery):
+    """Send the sums of a model under the run's masks (`kind` is "masked_model_sums").
+
+    A sum is a whole number of 2^-128 in six parts of 32 bits, so that no bounds of the columns are needed.
+    """
+
+    def hiding(self) -> Hiding | None:
+        return Hiding(noise=0.0, masked=True)
+
+    def _output(self, inputs: TrainInput, parts: list[ModelRows], sums: list[Floats]) -> TrainOutput:
+        return sums_output(inputs, list(map(to_limbs, sums)))
+
+    def answer_form(self, spec: ModelSpec, rows: Mapping[Split, int]) -> ResultForm:
+        return sums_form(_LIMBS * self.length)
+
+    def fewest_rows(self, answer: Update) -> int | None:
+        return None  # a site that hides small numbers of rows sends no masked sums without noise
+
+    def reject_reason(self, answer: Update, spec: ModelSpec) -> str | None:
+        return sums_reason(answer, _LIMBS * self.length)
+
+
+def to_limbs(sums: Floats) -> Ints:
+    """Return sums [k] as whole numbers of 2^-128 in parts of 32 bits [6 k], of which the last is signed.
+
+    Raises:
+        ValueError: a sum is larger than 2^60.
+
+    Examples:
+        >>> from_limbs(to_limbs(np.array([-1.5, 1e-9])).astype(float)).tolist()
+        [-1.5, 1e-09]
+    """
+    if len(sums) and not float(np.abs(sums).max()) <= _LARGEST:
+        raise ValueError("sums under masks are below 2^60")
+    limbs = []
+    for numerator, denominator in (number.as_integer_ratio() for number in sums.tolist()):
+        whole = (numerator << _STEP) // denominator
+        limbs += [(whole >> _BITS * place) & ((1 << _BITS) - 1) for place in range(_LIMBS - 1)]
+        limbs.append(whole >> _BITS * (_LIMBS - 1))
+    return np.array(limbs, dtype=np.int64)
+
+
+def from_limbs(limbs: Floats) -> Floats:
+    """Return the sums [k] from the sums of their parts over clients [6 k]."""
+    parts = limbs.reshape(-1, _LIMBS).tolist()
+    wholes = [sum(int(part) << _BITS * place for place, part in enumerate(each)) for each in parts]
+    return np.array([math.ldexp(float(whole), -_STEP) for whole in wholes])

@@ -1,0 +1,447 @@
+"""Cox regression, Kaplan-Meier curves and log-rank tests over clients, whose rows stay where they are.
+
+A partial likelihood that is stratified by client is a sum over clients, each of which compares its own rows (Lu et al.
+2015, WebDISCO).  Curves and the test between groups need how many rows of a group are at risk at each time, which adds
+up as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from piebald.contracts import Split
+from piebald.core.arguments import Count, checked, checked_class
+from piebald.core.errors import SettingError
+from piebald.core.moments import Floats
+from piebald.report.page.markup import html_table
+from piebald.statistics.estimates import Estimates, plain_value
+from piebald.statistics.linear_models import ModelOfRows
+from piebald.statistics.models.clients import ColumnRoles, LocalModelClients, ModelClients, planned
+from piebald.statistics.models.fitting import Maximum
+from piebald.statistics.models.plan import HEADS, ModelPlan, Ties
+from piebald.statistics.models.risk_sets import LogRank, log_rank
+from piebald.statistics.models.sums import at_risk_of
+
+Transform = Literal["identity", "log"]
+_Z = 1.959963984540054  # of intervals that cover with a probability of 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquare:
+    """A test whose statistic has a chi-square distribution.
+
+    Attributes:
+        statistic, degrees: the statistic, and its degrees of freedom.
+    """
+
+    statistic: float
+    degrees: int
+
+    @property
+    def p_value(self) -> float:
+        """The probability of a statistic as large where nothing differs."""
+        from scipy import stats
+
+        return float(stats.chi2.sf(self.statistic, self.degrees))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the test as JSON values."""
+        return plain_value_of({"statistic": self.statistic, "degrees": self.degrees, "p": self.p_value})
+
+
+def plain_value_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table as JSON values."""
+    return {name: plain_value(value) for name, value in values.items()}
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Cox(Estimates):
+    """A fitted proportional-hazards model; see `Estimates` for its coefficients, which are log hazard ratios.
+
+    Attributes:
+        events: rows that end with an event.
+        informative: clients with an event; others have no say where risk sets are of single clients.
+        stratified: whether rows are compared with rows of their own client only.
+        ties: how tied events are taken.
+        error_kind: where standard errors come from: the "model", or score residuals of rows ("robust") or clusters
+            ("clustered").
+        clusters: the number of clusters, None without them.
+        log_likelihood, null_log_likelihood: partial ones, of the model and of no columns.
+        transform: the function of time of the tests of proportional hazards.
+        proportional: the test of each coefficient, by its name, that its hazards are proportional.
+        proportional_overall: that of all together.
+    """
+
+    events: int
+    informative: int
+    stratified: bool
+    ties: Ties
+    error_kind: Literal["model", "robust", "clustered"]
+    clusters: int | None
+    log_likelihood: float
+    null_log_likelihood: float
+    transform: Transform
+    proportional: Mapping[str, ChiSquare]
+    proportional_overall: ChiSquare
+
+    @property
+    def hazard_ratios(self) -> Floats:
+        """The ratios of hazards, exp of the coefficients [p]."""
+        return np.exp(self.coefficients)
+
+    @property
+    def likelihood_ratio(self) -> ChiSquare:
+        """The likelihood-ratio test of all columns together."""
+        return ChiSquare(2 * (self.log_likelihood - self.null_log_likelihood), len(self.names))
+
+    def table(self) -> list[list[Any]]:
+        """Return a table of the coefficients, with hazard ratios and the p-value of proportional hazards."""
+        heading, *rows = Estimates.table(self)
+        tests = [self.proportional[name].p_value for name in self.names]
+        columns = zip(rows, self.hazard_ratios.tolist(), tests, strict=True)
+        return [
+            [*heading[:2], "hazard ratio", *heading[2:], "p (proportional)"],
+            *([*row[:2], ratio, *row[2:], test] for row, ratio, test in columns),
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the model as JSON values."""
+        tests = {name: test.plain() for name, test in self.proportional.items()}
+        overall = {
+            "proportional_overall": self.proportional_overall.plain(),
+            "likelihood_ratio": self.likelihood_ratio.plain(),
+        }
+        return {**Estimates.plain(self), "proportional": tests, **overall}
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class SurvivalCurve:
+    """A Kaplan-Meier curve: values at times [t] at which an event occurs.
+
+    Attributes:
+        times, at_risk, events: times, rows at risk just before, and events [t].
+        survival: the estimated probability to live longer than each time [t].
+        errors: its standard errors by Greenwood's formula [t].
+        interval: 95 % intervals by the log-log transform, as in lifelines [t, 2]; NaN where none lives longer.
+        rows: how many rows the curve is of.
+    """
+
+    times: Floats
+    at_risk: Floats
+    events: Floats
+    survival: Floats
+    errors: Floats
+    interval: Floats
+    rows: int
+
+    @property
+    def median(self) -> float:
+        """The first time that at most half survive, infinite where more do."""
+        below = np.flatnonzero(self.survival <= 0.5 + 1e-12)
+        return float(self.times[below[0]]) if len(below) else math.inf
+
+    @property
+    def median_interval(self) -> tuple[float, float]:
+        """The 95 % interval of the median (Brookmeyer and Crowley 1982): the times whose interval holds a half."""
+        ends = []
+        for limit in self.interval.T:
+            below = np.flatnonzero(np.nan_to_num(limit, nan=0.0) <= 0.5)
+            ends.append(float(self.times[below[0]]) if len(below) else math.inf)
+        return ends[0], ends[1]
+
+    @classmethod
+    def of(cls, times: Floats, at_risk: Floats, events: Floats) -> SurvivalCurve:
+        """Return the curve of counts at some times [t]."""
+        rows = int(at_risk[0]) if len(at_risk) else 0
+        times, at_risk, events = (part[events > 0] for part in (times, at_risk, events))
+        survival: Floats = np.asarray(np.cumprod(1 - events / at_risk), dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread: Floats = np.asarray(np.sqrt(np.cumsum(events / (at_risk * (at_risk - events)))))
+            half = _Z * spread / np.log(survival)
+            interval: Floats = np.asarray(survival[:, None] ** np.exp(np.stack([-half, half], axis=1)))
+        errors = np.where(survival > 0, survival * np.where(survival > 0, spread, 0.0), 0.0)
+        interval[survival <= 0] = np.nan
+        return cls(times, at_risk, events, survival, errors, interval, rows)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the curve as JSON values."""
+        names = ("times", "at_risk", "events", "survival", "errors", "interval", "rows", "median", "median_interval")
+        return plain_value_of({name: getattr(self, name) for name in names})
+
+
+@checked_class
+@dataclass(frozen=True, slots=True, eq=False)
+class Survival:
+    """Kaplan-Meier curves of groups of rows, and the log-rank test of whether they differ.
+
+    Attributes:
+        curves: by group; "all" where there are none.
+        test: the log-rank test, None with a single group.
+        expected: events of each group where none differs [g].
+        stratified: whether the test compares rows with rows of their own client only.
+        rows, dropped: rows, and rows with gaps that are left out.
+        clients: how many clients have rows.
+    """
+
+    curves: Mapping[str, SurvivalCurve]
+    test: ChiSquare | None
+    expected: Floats
+    stratified: bool
+    rows: int
+    dropped: int
+    clients: int
+
+    def table(self) -> list[list[Any]]:
+        """Return a table of the groups, with its heading as the first row."""
+        rows = []
+        for (name, curve), expected in zip(self.curves.items(), self.expected.tolist(), strict=True):
+            ends = [plain_value(end) for end in (curve.median, *curve.median_interval)]
+            rows.append([name, curve.rows, int(curve.events.sum()), expected, *ends])
+        return [["", "rows", "events", "expected", "median", "2.5 %", "97.5 %"], *rows]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the curves and the test as JSON values."""
+        names = ("expected", "stratified", "rows", "dropped", "clients")
+        return {
+            "curves": {name: curve.plain() for name, curve in self.curves.items()},
+            "log_rank": None if self.test is None else self.test.plain(),
+            **plain_value_of({name: getattr(self, name) for name in names}),
+        }
+
+    def _repr_html_(self) -> str:
+        heading, *rows = self.table()
+        return html_table(heading, rows)
+
+
+@checked
+def cox(
+    clients: Any,
+    *,
+    time: str,
+    event: str,
+    columns: Sequence[str] | None = None,
+    offset: str | None = None,
+    stratified: bool = True,
+    ties: Ties = "efron",
+    robust: bool = False,
+    cluster: str | None = None,
+    transform: Transform = "identity",
+    client: str | None = None,
+    split: Split = "train",
+    features: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    max_iterations: Count = 50,
+) -> Cox:
+    """Fit Cox's proportional-hazards model to the rows of all clients.
+
+    By default each client has a baseline hazard of its own, so that no row is compared with rows of others.
+
+    Args:
+        clients, client, split, features: as of `statistics`.
+        time, event: columns of the time to an event or to the end of observation, and of whether it was an event: 1 or
+            0, or two categories, of which the second in alphabetical order is an event.
+        columns: the columns that hazards depend on, all others by default.
+        offset: a column that is added to the log hazard.
+        stratified: False for one baseline of all clients, whose risk sets are of the pooled rows; sites are not asked
+            for that.
+        ties: tied events after "efron" (1977) or "breslow" (1974).
+        robust: standard errors by score residuals of rows (Lin and Wei 1989) instead of the model's.
+        cluster: a column whose values name clusters of rows that may depend on each other, or "client".
+        transform: the function of time against which Schoenfeld residuals are tested (Grambsch and Therneau 1994).
+        categories: the values of columns of codes, of which each but the first has a coefficient.
+        max_iterations: questions to the clients, at most.
+
+    Raises:
+        SettingError: an argument is wrong, there are no events, columns depend on each other within each client, or a
+            combination of them separates rows with events, so that there is no finite estimate.
+
+    Examples:
+        >>> import pandas as pd
+        >>> import piebald
+        >>> trial = pd.DataFrame({"clinic": list("AAAABBBB"), "arm": [0, 1, 0, 1, 1, 0, 1, 0]})
+        >>> trial["months"], trial["died"] = [2.0, 5, 4, 3, 9, 3, 2, 6], [1, 1, 0, 1, 0, 1, 1, 1]
+        >>> model = piebald.cox(trial, client="clinic", time="months", event="died", columns=["arm"])
+        >>> model.events, model.stratified
+        (6, True)
+    """
+    options = CoxOptions(time, event, columns, offset, stratified, ties, robust, cluster, transform, max_iterations)
+    wanted = None if columns is None else [*dict.fromkeys([*columns, *options.roles(client).names])]
+    return fit_cox(LocalModelClients(clients, client, wanted, split, features, categories), options)
+
+
+@dataclass(frozen=True, slots=True)
+class CoxOptions:
+    """The arguments of `cox` that say what is fitted."""
+
+    time: str
+    event: str
+    columns: Sequence[str] | None = None
+    offset: str | None = None
+    stratified: bool = True
+    ties: Ties = "efron"
+    robust: bool = False
+    cluster: str | None = None
+    transform: Transform = "identity"
+    max_iterations: int = 50
+
+    def roles(self, client: str | None) -> ColumnRoles:
+        """Return the parts of columns."""
+        cluster = "client" if self.cluster is not None and self.cluster == client else self.cluster
+        return ColumnRoles(self.event, self.time, self.offset, None, cluster)
+
+    def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
+        """Return the plan, and the names of the regressors.
+
+        Raises:
+            SettingError: there are none.
+        """
+        roles = self.roles(clients.client)
+        plan, names = planned(clients, "cox", roles, self.columns, ties=self.ties, stratified=self.stratified)
+        if not names:
+            raise SettingError("a Cox model needs at least one column that hazards depend on")
+        return plan, names
+
+
+def fit_cox(clients: ModelClients, options: CoxOptions) -> Cox:
+    """Fit the model that the options say, of clients on this machine or at sites."""
+    plan, names = options.plan(clients)
+    model = ModelOfRows(clients, plan, names, options.max_iterations)
+    events = round(model.total)
+    if not events:
+        raise SettingError(f"no row has an event: {options.event!r} is 0 in all rows without gaps")
+    null = model.likelihood(np.zeros(len(names))).value
+    fit = model.maximum()
+    covariance, clusters = fit.covariance, None
+    if options.robust or options.cluster is not None:
+        covariance, clusters = model.sandwich(fit)
+    proportional, overall = _proportional(model, fit, covariance, options.transform)
+    return Cox(
+        **model.estimates(fit.point, covariance), events=events, informative=model.events,
+        stratified=options.stratified, ties=options.ties, clusters=clusters if options.cluster is not None else None,
+        error_kind="model" if clusters is None else "robust" if options.cluster is None else "clustered",
+        log_likelihood=fit.sums.value, null_log_likelihood=null, transform=options.transform,
+        proportional=proportional, proportional_overall=overall,
+    )  # fmt: skip
+
+
+def _proportional(
+    model: ModelOfRows, fit: Maximum, covariance: Floats, transform: Transform
+) -> tuple[dict[str, ChiSquare], ChiSquare]:
+    """Return the tests of proportional hazards of each coefficient and of all (Grambsch and Therneau 1994, eq. 6)."""
+    answer = model.ask("schoenfeld", fit.point, float(transform == "log"))
+    events, total, squares = answer[:3].tolist()
+    spread = squares - total**2 / events
+    if spread <= 1e-12 * abs(squares):  # events of one time say nothing of how hazards change
+        nothing = ChiSquare(0.0, 1)
+        return dict.fromkeys(model.names, nothing), ChiSquare(0.0, len(model.names))
+    apart = answer[3:] - total / events * fit.sums.score  # the score is 0 but for rounding
+    turned = covariance @ apart
+    sizes = events * np.square(turned) / (np.diag(covariance) * spread)
+    tests = {name: ChiSquare(size, 1) for name, size in zip(model.names, sizes.tolist(), strict=True)}
+    return tests, ChiSquare(events * float(apart @ turned) / spread, len(model.names))
+
+
+@checked
+def survival(
+    clients: Any,
+    *,
+    time: str,
+    event: str,
+    group: str | None = None,
+    times: Sequence[float] | None = None,
+    stratified: bool = False,
+    client: str | None = None,
+    split: Split = "train",
+    features: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+) -> Survival:
+    """Estimate survival curves of the pooled rows by Kaplan and Meier (1958), and test whether groups differ.
+
+    Args:
+        clients, client, split, features: as of `statistics`.
+        time, event: as of `cox`.
+        group: a column of text, or of codes, whose values are the groups; with codes, name their `categories`.
+        times: increasing times at which rows are counted: a time between two of them counts as the later one, and rows
+            beyond the last one as seen up to it.  All times that occur by default.
+        stratified: whether the log-rank test compares rows with rows of their own client only, at their own times.
+        categories: the values of columns of codes, such as {"arm": ["0", "1"]}.
+
+    Raises:
+        SettingError: an argument is wrong, or there are no rows.
+    """
+    options = SurvivalOptions(time, event, group, times, stratified)
+    names = [time, event] + ([] if group is None else [group])
+    return fit_survival(LocalModelClients(clients, client, names, split, features, categories), options)
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalOptions:
+    """The arguments of `survival` that say what is estimated."""
+
+    time: str
+    event: str
+    group: str | None = None
+    times: Sequence[float] | None = None
+    stratified: bool = False
+
+    def plan(self, clients: ModelClients) -> tuple[ModelPlan, list[str]]:
+        """Return the plan, and the names of the groups.
+
+        Raises:
+            SettingError: times do not increase, or groups are numbers without names.
+        """
+        if self.group is not None and self.group not in clients.categories:
+            raise SettingError(
+                f"group {self.group!r} holds numbers: name its values, categories={{{self.group!r}: ['0', '1']}}"
+            )
+        times = self.times
+        if times is not None and (not len(times) or not math.isfinite(sum(times)) or list(times) != sorted({*times})):
+            raise SettingError("times must be increasing numbers, at least one")
+        columns = [] if self.group is None else [self.group]
+        plan, names = planned(
+            clients, "survival", ColumnRoles(self.event, self.time), columns, stratified=self.stratified
+        )
+        return plan, [name.partition("=")[2] for name in names] or ["all"]
+
+
+def fit_survival(clients: ModelClients, options: SurvivalOptions) -> Survival:
+    """Estimate the curves that the options say, of clients on this machine or at sites."""
+    plan, groups = options.plan(clients)
+    columns = len(plan.columns)
+    scale = np.concatenate([np.zeros(columns), np.ones(columns)])
+    moments = clients.sums(plan, "moments", scale)
+    rows, dropped, taking_part = map(int, moments[:3])
+    if not rows:
+        raise SettingError("there are no rows without gaps to estimate survival from")
+    times = clients.times(plan) if options.times is None else np.asarray(options.times, dtype=np.float64)
+    if times is None:
+        raise SettingError("sites count rows at times that they are asked about: give times, such as one a month")
+    answer = clients.sums(plan, "counts", np.concatenate([scale, times]))
+    events, others = answer.reshape(2, len(groups), len(times))
+    # rows that no interval counted are there to the end, and those of no group are in none
+    sizes = moments[HEADS : HEADS + columns] if columns else np.array([float(rows)])
+    beyond = sizes - events.sum(1) - others.sum(1)
+    at_risk = at_risk_of(events, others) + beyond[:, None]
+    tested = log_rank(at_risk, events)
+    if options.stratified:
+        sums = clients.sums(plan, "logrank", scale)
+        size = len(groups)
+        tested = LogRank(sums[:size], sums[size : 2 * size], sums[2 * size :].reshape(size, size))
+    curves = {name: SurvivalCurve.of(times, at_risk[place], events[place]) for place, name in enumerate(groups)}
+    return Survival(curves, _log_rank_test(tested), tested.expected, options.stratified, rows, dropped, taking_part)
+
+
+def _log_rank_test(sums: LogRank) -> ChiSquare | None:
+    """Return the log-rank test, None where fewer than two groups are compared."""
+    degrees = int(np.linalg.matrix_rank(sums.covariance, hermitian=True)) if len(sums.events) > 1 else 0
+    if not degrees:
+        return None
+    apart = sums.events - sums.expected
+    return ChiSquare(float(apart @ np.linalg.pinv(sums.covariance, hermitian=True) @ apart), degrees)
