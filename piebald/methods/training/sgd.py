@@ -144,7 +144,7 @@ class Sgd(Trainer):
     loss_scale: float = Field(default=_LOSS_SCALE, gt=0)
     accumulate: int = Field(default=1, ge=1)
     checkpointing: CheckpointedLayers = ()
-    clients: ClientTable = Field(default_factory=dict)
+    clients: ClientTable = {}  # noqa: RUF012 - a pydantic field
 
     @model_validator(mode="after")
     def _take_defaults(self) -> Self:
