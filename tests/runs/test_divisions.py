@@ -12,6 +12,8 @@ import torch
 import piebald
 from piebald import data, recipes
 from piebald.core.errors import SettingError
+from piebald.methods.aggregation.linear import EqualWeighted
+from piebald.methods.transforms.gaussian import Gaussian
 from piebald.runs.compare import compare
 from piebald.runs.options import RunOptions
 from piebald.runs.prepare import prepare
@@ -115,10 +117,8 @@ def test_unseen_clients_can_be_named() -> None:
 def test_privacy_is_that_of_the_clients_that_train() -> None:
     """A client that is never drawn hides nobody: two of four are drawn, not two of six."""
     pytest.importorskip("dp_accounting")
-    rng, recipe = np.random.default_rng(0), recipes.make("fedavg").with_(
-        scheduling=piebald.methods.scheduling.synchronous.Synchronous(cohort=2),
-        transforms=(piebald.methods.transforms.gaussian.Gaussian(noise=1.0, clip=1.0),),
-    )
+    rng, noise = np.random.default_rng(0), Gaussian(noise=1.0, clip=1.0)
+    recipe = recipes.fedavg(cohort=2).with_(aggregation=EqualWeighted()).with_(transforms=(noise,))
     rows = {str(number): (rng.normal(size=(8, 2)), [0, 1] * 4) for number in range(6)}
     options = RunOptions(rounds=5)
     apart = prepare(recipe, piebald.clients_from(rows, split={"test_only": ["4", "5"]}), model(), options)
