@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from piebald.data.sets.decoded import Decoded
 from piebald.data.sets.folders import grey
 from piebald.core.errors import SettingError
 from piebald.data.embeddings.embedded import embedded_by
-from piebald.data.partition import clients_from
+from piebald.data.clients.pairs import from_pairs
+from piebald.data.clients.sources import clients_of_table
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.clients.client_tables import is_table, read_table
 from piebald.data.clients.data_source import DataSource
 from piebald.core.references import USERS, is_reference, of_folder
@@ -53,11 +56,15 @@ def from_file(
 def _rows(
     source: str, target: str | None, settings: Mapping[str, Any], classes: Any, validation: float, test: float
 ) -> Clients:
-    data_table = settings.get("data") or {}
+    data_table, split = settings.get("data") or {}, SplitSettings.of(settings.get("split"))
     path = Path(source)
+    division = SplitSettings(validation=validation, test=test)
     loaded: Any
     if is_table(path) and not is_reference(source):
-        loaded = _of_table(path, target or data_table.get("target"), data_table)
+        frame = read_table(path, data_table.get("client"))
+        division = _like_the_run(split, list(frame.columns), validation, test)
+        frame = frame.drop(columns=[name for name in split.columns if name in frame and name not in division.columns])
+        loaded = _of_table(path, frame, target or data_table.get("target"), data_table, division)
     elif path.is_dir():
         loaded = _of_folder(path, settings)
     else:
@@ -68,17 +75,29 @@ def _rows(
         raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
     has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
     y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
-    return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
+    table = replace(from_pairs({"newcomer": (loaded.x, y)}, tokens=False), keys=loaded.keys)
+    return clients_of_table(table, division, classes=classes)
 
 
-def _of_table(path: Path, target: str | None, data_table: Mapping[str, Any]) -> Any:
+def _like_the_run(split: SplitSettings, columns: list[str], validation: float, test: float) -> SplitSettings:
+    """Return how a newcomer's rows are divided: as the run's, by those of its columns that the newcomer has."""
+    group = [name for name in split.groups if name in columns] or None
+    order = split.order if split.order in columns else None
+    stratify = None if isinstance(split.stratify, str) and split.stratify not in columns else split.stratify
+    return SplitSettings(
+        validation=validation, test=test, seed=split.seed, group=group, order=order, stratify=stratify
+    )
+
+
+def _of_table(
+    path: Path, frame: Any, target: str | None, data_table: Mapping[str, Any], division: SplitSettings
+) -> Any:
     """A table with the columns of the run's own."""
     if target is None:
         raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
-    frame = read_table(path, data_table.get("client"))
     client = data_table.get("client") if data_table.get("client") in frame.columns else None
     options = {name: data_table[name] for name in ("features", "regression", "tokens") if data_table.get(name)}
-    return DataSource(source=str(path), client=client, target=target, **options).rows_of(frame)
+    return DataSource(source=str(path), client=client, target=target, **options).rows_of(frame, division)
 
 
 def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
