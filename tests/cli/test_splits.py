@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from piebald.data import train_validation_test_split
+from piebald.report.tables import History
+from piebald.runs.adaptation.newcomer_file import from_file
 
 from .conftest import Command
 
@@ -78,6 +80,7 @@ def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(command: Command
     )
     assert [Path(row["run"]).parts[-3] for row in told["runs"]] == ["without-east", "without-north", "without-south"]
     assert told["summary"][0]["kind"] == "interval"
+    assert [row["fedavg"] for row in told["divisions"]] == [row["accuracy"] for row in told["runs"]]
     one = command("run", "case.toml", "--json", *short, "--set", "split={ hold_out = ['north'] }")
     assert json.loads(one.out)["held_out"] == ["north"]
     assert json.loads(one.out)["accuracy"] == told["runs"][1]["accuracy"]
@@ -118,3 +121,22 @@ def test_a_wrong_split_is_one_sentence(command: Command, visits: pd.DataFrame, f
     assert (told.code, told.out) == (2, "")
     assert sentence in told.err
     assert len(told.err.splitlines()) == 1
+
+
+def test_a_newcomers_patients_stay_together_too(command: Command, visits: pd.DataFrame, tmp_path: Path) -> None:
+    short = ["--set", "rounds=1", "--set", "model.hidden=[4]", "--set", "split.group=patient"]
+    (tmp_path / "all.toml").write_text(FILE.replace(', features = ["a", "b", "c", "d", "e"]', ""))
+    assert command("run", "all.toml", *short, "--out", "grouped").code == 0
+    new = visits[visits.hospital == "east"].drop(columns="hospital")
+    new.to_csv(tmp_path / "new.csv", index=False)
+    with History(tmp_path / "grouped") as run:
+        newcomer = from_file("new.csv", None, run.meta, 0.2, 0.2)
+    held = {tuple(x): part for part in ("train", "validation", "test") for x in newcomer.rows(0, part).x.tolist()}
+    sides = {}
+    for row in new.itertuples(index=False):
+        part = held[tuple(np.array([row.a, row.b, row.c, row.d, row.e], dtype=np.float32).tolist())]
+        assert sides.setdefault(row.patient, part) == part
+    assert set(sides.values()) == {"train", "validation", "test"}
+    assert command("adapt", "grouped", "--data", "new.csv", "--epochs", "1", "--quiet").code == 0
+    new.drop(columns="patient").to_csv(tmp_path / "without.csv", index=False)
+    assert command("adapt", "grouped", "--data", "without.csv", "--epochs", "1", "--quiet").code == 0

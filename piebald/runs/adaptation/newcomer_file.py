@@ -19,7 +19,10 @@ from piebald.data.sets.folders import grey
 from piebald.core.errors import SettingError
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.clients.convert import target_arrays
-from piebald.data.partition import Iid, clients_from
+from piebald.data.clients.pairs import from_pairs
+from piebald.data.clients.sources import clients_of_table
+from piebald.data.partition import Iid
+from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation import Preparation
 from piebald.data.clients.client_tables import is_table, read_table
 from piebald.data.clients.data_source import DataSource
@@ -58,13 +61,18 @@ def _rows(
     source: str, target: str | None, settings: Mapping[str, Any], meta: Mapping[str, Any], validation: float, test: float
 ) -> Clients:
     data_table, classes = settings.get("data") or {}, meta.get("classes")
+    split = SplitSettings.of(settings.get("split"))
     path = Path(source)
+    division = SplitSettings(validation=validation, test=test)
     loaded: Any
     if is_table(path) and not is_reference(source):
         target = target or data_table.get("target")
+        frame = read_table(path, data_table.get("client"))
         if meta.get("preparation") is not None:
-            return from_table(read_table(path, data_table.get("client")), target, meta, validation, test)
-        loaded = _of_table(path, target, data_table)
+            return from_table(frame, target, meta, validation, test)
+        division = _like_the_run(split, list(frame.columns), validation, test)
+        frame = frame.drop(columns=[name for name in split.columns if name in frame and name not in division.columns])
+        loaded = _of_table(path, frame, target, data_table, division)
     elif path.is_dir():
         loaded = _of_folder(path, settings)
     else:
@@ -75,7 +83,8 @@ def _rows(
         raise SettingError(f"{source} has rows that stay in their files: load them, or adapt to them from Python")
     has_names = loaded.classes is not None and classes is not None and path.suffix != ".npz"
     y = np.array(loaded.classes)[loaded.targets.numpy()] if has_names else loaded.y
-    return clients_from({"newcomer": (loaded.x, y)}, test=test, validation=validation, classes=classes)
+    table = replace(from_pairs({"newcomer": (loaded.x, y)}, tokens=False), keys=loaded.keys)
+    return clients_of_table(table, division, classes=classes)
 
 
 def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validation: float, test: float) -> Clients:
@@ -92,24 +101,36 @@ def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validati
     goal = target or (None if agreed.target is None else agreed.target.name)
     features = [name for name in agreed.names_in if name in frame.columns]
     source = DataSource(source="the newcomer", target=goal, features=features, regression=agreed.classes is None)
-    loaded = source.rows_of(frame, coded=True)
+    division = _like_the_run(SplitSettings.of(meta.get("split")), list(frame.columns), validation, test)
+    loaded = source.rows_of(frame, division, coded=True)
     assert isinstance(loaded, DataSet)
     if agreed.classes is not None:
         y = target_arrays(np.array(loaded.classes)[loaded.targets.numpy()], "the newcomer", agreed.classes)
         loaded = replace(loaded, y=torch.from_numpy(y), classes=agreed.classes)
-    newcomer = Iid(clients=1, validation=validation, test=test).split(loaded)
+    newcomer = Iid(clients=1).split(loaded, division)
     newcomer.names = ["newcomer"]
     return newcomer
 
 
-def _of_table(path: Path, target: str | None, data_table: Mapping[str, Any]) -> Any:
+def _like_the_run(split: SplitSettings, columns: list[str], validation: float, test: float) -> SplitSettings:
+    """Return how a newcomer's rows are divided: as the run's, by those of its columns that the newcomer has."""
+    group = [name for name in split.groups if name in columns] or None
+    order = split.order if split.order in columns else None
+    stratify = None if isinstance(split.stratify, str) and split.stratify not in columns else split.stratify
+    return SplitSettings(
+        validation=validation, test=test, seed=split.seed, group=group, order=order, stratify=stratify
+    )
+
+
+def _of_table(
+    path: Path, frame: Any, target: str | None, data_table: Mapping[str, Any], division: SplitSettings
+) -> Any:
     """A table with the columns of the run's own."""
     if target is None:
         raise SettingError(f"{path} is a table: name the column to predict with --target COLUMN")
-    frame = read_table(path, data_table.get("client"))
     client = data_table.get("client") if data_table.get("client") in frame.columns else None
     options = {name: data_table[name] for name in ("features", "regression", "tokens") if data_table.get(name)}
-    return DataSource(source=str(path), client=client, target=target, **options).rows_of(frame)
+    return DataSource(source=str(path), client=client, target=target, **options).rows_of(frame, division)
 
 
 def _of_folder(path: Path, settings: Mapping[str, Any]) -> Any:
