@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr
 
 from piebald.contracts.component import Component, build, kind_of
 from piebald.core.arguments import SeedList
@@ -31,6 +31,11 @@ from piebald.methods.choice.final_models import Keep
 from piebald.settings.plugins import read
 from piebald.settings.setting_places import SettingPlaces
 from piebald.settings.toml_document import Document, Key
+
+
+def _settings(value: Any) -> Any:
+    """Return a table of [prepare] as its settings, whose errors name the setting."""
+    return PrepareSettings(**value) if isinstance(value, Mapping) else value
 
 
 class ExperimentFields(Section):
@@ -76,7 +81,7 @@ class ExperimentFields(Section):
     out: str | None = None
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
-    prepare: Literal["federated", "none"] | PrepareSettings | None = None
+    prepare: Annotated[Literal["federated", "none"] | PrepareSettings | None, BeforeValidator(_settings)] = None
     partition: Kind | None = None
     loss: Text | dict[str, Any] | None = None
     model: Named
