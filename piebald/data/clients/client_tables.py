@@ -10,7 +10,7 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,19 +61,28 @@ def is_table(path: str | Path) -> bool:
     return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the files that a path names: one, or several in order where its name has `*`, `?` or `[`."""
+    several = not path.exists() and is_table(path) and any(letter in path.name for letter in "*?[")
+    return sorted(file for file in path.parent.glob(path.name) if file.is_file()) if several else [path]
+
+
 def read_table(path: Path, names: str | None = None) -> Any:
-    """Read a CSV or Parquet file as a pandas DataFrame.
+    """Read a CSV or Parquet file, or several with the same columns, as a pandas DataFrame.
 
     A text file may have commas, semicolons (with decimal commas or points) or tabs, and a byte order mark.
 
     Args:
-        path: the file.
+        path: the file, or a pattern like rows-*.csv.
         names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
             and "NA" is a name.
 
     Raises:
         SettingError: the file is missing or cannot be read, a column has two places, or pyarrow is missing.
     """
+    files = files_of(path)
+    if files != [path]:
+        return _joined(path, {file: read_table(file, names) for file in files})
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
@@ -93,6 +102,26 @@ def read_table(path: Path, names: str | None = None) -> Any:
     except (OSError, EOFError, ValueError, OverflowError, MemoryError, zlib.error, csv.Error) as error:
         message = " ".join(str(error).split())
         raise SettingError(f"{path} cannot be read as a table, it may be damaged: replace it ({message})") from None
+
+
+def _joined(pattern: Path, tables: Mapping[Path, Any]) -> Any:
+    """Return the rows of several tables one after the other.
+
+    Raises:
+        SettingError: there are none, or they have other columns.
+    """
+    import pandas
+
+    if not tables:
+        raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
+    first, columns = next((path, list(table.columns)) for path, table in tables.items())
+    for path, table in tables.items():
+        if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
+            raise SettingError(
+                f"{first} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add it, or "
+                "name these files apart"
+            )
+    return pandas.concat([table[columns] for table in tables.values()], ignore_index=True)
 
 
 def _read_text(path: Path, separator: str, names: str | None) -> Any:
