@@ -141,6 +141,7 @@ def _compare(
         values = {
             "runs": [facts(history) for history in comparison.runs],
             "summary": comparison.summary(),
+            "divisions": comparison.by_division(),
             "paired": comparison.paired(base_of(comparison)),
             "cannot_be_told_apart": comparison.tied,
             "work": work_by_label(comparison),

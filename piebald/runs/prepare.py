@@ -15,6 +15,7 @@ import torch
 from piebald.core import pytree
 from piebald.methods import recipes
 from piebald.runs.adaptation import check_newcomers, hold_out
+from piebald.runs.adaptation.held_out import ClientSubset
 from piebald.report.callbacks import Tracker, trackers_of
 from piebald.methods.choice import own_choice
 from piebald.methods.client_work import ClientWork
@@ -89,6 +90,8 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     federation, unseen = hold_out(all_clients, options.unseen, options.seed)
     division = division_of(federation)
     untrained = [] if division is None else division.untrained(federation.names)
+    trained = [client for client in range(len(federation)) if client not in untrained] if untrained else None
+    training = federation if trained is None else ClientSubset(federation, trained)
     work, adapted = _work(recipe, federation, model, options)
     if options.evaluate_split == "train" and work.protection is not None:
         raise SettingError(
@@ -97,11 +100,11 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         )
     if problem := unhidden_reason(all_clients, work.noise):
         raise SettingError(problem)
-    runtime = _runtime(recipe, federation, work, options.runtime)
+    runtime = _runtime(recipe, federation, len(training), work, options.runtime)
     _check_rows_are_here(runtime, federation, options)
     if unseen is not None:
         check_newcomers(unseen)
-    _check_fit(adapted, federation, work)
+    _check_fit(adapted, federation, len(training), work)
     if options.checkpoint_every is None and not runtime.repeats:
         options = replace(options, checkpoint_every=1)
     if not runtime.repeats and options.checkpoint_every != 1 and adapted.noises_mean:
@@ -114,7 +117,7 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     trackers = trackers_of(options.trackers)
     constants = constants_of(all_clients)
     meta = {
-        **_meta(recipe, federation, work, runtime, options),
+        **_meta(recipe, federation, training, work, runtime, options),
         "trackers": [tracker.table() for tracker in trackers],
     }
     agreed = preparation_of(all_clients)
@@ -131,15 +134,16 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
     )  # fmt: skip
 
 
-def _runtime(recipe: Recipe, clients: Clients, work: ClientWork, runtime: Any) -> RuntimeSettings:
+def _runtime(recipe: Recipe, clients: Clients, known: int, work: ClientWork, runtime: Any) -> RuntimeSettings:
     cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
-    if isinstance(cohort, int) and cohort > len(clients):
+    if isinstance(cohort, int) and cohort > known:
+        that_train = "" if known == len(clients) else " that train"
         raise SettingError(
-            f"cohort is {cohort} but there are {len(clients)} clients: choose at most that, or a share like 1.0"
+            f"cohort is {cohort} but there are {known} clients{that_train}: choose at most that, or a share like 1.0"
         )
     chosen = build("runtime", runtime)
     assert isinstance(chosen, RuntimeSettings)
-    return chosen.resolved(work, clients, cohort_size(cohort, len(clients)))
+    return chosen.resolved(work, clients, cohort_size(cohort, known))
 
 
 def _check_rows_are_here(runtime: RuntimeSettings, clients: Clients, options: RunOptions) -> None:
@@ -154,10 +158,10 @@ def _check_rows_are_here(runtime: RuntimeSettings, clients: Clients, options: Ru
         )
 
 
-def _check_fit(recipe: Recipe, clients: Clients, work: ClientWork) -> None:
+def _check_fit(recipe: Recipe, clients: Clients, known: int, work: ClientWork) -> None:
     """Refuse components that cannot work with this model, or that need rows that do not exist."""
     cohort = recipe.scheduling.cohort if isinstance(recipe.scheduling, HasCohort) else 1.0
-    count, works = cohort_size(cohort, len(clients)), work.different()
+    count, works = cohort_size(cohort, known), work.different()
     for component in recipe.components:
         if problem := component.unsupported_cohort(count) or next(
             filter(None, (component.unsupported_model(spec) for spec in works)), None
@@ -186,7 +190,7 @@ def _measuring(
 
 
 def _meta(
-    recipe: Recipe, clients: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions
+    recipe: Recipe, clients: Clients, training: Clients, work: ClientWork, runtime: RuntimeSettings, options: RunOptions
 ) -> dict[str, Any]:
     """The description of the run for its folder, as plain values."""
     (rounds, _), metrics, objective = options.length(), options.metrics, work.objective
@@ -209,7 +213,7 @@ def _meta(
         "model": type(work.model).__name__,
         "parameters": work.layout.size,
         "shared": work.layout.shared,
-        "privacy": [guarantee.plain() for guarantee in of_run(recipe, clients, rounds, runtime.simulates)]
+        "privacy": [guarantee.plain() for guarantee in of_run(recipe, training, rounds, runtime.simulates)]
         if installed()
         else None,
         "layout": [[slot.name, list(slot.shape)] for slot in work.layout.slots],

@@ -51,8 +51,8 @@ def test_sites_have_their_rows_classes_and_gaps(seen: TableLook) -> None:
 def test_columns_have_their_kind_and_gaps(seen: TableLook) -> None:
     by_name = {row["column"]: row for row in seen.columns}
     assert {name: row["kind"] for name, row in by_name.items()} == {
-        "a": "number", "b": "number", "chol": "number", "lab": "number", "ward": "category", "patient": "identifier",
-        "code": "category",
+        **dict.fromkeys(["a", "b", "chol", "lab"], "number"), **dict.fromkeys(["ward", "code"], "category"),
+        "patient": "identifier",
     }  # fmt: skip
     assert (by_name["lab"]["gaps"], by_name["lab"]["most gaps"]) == (80, "east 100%")
     assert by_name["ward"]["preparation"] == "2 columns of 0 and 1"

@@ -78,6 +78,7 @@ def test_each_hospital_is_left_out_in_turn_and_one_can_be_named(command: Command
     )
     assert [Path(row["run"]).parts[-3] for row in told["runs"]] == ["without-east", "without-north", "without-south"]
     assert told["summary"][0]["kind"] == "interval"
+    assert [row["fedavg"] for row in told["divisions"]] == [row["accuracy"] for row in told["runs"]]
     one = command("run", "case.toml", "--json", *short, "--set", "split={ hold_out = ['north'] }")
     assert json.loads(one.out)["held_out"] == ["north"]
     assert json.loads(one.out)["accuracy"] == told["runs"][1]["accuracy"]

@@ -194,6 +194,7 @@ def test_cross_validation_has_clients_for_each_fold_and_each_held_out_client() -
         ({"test": -1}, "or a number of rows, got -1"),
         ({"test": 0.6, "validation": 0.4}, "leave no rows to train on"),
         ({"folds": 1}, "folds must be at least 2"),
+        ({"folds": 1001}, "folds must be at most 1000"),
         ({"folds": 3, "fold": 3}, "fold must be below folds, got 3 of 3"),
         ({"folds": 3, "test": 0.2}, "folds and test both say which rows are for testing"),
         ({"folds": 3}, "folds of split asks for several runs"),

@@ -12,7 +12,11 @@ import torch
 import piebald
 from piebald import data, recipes
 from piebald.core.errors import SettingError
+from piebald.methods.aggregation.linear import EqualWeighted
+from piebald.methods.transforms.gaussian import Gaussian
 from piebald.runs.compare import compare
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import prepare
 
 HERE = piebald.Simulator(engine="sequential")
 ASKED = {"client": "site", "target": "ill", "features": ["a", "b"]}
@@ -108,3 +112,26 @@ def test_unseen_clients_can_be_named() -> None:
     assert {row["client"] for row in ended.results if row["kind"] == "train"} == {0, 1}
     with pytest.raises(SettingError, match=r"no client \(unseen\) 'nort': did you mean 'north'"):
         run(clients=clients, unseen=["nort"])
+
+
+def test_privacy_is_that_of_the_clients_that_train() -> None:
+    """A client that is never drawn hides nobody: two of four are drawn, not two of six."""
+    pytest.importorskip("dp_accounting")
+    rng, noise = np.random.default_rng(0), Gaussian(noise=1.0, clip=1.0)
+    recipe = recipes.fedavg(cohort=2).with_(aggregation=EqualWeighted()).with_(transforms=(noise,))
+    rows = {str(number): (rng.normal(size=(8, 2)), [0, 1] * 4) for number in range(6)}
+    options = RunOptions(rounds=5)
+    apart = prepare(recipe, piebald.clients_from(rows, split={"test_only": ["4", "5"]}), model(), options)
+    few = prepare(recipe, piebald.clients_from({name: rows[name] for name in "0123"}), model(), options)
+    assert apart.meta["privacy"] == few.meta["privacy"]
+    with pytest.raises(SettingError, match="cohort is 5 but there are 4 clients that train"):
+        prepare(recipes.fedavg(cohort=5), piebald.clients_from(rows, split={"hold_out": ["4", "5"]}), model(), options)
+
+
+@pytest.mark.parametrize("keep", ["best", "best_for_each"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_held_out_clients_go_with_every_way_to_end(keep: str, workers: int) -> None:
+    clients = piebald.clients_from(table(), **ASKED, split={"hold_out": ["west"], "validation": 0.25})
+    ended = run("ditto", clients, keep=keep, runtime=piebald.Simulator(engine="vmapped", workers=workers))
+    assert ended.final["status"] == "finished"
+    assert set(ended.final["per_client"]) == {2}

@@ -92,7 +92,8 @@ def codes_of(columns: Sequence[Any], names: Sequence[str]) -> Ints:
         _refuse_gaps(series, name)
         numbers = getattr(series.dtype, "kind", "O") in "iuf"
         whole = numbers and bool((series == series.round()).all())
-        texts.append((series.astype("int64") if whole else series).astype(str).to_numpy(dtype=object))
+        text = (series.astype("int64") if whole else series).astype(str).str.strip()
+        texts.append(text.to_numpy(dtype=object))
     joined = texts[0] if len(texts) == 1 else np.array(["\x1f".join(row) for row in zip(*texts, strict=True)], object)
     return pandas.util.hash_array(joined, categorize=True).view(np.int64)
 

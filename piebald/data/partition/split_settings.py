@@ -11,6 +11,7 @@ from piebald.contracts.component import Settings
 from piebald.core.errors import SettingError, shown, unknown
 
 Amount = int | float
+MOST_FOLDS = 1000  # a site divides its rows as a server says
 
 
 class SplitSettings(Settings):
@@ -22,12 +23,12 @@ class SplitSettings(Settings):
         validation: rows for validation, likewise.
         seed: seed of the choice.
         group: the column, or columns, whose equal values mark rows that stay together, as a patient's visits do; across
-            clients, too.  Of a data set with owners, a kind of owners.
+            clients, too, where their rows are on one machine.  Of a data set with owners, a kind of owners.
         order: the column to sort by, numbers or dates: the last rows are for testing, those before for validation.
         stratify: true takes the same share of each class, as by default where targets are classes; false takes any
             rows; a column takes the same share of each of its values.
         column: the column that says of each row "train", "validation" or "test".
-        folds: the number of divisions in each of which another part of the rows is for testing.
+        folds: the number of divisions, 2 to 1000, in each of which another part of the rows is for testing.
         fold: the number of one of them, from 0, as one run has it.
         hold_out: names of clients that do not train, and on all of whose rows the models are scored; "each" holds one
             client after the other out.
@@ -48,7 +49,7 @@ class SplitSettings(Settings):
     order: str | None = None
     stratify: bool | str | None = None
     column: str | None = None
-    folds: int | None = Field(default=None, ge=2)
+    folds: int | None = Field(default=None, ge=2, le=MOST_FOLDS)
     fold: int | None = Field(default=None, ge=0)
     hold_out: Literal["each"] | list[str] | None = None
     test_only: list[str] = []  # noqa: RUF012 - a pydantic field

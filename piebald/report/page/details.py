@@ -177,7 +177,7 @@ def _runs(comparison: Comparison) -> str:
     rows: list[list[Cell]] = [
         [
             markup.key(comparison.labels, history.label),
-            NONE if history.seed is None else str(history.seed),
+            NONE if history.seed is None else ", ".join(filter(None, [str(history.seed), history.division])),
             history.name,
             history.recipe,
             str(history.meta.get("status", NONE)),
