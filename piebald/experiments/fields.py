@@ -38,6 +38,11 @@ def _split(value: Any) -> Any:
     return None if value is None else SplitSettings.of(value)
 
 
+def _settings(value: Any) -> Any:
+    """Return a table of [prepare] as its settings, whose errors name the setting."""
+    return PrepareSettings(**value) if isinstance(value, Mapping) else value
+
+
 class ExperimentFields(Section):
     """The fields of an experiment file, with the document and the author that they came from.
 
@@ -84,7 +89,7 @@ class ExperimentFields(Section):
     out: str | None = None
     plugins: list[str] = []  # noqa: RUF012 - a pydantic field
     data: DataSource = DataSource(name="digits")
-    prepare: Literal["federated", "none"] | PrepareSettings | None = None
+    prepare: Annotated[Literal["federated", "none"] | PrepareSettings | None, BeforeValidator(_settings)] = None
     partition: Kind | None = None
     split: Annotated[SplitSettings | None, BeforeValidator(_split)] = None
     loss: Text | dict[str, Any] | None = None

@@ -376,3 +376,21 @@ def test_a_single_pair_is_told_from_a_list_of_clients(make) -> None:
     for pair in ((make([[1.0], [2.0]]), make([0, 1])), [make([[1.0], [2.0]]), make([0, 1])]):
         with pytest.raises(SettingError, match=r"got one pair \(x, y\).*pass a list of pairs, like \[\(x, y\)\]"):
             clients_from(pair)
+
+
+def test_several_files_are_one_table(tmp_path: Path) -> None:
+    table = pd.DataFrame({"who": ["a", "b"] * 6, "age": range(12), "ill": [0, 1, 1, 0] * 3})
+    for number, part in enumerate((table[:4], table[4:])):
+        columns = ["ill", "who", "age"] if number else ["who", "age", "ill"]
+        part[columns].to_csv(tmp_path / f"rows-{number}.csv", index=False)
+    table.to_csv(tmp_path / "whole.csv", index=False)
+    one, several = (
+        clients_from(tmp_path / name, client="who", target="ill", prepare="none")
+        for name in ("whole.csv", "rows-*.csv")
+    )
+    assert torch.equal(one.rows(1, "train").x, several.rows(1, "train").x)  # type: ignore[arg-type]
+    table.rename(columns={"age": "years"}).to_csv(tmp_path / "rows-2.csv", index=False)
+    with pytest.raises(SettingError, match=r"rows-2.csv must have the same columns, and 'age' is in one of them alone"):
+        clients_from(tmp_path / "rows-*.csv", client="who", target="ill")
+    with pytest.raises(SettingError, match="no file is called like"):
+        clients_from(tmp_path / "none-*.csv", client="who", target="ill")

@@ -70,7 +70,7 @@ def test_onnx_takes_batches_of_any_size(run: Run, rows: Tensor, tmp_path: Path) 
 
 def test_a_folder_for_hugging_face_has_a_card(run: Run, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "folder", 3)
-    names = ["README.md", "outputs.json", "config.json", "model.onnx", "model.safetensors", "score.py"]
+    names = ["README.md", "config.json", "model.onnx", "model.safetensors", "outputs.json", "score.py"]
     assert sorted(file.name for file in folder.iterdir()) == names
     card = (folder / "README.md").read_text()
     _, front, text = card.split("---", 2)

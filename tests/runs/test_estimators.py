@@ -154,3 +154,18 @@ def test_probabilities_with_a_temperature_keep_their_order() -> None:
     shares, others = plain.predict_proba(x)[:, 0], calibrated.predict_proba(x)[:, 0]
     assert (np.argsort(shares) == np.argsort(others)).all()
     assert not np.allclose(shares, others)
+
+
+def test_a_table_may_have_words_and_gaps() -> None:
+    rng = np.random.default_rng(0)
+    ward, age = rng.choice(["a", "b", "c"], 120), rng.normal(50, 10, 120)
+    y = np.where((ward == "a") | (age > 60), "ill", "well")
+    frame = pd.DataFrame({"age": np.where(rng.random(120) < 0.1, np.nan, age), "ward": ward})
+    fitted = FederatedClassifier(**QUICK, random_state=0).fit(frame, y, groups=np.arange(120) % 2)
+    assert fitted.score(frame, y) > 0.85
+    unseen = pd.DataFrame({"age": [55.0, np.nan], "ward": ["a", "never seen"]})
+    assert fitted.predict(unseen)[0] == "ill"
+    with pytest.raises(ValueError, match="feature names should match"):
+        fitted.predict(frame[["ward", "age"]])
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        FederatedClassifier(**QUICK).fit(frame.to_numpy(), y)  # an array has no columns to be prepared

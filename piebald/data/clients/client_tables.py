@@ -13,6 +13,7 @@ import numpy as np
 
 from piebald.core.errors import SettingError, unknown
 from piebald.data.clients.convert import Array, array, input_arrays, inputs
+from piebald.data.clients.table_files import files_of as files_of
 from piebald.data.clients.table_files import is_table as is_table
 from piebald.data.clients.table_files import mixed_reason
 from piebald.data.clients.table_files import read_table as read_table

@@ -13,7 +13,15 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError, install
 from piebald.core.reading.packed import read_arrays
 from piebald.core.references import Reference, Text
-from piebald.data.clients.client_tables import BY_SHARES, ClientTable, from_frame, from_hub, is_table, read_table
+from piebald.data.clients.client_tables import (
+    BY_SHARES,
+    ClientTable,
+    files_of,
+    from_frame,
+    from_hub,
+    is_table,
+    read_table,
+)
 from piebald.data.clients.collate import Collate
 from piebald.data.clients.convert import Array
 from piebald.data.clients.pairs import from_owned, from_pairs, is_owned
@@ -31,10 +39,11 @@ class DataSource(BaseModel):
 
     Attributes:
         name: one of `data.names()`, or "module:name" for a function that returns a `DataSet`.
-        source: a table (.csv, .tsv, .parquet), an .npz file with arrays x and y (and, if wanted, owner), a folder of
-            images or WAV recordings (class/file, or client/class/file where `client` is given), a folder that Hugging
-            Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a function without arguments.  It
-            returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything else that `clients_from` takes.
+        source: a table (.csv, .tsv, .parquet) or several ("rows-*.csv"), an .npz file with arrays x and y (and, if
+            wanted, owner), a folder of images or WAV recordings (class/file, or client/class/file where `client` is
+            given), a folder that Hugging Face's `save_to_disk` wrote, or "my_data.py:load" or "module:load" for a
+            function without arguments.  It returns a `DataSet`, `Clients`, (x, y), (x, y, owner), a table, or anything
+            else that `clients_from` takes.
         client: the column that names the client of each row; in a folder, what the upper folders stand for; of a data
             set, or of rows that come with owners, the kind of owners that are the clients.
         target: the column to predict.
@@ -108,7 +117,7 @@ class DataSource(BaseModel):
         """Return the content of the file or folder at a path, see `read`."""
         if path.is_dir():
             return self._folder(path)
-        if not path.is_file():
+        if files_of(path) == [path] and not path.is_file():
             raise SettingError(f"there is no file or folder {self.source!r}, and it is not 'my_data.py:load' either")
         if is_table(path):
             return read_table(path, self.client)

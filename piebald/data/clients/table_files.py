@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,20 @@ def is_table(path: str | Path) -> bool:
     return Path(str(path).removesuffix(".gz")).suffix.lower() in (*SEPARATORS, *PARQUET)
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the files that a path names: one, or several in order where its name has `*`, `?` or `[`."""
+    several = not path.exists() and is_table(path) and any(letter in path.name for letter in "*?[")
+    return sorted(file for file in path.parent.glob(path.name) if file.is_file()) if several else [path]
+
+
 def read_table(path: Path, names: str | None = None) -> Any:
-    """Read a CSV or Parquet file as a pandas DataFrame.
+    """Read a CSV or Parquet file, or several with the same columns, as a pandas DataFrame.
 
     A text file may have commas, semicolons (with decimal commas or points), tabs or bars, and a byte order mark.  It is
     in UTF-8, in UTF-16 with a byte order mark, or else in Windows-1252, which is said.
 
     Args:
-        path: the file.
+        path: the file, or a pattern like rows-*.csv.
         names: a column of names, such as that of the client.  Its text is taken as it is written: "007" is not "7",
             and "NA" is a name.
 
@@ -55,6 +61,8 @@ def read_table(path: Path, names: str | None = None) -> Any:
         SettingError: the file is missing or cannot be read, has no rows, a column has two places or numbers that may be
             read in two ways, or pyarrow is missing.
     """
+    if (files := files_of(path)) != [path]:
+        return _joined(path, {file: read_table(file, names) for file in files})
     if not path.is_file():
         raise SettingError(f"there is no file {path}: give the path of a CSV or Parquet file")
     if not is_table(path):
@@ -76,6 +84,28 @@ def read_table(path: Path, names: str | None = None) -> Any:
         raise SettingError(f"{path} names columns and has no rows: give a file with one row at least")
     frame.attrs["file"] = str(path)
     return frame
+
+
+def _joined(pattern: Path, tables: Mapping[Path, Any]) -> Any:
+    """Return the rows of several tables one after the other.
+
+    Raises:
+        SettingError: there are none, or they have other columns.
+    """
+    import pandas
+
+    if not tables:
+        raise SettingError(f"no file is called like {pattern}: give the path of a CSV or Parquet file, or a pattern")
+    first, columns = next((path, list(table.columns)) for path, table in tables.items())
+    for path, table in tables.items():
+        if odd := sorted({*map(str, table.columns)} ^ {*map(str, columns)}):
+            raise SettingError(
+                f"{first} and {path} must have the same columns, and {odd[0]!r} is in one of them alone: add it, or "
+                "name these files apart"
+            )
+    rows = pandas.concat([table[columns] for table in tables.values()], ignore_index=True)
+    rows.attrs = {"file": str(pattern)}
+    return rows
 
 
 def _unreadable(path: Path, message: str) -> str:

@@ -63,6 +63,7 @@ def agree(
     Raises:
         SettingError: a setting names a column that is not there, or no column is left.
     """
+    ask, clients = _by_name(ask, clients)
     told = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
     kinds, left_out = agreed_kinds(told, settings)
     if classes is None:
@@ -123,6 +124,18 @@ def agree(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
         harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
     )  # fmt: skip
+
+
+def _by_name(ask: Ask, clients: Callable[[], Sequence[str]]) -> tuple[Ask, Callable[[], Sequence[str]]]:
+    """Return both in the order of the clients' names, so that sums do not depend on who came first."""
+
+    def ordered(question: Question) -> Sequence[Any]:
+        answers, names = ask(question), clients()
+        return (
+            [answers[place] for place in sorted(range(len(answers)), key=lambda one: names[one])] if names else answers
+        )
+
+    return ordered, lambda: sorted(clients())
 
 
 class Unanswered(PiebaldError):

@@ -17,7 +17,7 @@ from piebald.contracts.data import public_rows_of
 from piebald.core import pytree
 from piebald.core.errors import SettingError, unknown
 from piebald.core.references import USERS, search
-from piebald.data.clients.client_tables import ClientTable
+from piebald.data.clients.client_tables import ClientTable, files_of
 from piebald.data.clients.convert import array, is_several, kind, target_arrays
 from piebald.data.clients.data_source import DataSource
 from piebald.data.clients.pairs import from_pairs, given
@@ -258,7 +258,7 @@ def missing_source(source: SiteSource, folder: Path, allowed: Collection[str] | 
             return None
         return f"this site's policy does not allow the module {path!r}: name it in plugins of [policy], if you trust it"
     place = folder / (path if colon else source.source)
-    if place.exists():
+    if place.exists() or files_of(place) not in ([place], []):
         return None
     return f"there is no file or folder {str(place)!r} with this site's rows: correct [data] in site.toml, or --data"
 

@@ -99,7 +99,7 @@ def from_table(frame: Any, target: str | None, meta: Mapping[str, Any], validati
     """
     agreed = Preparation(**meta["preparation"])
     goal = target or (None if agreed.target is None else agreed.target.name)
-    features = [name for name in agreed.names_in if name in frame.columns]
+    features = [name for name in agreed.names_in if name in frame.columns] or agreed.names_in
     source = DataSource(source="the newcomer", target=goal, features=features, regression=agreed.classes is None)
     division = _like_the_run(SplitSettings.of(meta.get("split")), list(frame.columns), validation, test)
     loaded = source.rows_of(frame, division, coded=True)

@@ -1,0 +1,193 @@
+"""Sites agree on a preparation under their policies, and what they train on is what the simulator makes, to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from piebald.contracts import Update
+from piebald.core.errors import PiebaldError, SettingError
+from piebald.data.partition import clients_from
+from piebald.data.preparation import Preparation, PrepareSettings
+from piebald.experiments.file import ExperimentSettings
+from piebald.federation.hub.run_terms import terms
+from piebald.federation.site.site_process import SiteSettings, SiteWork
+from piebald.federation.site.task_runner import SiteClient, TaskRunner
+from piebald.methods.recipes import fedavg
+from piebald.runs.options import RunOptions
+from piebald.runs.prepare import PreparedRun, prepare
+from piebald.statistics.preparation_at_sites import asked_sites
+from piebald.statistics.queries.prepare import PrepareQuery, packed, unpacked
+
+from .sites import Change, InProcess, Policy
+
+NAMES = ["north", "south", "east"]
+ALLOWED = Policy(queries=["prepare"])
+KINDS = {"kind": "prepare", "question": {"about": "kinds"}}
+
+
+def table(rows: int, wards: str, seed: int) -> pandas.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pandas.DataFrame(
+        {"age": rng.normal(60, 10, rows).round(1), "ward": rng.choice(list(wards), rows),
+         "smoker": rng.choice(["yes", "no"], rows), "ill": rng.choice(["no", "yes"], rows)}
+    )  # fmt: skip
+    frame.loc[rng.random(rows) < 0.1, "age"] = None
+    return frame
+
+
+TABLES = {"north": table(80, "ab", 1), "south": table(60, "ab", 2), "east": table(40, "bc", 3)}
+
+
+class Party:
+    """The part of a site's credentials that matters here."""
+
+    def __init__(self, party: str, folder: Path) -> None:
+        self.party, self.folder = party, folder
+
+
+class Sites:
+    """Three sites with tables of their own, and the server's experiment."""
+
+    def __init__(self, folder: Path, tables: dict[str, pandas.DataFrame], extra: str = "") -> None:
+        self.folder = folder
+        for name, frame in tables.items():
+            (folder / name).mkdir()
+            frame.to_csv(folder / name / "rows.csv", index=False)
+            (folder / name / "site.toml").write_text(
+                "[data]\nsource = 'rows.csv'\ntarget = 'ill'\ntest = 0.0\nvalidation = 0.0\n"
+            )
+        (folder / "file.toml").write_text(
+            f"model = {{ name = 'logistic' }}\nrecipe = {{ name = 'fedavg' }}\nmeasure = 'none'\n{extra}"
+            "data = { source = 'rows.csv', target = 'ill' }\n"
+            f"partition = {{ kind = 'sites', clients = {json.dumps(NAMES)} }}\n"
+        )
+        self.settings = ExperimentSettings.load(folder / "file.toml", ["runtime.kind='federation'"])
+
+    def ready(self, settings: ExperimentSettings) -> PreparedRun:
+        plan = settings.plan()
+        return prepare(fedavg(), plan.clients, plan.model, RunOptions(seed=0, runtime=plan.runtime))
+
+    def at(self, ready: PreparedRun, asks: bool = False) -> list[SiteClient]:
+        """What each site makes of the terms."""
+        work = dataclasses.replace(ready.work, questions=(KINDS,), trains=False) if asks else ready.work
+        classes = ready.clients.classes
+        body = terms(work, ready.runtime.experiment, NAMES, NAMES, classes)  # type: ignore[attr-defined]
+        sites = []
+        for name in NAMES:
+            site = SiteSettings.load(self.folder / name / "site.toml")
+            party: Any = Party(name, self.folder / name)
+            sites.append(SiteWork(party, site, self.folder / name)(json.loads(body)))
+        return sites
+
+    def agree(self, policies: list[Policy], change: Change | None = None) -> Preparation:
+        ready = self.ready(self.settings.with_agreed(None))
+        runtime = InProcess(ready, policies, change)
+        runtime._sites = [
+            TaskRunner(site, policies[k], "cpu", runtime._signers[k]) for k, site in enumerate(self.at(ready, True))
+        ]
+        said: list[str] = []
+        agreed = asked_sites(runtime, ready.work, ready.clients, self.settings.wanted, "ill", None, said.append)  # type: ignore[arg-type]
+        self.said, self.bodies = said, runtime.bodies
+        return agreed
+
+
+def simulated(**options: Any) -> Any:
+    frame = pandas.concat([frame.assign(site=name) for name, frame in TABLES.items()], ignore_index=True)
+    order = {name: place for place, name in enumerate(sorted(NAMES))}
+    clients = clients_from(frame, client="site", target="ill", test=0.0, prepare=PrepareSettings(**options))
+    return clients, order
+
+
+def test_sites_and_the_simulator_make_the_same_of_the_same_rows(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, TABLES)
+    assert sites.settings.asks_sites
+    agreed = sites.agree([ALLOWED] * 3)
+    here, order = simulated()
+    assert here.preparation.model_copy(update={"target": agreed.target}) == agreed
+    assert agreed.target == here.preparation.target
+    settings = sites.settings.with_agreed(agreed)
+    assert not settings.asks_sites
+    ready = sites.ready(settings)
+    assert (ready.work.shape, ready.clients.classes) == ((len(agreed.feature_names_out),), ["no", "yes"])
+    for name, site in zip(NAMES, sites.at(ready), strict=True):
+        rows, ours = site.clients.rows(site.client, "train"), here.rows(order[name], "train")
+        assert torch.equal(rows.x, ours.x)  # type: ignore[arg-type]
+        assert torch.equal(rows.y, ours.y)  # type: ignore[arg-type]
+
+
+def test_no_row_and_no_rare_word_leaves_a_site(tmp_path: Path) -> None:
+    rare = TABLES["north"].assign(ward=["isolation 7", *TABLES["north"].ward[1:]])
+    sites = Sites(tmp_path, {**TABLES, "north": rare})
+    agreed = sites.agree([ALLOWED] * 3)
+    assert "isolation 7" not in agreed.to_json()
+    assert agreed.columns[1].rare  # type: ignore[union-attr]
+    answers = [body for body in sites.bodies if b"isolation" in body]
+    assert answers == []
+
+
+def test_a_site_answers_where_its_policy_names_the_question(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, TABLES)
+    agreed = sites.agree([ALLOWED, Policy(), ALLOWED])
+    assert any(line.startswith("south is left out") for line in sites.said)
+    assert [column.name for column in agreed.columns] == ["age", "ward", "smoker"]
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with pytest.raises(PiebaldError, match="no site answers questions about its columns"):
+        Sites(tmp_path, TABLES).agree([Policy()] * 3)
+
+
+def told(change: dict[str, Any]) -> Change:
+    def changed(update: Update) -> Update:
+        values = unpacked(update.vectors["told"])
+        if not {*change} <= {*type(values).model_fields}:
+            return update
+        return dataclasses.replace(update, vectors={"told": packed(values.model_copy(update=change))})
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        told({"rows": 10**9}),
+        lambda update: dataclasses.replace(update, vectors={"told": torch.zeros(1 << 15, dtype=torch.int64)}),
+        lambda update: dataclasses.replace(update, vectors={"told": torch.ones(1 << 15, dtype=torch.int64)}),
+        lambda update: dataclasses.replace(update, vectors={"told": torch.zeros(3, dtype=torch.int64)}),
+        lambda update: dataclasses.replace(update, vectors={}),
+    ],
+)
+def test_hostile_answers_do_not_count(tmp_path: Path, change: Change) -> None:
+    sites = Sites(tmp_path, TABLES)
+    sites.agree([ALLOWED] * 3, change)
+    assert any(line.startswith("north is left out") for line in sites.said)
+
+
+def test_later_hostile_answers_end_the_question(tmp_path: Path) -> None:
+    with pytest.raises(PiebaldError, match="north tells no more of its columns"):
+        Sites(tmp_path, TABLES).agree([ALLOWED] * 3, told({"numbers": {}}))
+
+
+def test_a_question_that_is_none_is_refused() -> None:
+    for question in ({"about": "rows"}, {"about": "kinds", "path": "/etc"}, {"about": "counts"}):
+        with pytest.raises(SettingError, match="question must be one about columns"):
+            PrepareQuery(question=question)
+
+
+def test_a_careful_site_tells_no_counts_of_few_rows(tmp_path: Path) -> None:
+    """Medians need counts about few rows: the mean stands for them, within one deviation."""
+    careful = Policy(queries=["prepare"], least_rows=3)
+    full = {name: frame.assign(age=frame.age.fillna(60.0)) for name, frame in TABLES.items()}
+    agreed = Sites(tmp_path, full).agree([careful] * 3)
+    age = agreed.columns[0].values  # type: ignore[union-attr]
+    pooled = np.concatenate([frame.age for frame in full.values()])
+    assert age.median == pytest.approx(pooled.mean())  # type: ignore[union-attr]
+    assert abs(np.median(pooled) - age.median) <= age.error  # type: ignore[union-attr]
