@@ -185,10 +185,7 @@ def answer(
     parsed = parsed_numbers(frame, question.kinds, question.gaps)
     if isinstance(question, CountsQuestion):
         return CountsAnswer(
-            counts={
-                name: np.searchsorted(np.sort(parsed[name][~np.isnan(parsed[name])]), limits, side="right").tolist()
-                for name, limits in question.thresholds.items()
-            }
+            counts={name: _counts(parsed[name], limits) for name, limits in question.thresholds.items()}
         )
     return ValuesAnswer(
         numbers={name: _moments(_logged(name, values, question.scale)) for name, values in parsed.items()},
@@ -221,6 +218,15 @@ def signed_logarithms(values: Floats) -> float:
     """Return the sum of sign(x) log(1 + |x|), of which the likelihood of an exponent has a multiple."""
     present = values[~np.isnan(values)]
     return float((np.sign(present) * np.log1p(np.abs(present))).sum())
+
+
+def _counts(values: Floats, limits: list[float]) -> list[int]:
+    """Return how many values are at most each limit, without sorting the values."""
+    order = np.argsort(limits, kind="stable")
+    first = np.searchsorted(np.asarray(limits)[order], values[~np.isnan(values)])  # the first limit that is not below
+    counts = np.empty(len(limits), dtype=np.int64)
+    counts[order] = np.cumsum(np.bincount(first, minlength=len(limits) + 1))[: len(limits)]
+    return counts.tolist()
 
 
 def _series(frame: pd.DataFrame, name: str) -> pd.Series:
