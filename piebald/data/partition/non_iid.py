@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from piebald.data.sets.dataset import DataSet
 
+_SECONDS = 60.0  # for a program that chooses classes
+
 
 class NonIid(Partition):
     """Every client holds exactly `classes_each` classes: Metis' Non-IID(x) (Stripelis, Ambite 2020, section VI).
@@ -29,7 +31,8 @@ class NonIid(Partition):
 
     With `sizes` or with more than one number in `classes_each`, as in the paper's power law and Non-IID(8x1,4x1,3x8),
     clients get as many rows as `sizes` says (equal by default) and their classes in portions as even as that allows.
-    Clients choose their classes in order, always those with the most rows left.
+    Clients choose their classes in order, always those with the most rows left; where that leaves somebody without
+    enough rows, a mixed-integer program chooses, which finds a choice wherever there is one.
 
     The paper's notation fixes the number of classes of each client, but not which ones.  To reproduce a printed
     pattern, list the classes of each client in `held`.
@@ -123,16 +126,45 @@ class NonIid(Partition):
         sizes = (self.sizes or Uniform()).counts(self.clients, rows, rng)
         held = pattern(each, sizes, stock, rng) if listed is None else listed
         counts = fill(held, sizes, stock)  # None only if no counts exist, since the flow is exact
+        if counts is None and listed is None:
+            counts = self._solved(each, sizes, stock, rng)
         if counts is None:
             raise self.refuse(
                 f"rows of {classes} classes cannot be dealt to sizes {sizes.max()} to {sizes.min()} with these "
-                "classes_each: give the largest clients more classes, or sizes that differ less"
+                "lists of classes: give the largest clients more classes, or sizes that differ less"
             )
         client = np.full(len(label), NOBODY)
         for number in range(classes):
             dealt = rng.permutation(np.flatnonzero(label == number))[: counts[:, number].sum()]
             client[dealt] = np.repeat(np.arange(self.clients), counts[:, number])
         return client
+
+    def _solved(self, each: Ints, sizes: Ints, stock: Ints, rng: Generator) -> Ints:
+        """Return the rows of each class for each client [clients, classes], of any choice of classes that has some.
+
+        Raises:
+            SettingError: there is no such choice.
+        """
+        try:
+            held, _ = solve_pattern(each, sizes, stock, rng)
+            counts = None if held is None else fill(held, sizes, stock)
+            if counts is not None:
+                return counts
+            nearest, numbers = solve_pattern(each, sizes, stock, rng, change=True)
+        except TimeoutError:
+            raise self.refuse(
+                f"no choice of classes was found within {_SECONDS:.0f} seconds: lower clients, or list classes in held"
+            ) from None
+        start = f"rows of {len(stock)} classes cannot be dealt to sizes {sizes.max()} to {sizes.min()} with "
+        if nearest is None:
+            raise self.refuse(f"{start}any classes_each: sizes must be at least 1, and no more than there are rows")
+        places = np.flatnonzero(numbers != each)
+        changes = [f"{numbers[place]} instead of {each[place]} for client number {place}" for place in places[:5]]
+        more = f", and {len(places) - 5} more" if len(places) > 5 else ""
+        raise self.refuse(
+            f"{start}these classes_each, whichever classes are chosen: the smallest change that makes it possible is "
+            f"{', '.join(changes)}{more}"
+        )
 
     def _as_held(self, classes: int) -> Bools:
         """Return the classes of each client [clients, classes], as `held` lists them."""
@@ -178,6 +210,57 @@ def pattern(each: Ints, sizes: Ints, stock: Ints, rng: Generator) -> Bools:
         held[client, order] = True
         remaining[order] -= sizes[client] / each[client]
     return held
+
+
+def solve_pattern(
+    each: Ints, sizes: Ints, stock: Ints, rng: Generator, change: bool = False
+) -> tuple[Bools | None, Ints]:
+    """Choose the classes of each client by a mixed-integer program, which finds them where there are any.
+
+    Args:
+        each, sizes, stock, rng: as of `pattern`.
+        change: whether clients may have other numbers of classes, as few more or less in all as possible.
+
+    Returns:
+        The classes of each client [clients, classes], None where there are none, and their numbers [clients].
+
+    Raises:
+        TimeoutError: the program was not solved within a minute.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import block_array, eye_array, kron
+
+    clients, classes = len(each), len(stock)
+    pairs = eye_array(clients * classes)
+    by_client = kron(eye_array(clients), np.ones((1, classes)))
+    by_class = kron(np.ones((1, clients)), eye_array(classes))
+    room = np.minimum(sizes[:, None], stock[None]).ravel()
+    # variables: whether a client holds a class, its rows of it, classes more and less than asked for
+    matrix = block_array([
+        [by_client, None, -eye_array(clients), eye_array(clients)],
+        [None, by_client, None, None],
+        [None, by_class, None, None],
+        [-pairs, pairs, None, None],  # a row at least of a class that is held
+        [pairs.multiply(room[None]), -pairs, None, None],  # and none of others
+    ])  # fmt: skip
+    nothing = np.zeros(clients * classes)
+    lowest = np.concatenate([each, sizes, np.zeros(classes), nothing, nothing])
+    highest = np.concatenate([each, sizes, stock, np.full(2 * len(nothing), np.inf)])
+    most = np.full(2 * clients, classes if change else 0)
+    # costs choose among patterns at random: the first one that is found is taken, unless changes are to be few
+    cost = np.concatenate([nothing if change else rng.uniform(1, 2, len(nothing)), nothing, np.ones(2 * clients)])
+    solution = milp(
+        cost, constraints=LinearConstraint(matrix.tocsr(), lowest, highest),
+        integrality=np.concatenate([np.ones(len(nothing)), nothing, np.ones(2 * clients)]),
+        bounds=Bounds(0, np.concatenate([np.ones(len(nothing)), room, most])),
+        options={"mip_rel_gap": 0.0 if change else 1.0, "time_limit": _SECONDS},
+    )  # fmt: skip
+    if solution.status == 1:  # the time was up
+        raise TimeoutError
+    if solution.x is None:
+        return None, each
+    held: Bools = solution.x[: len(nothing)].reshape(clients, classes) > 0.5
+    return held, held.sum(1)
 
 
 def fill(held: Bools, sizes: Ints, stock: Ints) -> Ints | None:
