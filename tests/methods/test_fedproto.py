@@ -88,7 +88,9 @@ def program() -> list[nn.Module]:
 @pytest.mark.parametrize("engine", ["sequential", "batched", "vmapped", "reference"])
 def test_it_is_the_program_of_its_equations(engine: str, tmp_path: Path) -> None:
     more = {"max_examples": 1000} if engine == "reference" else {}  # then updates reach the server one by one
-    with run(recipes.fedproto(lam=LAM, **PLAIN), engine=engine, out=tmp_path / "run", **more) as made:
+    with run(
+        recipes.fedproto(lam=LAM, inference="classifier", **PLAIN), engine=engine, out=tmp_path / "run", **more
+    ) as made:
         for client, expected in enumerate(program()):
             found = made.model(client)
             for one, other in zip(found.parameters(), expected.parameters(), strict=True):
@@ -100,9 +102,9 @@ def test_it_is_the_program_of_its_equations(engine: str, tmp_path: Path) -> None
 def test_without_the_term_clients_train_alone_to_the_bit(tmp_path: Path) -> None:
     more: dict[str, Any] = {"lr": 0.1, "batch": 4, "momentum": 0.5}
     with (
-        run(recipes.fedproto(lam=0.0, **more), out=tmp_path / "one") as one,
+        run(recipes.fedproto(lam=0.0, inference="classifier", **more), out=tmp_path / "one") as one,
         run(recipes.local(**more), out=tmp_path / "two") as two,
-        run(recipes.fedproto(lam=2.0, **more), out=tmp_path / "three") as three,
+        run(recipes.fedproto(lam=2.0, inference="classifier", **more), out=tmp_path / "three") as three,
     ):
         for client in range(3):
             models = [made.model(client) for made in (one, two, three)]
@@ -140,7 +142,9 @@ def test_the_nearest_prototype_is_predicted(engine: str, tmp_path: Path) -> None
 
 def test_features_of_a_class_come_nearer_to_one_another(tmp_path: Path) -> None:
     def apart(lam: float) -> float:
-        with run(recipes.fedproto(lam=lam, **PLAIN), rounds=12, out=tmp_path / str(lam)) as made:
+        with run(
+            recipes.fedproto(lam=lam, inference="classifier", **PLAIN), rounds=12, out=tmp_path / str(lam)
+        ) as made:
             means = {}
             for client, (x, y) in enumerate(sites().values()):
                 model = made.model(client)

@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "fedrep": ({}, {"personal"}),
     "ditto": ({}, {"personal"}),
     "local": ({}, {"local"}),
-    "fedproto": ({}, {"local"}),
+    "fedproto": ({"inference": "classifier"}, {"local"}),
 }
 
 
