@@ -215,7 +215,7 @@ def test_regression_and_a_loss_that_is_a_mean(tmp_path: Path) -> None:
     for run in made:
         assert {one["chosen"] for one in run.choices if one["client"] != 1} <= {"local", "fine_tuned", "mixed"}
         assert set(run.choices[0]["candidates"]["local"]) == {"loss", "absolute_error"}
-        assert run.accuracy < float(
+        assert run.score.value < float(
             torch.tensor([one["judged"]["shared"]["absolute_error"] for one in run.choices]).mean()
         )
     assert [one["chosen"] for one in made[0].choices] == [one["chosen"] for one in made[1].choices]
