@@ -95,7 +95,10 @@ def parts(**given: Any) -> dict[str, Any]:
         ),
         (parts(test=pd.DataFrame(X)), "client 'ann', test is a table: give its inputs and targets as a pair"),
         (parts() | {"bob": (X, Y)}, "client 'bob' is not divided into train, validation, test but client 'ann' is"),
-        ({"ann": pd.DataFrame(X)}, "client 'ann' is a table"),
+        (
+            {"ann": pd.DataFrame(X, columns=list("abc"))},
+            "a table needs target='...', the column that is to be predicted",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(source: Any, message: str) -> None:

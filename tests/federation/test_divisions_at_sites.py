@@ -98,9 +98,32 @@ def test_a_site_may_refuse_that_a_run_divides_its_rows(place: Path, tmp_path: Pa
     data = {"source": "north.csv", **COLUMNS}
     made = SiteWork(credentials, SiteSettings.model_validate({"data": data}), place)(values)
     assert [made.clients.size(1, part) for part in SPLITS] == [50, 0, 10]
+    assert SiteWork(credentials, SiteSettings.model_validate({"data": data, "policy": {"accept_split": True}}), place)(
+        values
+    )
     refuses = SiteSettings.model_validate({"data": data, "policy": {"accept_split": False}})
     with pytest.raises(SettingError, match=r"takes part in no run whose terms have \[split\]"):
         SiteWork(credentials, refuses, place)(values)
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        ({}, False),
+        ({"secure_aggregation": 3}, True),
+        ({"clip": 1.0}, True),
+        ({"clip": 1.0, "accept_split": True}, False),
+    ],
+)
+def test_rows_that_a_policy_protects_are_divided_by_no_run_unless_it_says_so(
+    place: Path, policy: Mapping[str, Any], refused: bool
+) -> None:
+    """Else a second run with another [split] could score the rows that the first one trained on."""
+    clients = piebald.clients_from(str(place / "all.csv"), client="hospital", split={"test": 0.5}, **COLUMNS)
+    work = prepare("fedavg", clients, piebald.models.build_model("logistic", (2,), 2), RunOptions(rounds=1)).work
+    reason = Policy.model_validate(policy).split_reject_reason(work)
+    assert (reason is not None) == refused
+    assert reason is None or "accept_split = true" in reason
 
 
 def test_scores_of_rows_that_a_run_has_chosen_otherwise_are_another_question(place: Path, tmp_path: Path) -> None:

@@ -325,6 +325,6 @@ SITE_TOML = """\
 # models_per_version = 1        # how many models of one version the server may have examined on the same rows
 # secure_aggregation = 3        # updates leave only inside secure aggregation of at least this many clients
 # accept = ["fedavg", "ask"]    # the recipes that this site takes part in; others are refused, or wait for approval
-# accept_split = false          # runs that say how rows are divided are refused
+# accept_split = false          # runs whose terms say how rows are divided are refused; true takes part beside noise
 # carry = false                 # runs that go on from an earlier one begin without the private layers kept here
 """

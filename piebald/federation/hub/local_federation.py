@@ -54,7 +54,7 @@ class LocalFederation:
             if read_text(settings) == SITE_TOML:
                 queries = sorted(Component.registry["query"])
                 counts = ", ".join(f'{kind} = "any"' for kind in queries)
-                limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}"
+                limits = f"questions = {{ {counts} }}\n{_SPLITS}{_BUDGET}accept_split = true\n"
                 write_private(settings, f"{SITE_TOML}\n[policy]\nqueries = {queries}\n{limits}")
         return cls(root, names, folder is None)
 

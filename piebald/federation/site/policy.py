@@ -76,7 +76,8 @@ class Policy(BaseModel):
         work: what one task may cost this site.
         accept: names of the recipes that this site takes part in; with "ask" among them, or alone, any other experiment
             waits until somebody at the site approves it.  Not set: all.
-        accept_split: whether the run's [split] may say how this site's rows are divided.  False refuses such runs.
+        accept_split: whether the run's [split] may say how this site's rows are divided.  Not set: where nothing
+            protects, since rows that one run trains on could be those that another one scores.
         carry: whether a run may go on with the private layers and the state that this site kept of an earlier run.
 
     Examples:
@@ -107,7 +108,7 @@ class Policy(BaseModel):
     secure_aggregation: Annotated[int, Field(ge=2)] | SumDemands | None = None
     work: WorkLimits = WorkLimits()
     accept: Annotated[list[str], BeforeValidator(lambda names: [ASK] if names == ASK else names)] | None = None
-    accept_split: bool = True
+    accept_split: bool | None = None
     carry: bool = True
 
     @property
@@ -177,6 +178,18 @@ class Policy(BaseModel):
         if masking is not None and (reason := masking.demands_reject_reason(self.sum_demands)):
             return reason
         return self._noise_reject_reason(work.transforms[:-1] if masking else work.transforms, work.uploads())
+
+    def split_reject_reason(self, work: ClientWork) -> str | None:
+        """Return the reason why a run does not say how this site's rows are divided, or None."""
+        hiding = None if self.accept_split else self.protection(work)
+        if self.accept_split is False:
+            return "this site divides its rows itself, and takes part in no run whose terms have [split]"
+        if hiding is None:
+            return None
+        return (
+            f"rows that {hiding} protects in one run could be scored in another one with another [split]: this site "
+            "takes part if its policy says accept_split = true, or if the terms have no [split]"
+        )
 
     def _noise_reject_reason(self, transforms: Sequence[Transform], uploads: Sequence[str]) -> str | None:
         """Return the reason why clipping and noise do not suffice, or None.

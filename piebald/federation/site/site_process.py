@@ -126,8 +126,6 @@ class SiteWork:
             raise SettingError(_message_for_server(reason, weights))
         settings = ExperimentSettings.of_table(terms.experiment, "the server's experiment", author)
         settings.use_plugins()
-        if settings.split is not None and not self.settings.policy.accept_split:
-            raise SettingError("this site divides its rows itself, and takes part in no run whose terms have [split]")
         if self.settings.policy.accept is not None and (
             reason := _name_reason(terms, settings, author, terms.clients[number])
         ):
@@ -155,6 +153,8 @@ class SiteWork:
             work = _work(terms, settings, clients, objective)
             by_task = work.own_models is not None and work.own_models.by_task
             held = work if by_task else work.of(number)
+            if clients.division is not None and (reason := self.settings.policy.split_reject_reason(held)):
+                raise SettingError(reason)
             return SiteClient(held, clients, number, terms.begins, clients.records, self.place)
         except SettingError as error:
             raise SettingError(_message_for_server(str(error), weights)) from None
