@@ -15,8 +15,8 @@ from piebald.data.partition import clients_from
 from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
 from piebald.data.preparation.answers import Answer, Question, answer
+from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumericColumn
 from piebald.data.preparation.columns import CodedTable, numbers_of
-from piebald.data.preparation.preparation import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumberColumn
 from piebald.data.preparation.transformer import unfitted
 
 SCALES = {"income": "log", "price": "power", "rank": "rank", "raw": "none"}
@@ -61,8 +61,8 @@ def test_what_sites_agree_on_is_what_scikit_learn_learns_from_pooled_rows() -> N
     )
     assert here.feature_names_out == reference.feature_names_out
     for column, learnt in zip(here.columns, reference.columns, strict=True):
-        if isinstance(column, NumberColumn | DateColumn):
-            assert isinstance(learnt, NumberColumn | DateColumn)
+        if isinstance(column, NumericColumn | DateColumn):
+            assert isinstance(learnt, NumericColumn | DateColumn)
             assert column.gaps == learnt.gaps
             for part, numbers in column.parts.items():
                 wanted, exact = learnt.parts[part], numbers.scale in ("standard", "log")
@@ -147,7 +147,7 @@ def test_columns_that_differ_in_kind_between_sites_take_the_wider_one() -> None:
     ]
     code, dose = agreed(frames).columns
     assert code == CategoryColumn(name="code", categories=["1", "2", "b"])
-    assert isinstance(dose, NumberColumn)
+    assert isinstance(dose, NumericColumn)
     assert (dose.gaps, dose.values.median) == (True, 3.5)
 
 
@@ -226,7 +226,7 @@ def test_medians_are_means_where_counts_are_not_told() -> None:
         return [answer(question, frame[["age"]]) for frame in SITES]
 
     (column,) = agree(ask, PrepareSettings(), "ill", ["x", "y"]).columns
-    assert isinstance(column, NumberColumn)
+    assert isinstance(column, NumericColumn)
     assert column.values.median == pytest.approx(POOLED.age.mean())
     assert abs(POOLED.age.median() - column.values.median) <= column.values.error
 

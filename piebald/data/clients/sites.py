@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -86,7 +86,7 @@ class Sites(RemotePartition):
     """
 
     clients: list[str] = Field(min_length=1)
-    inputs: Annotated[list[int] | dict[str, list[int]], Field(min_length=1)] | None = None
+    inputs: list[int] | dict[str, list[int]] | None = None
     tokens: bool | list[str] = False
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
@@ -97,7 +97,9 @@ class Sites(RemotePartition):
         if isinstance(self.inputs, dict) != isinstance(self.tokens, list) and self.tokens:
             raise ValueError("tokens must be a list of names where inputs have names, else true or false")
         named = self.tokens if isinstance(self.tokens, list) else []
-        inputs = [] if self.inputs is None else self.inputs
+        if self.inputs is not None and not self.inputs:
+            raise ValueError("inputs needs at least one entry")
+        inputs = self.inputs or []
         for name in named:
             if name not in inputs:
                 raise ValueError(f"tokens must be among the inputs {', '.join(map(str, inputs))}, got {name!r}")

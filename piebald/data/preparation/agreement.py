@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from piebald.core.errors import PiebaldError, SettingError, shown, unknown
+from piebald.core.errors import PiebaldError, SettingError
 from piebald.core.moments import Floats, Moments, merged
 from piebald.data.preparation.answers import (
     CountsQuestion,
@@ -20,24 +20,24 @@ from piebald.data.preparation.answers import (
     PowersQuestion,
     Question,
     ValuesQuestion,
+    agreed_kinds,
     signed_logarithms,
     yeo_johnson,
 )
-from piebald.data.preparation.columns import Kind
-from piebald.data.preparation.harmonise import Lines, harmonised
-from piebald.data.preparation.preparation import (
+from piebald.data.preparation.column_models import (
     MOST_CATEGORIES,
     BooleanColumn,
     CategoryColumn,
     ClassTarget,
     Column,
     DateColumn,
-    NumberColumn,
     Numbers,
     NumberTarget,
-    Preparation,
+    NumericColumn,
     Scale,
 )
+from piebald.data.preparation.harmonise import Lines, harmonised
+from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
 
 Ask = Callable[[Question], Sequence[Any]]
@@ -65,7 +65,7 @@ def agree(
     """
     ask, clients = _by_name(ask, clients)
     told = ask(KindsQuestion(gaps=settings.gaps, target=classes is None))
-    kinds, left_out = agreed_kinds(told, settings)
+    kinds, left_out = agreed_kinds(told, settings.columns, settings.scale)
     if classes is None:
         classes = _common_classes(told)
     scale = {column: chosen for column, chosen in settings.scale.items() if kinds.get(column) == "number"}
@@ -113,7 +113,7 @@ def agree(
             }
             columns.append(DateColumn(name=column, gaps=bool(pooled[f"{column}: days"].missing[0]), values=parts))
         else:
-            columns.append(NumberColumn(name=column, gaps=bool(pooled[column].missing[0]), values=learnt[column]))
+            columns.append(NumericColumn(name=column, gaps=bool(pooled[column].missing[0]), values=learnt[column]))
     target: Any = None
     if classes is not None:
         target = ClassTarget(name=name, classes=list(classes))
@@ -163,45 +163,6 @@ def _common_classes(answers: Sequence[KindsAnswer]) -> list[str] | None:
 def _on_line(moments: Moments, slope: float, offset: float) -> Moments:
     """Return the moments of numbers after a change by a slope and an offset."""
     return replace(moments, mean=slope * moments.mean + offset, scatter=slope**2 * moments.scatter)
-
-
-def agreed_kinds(answers: Sequence[KindsAnswer], settings: PrepareSettings) -> tuple[dict[str, Kind], dict[str, str]]:
-    """Return the kind of each column that is read, in the order of the first client that has it, and what is left out.
-
-    Raises:
-        SettingError: a setting names a column that is not there, or a column has free text.
-    """
-    if not answers:
-        raise SettingError("no client answers questions about its columns, so there is nothing to agree on")
-    names = list(dict.fromkeys(name for one in answers for name in one.kinds))
-    for named in (settings.columns, settings.scale):
-        if missing := next((name for name in named if name not in names), None):
-            raise unknown("column, which [prepare] names,", missing, names)
-    kinds, left_out = dict[str, Kind](), dict[str, str]()
-    for name in names:
-        guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
-        chosen = settings.columns.get(name) or _common_kind(guesses)
-        if chosen == "leave out":
-            left_out[name] = "as [prepare] says"
-        elif chosen is None:
-            left_out[name] = "no value"
-        elif chosen == "identifier":
-            left_out[name] = "nearly each row has another value"
-        elif chosen == "text":
-            raise SettingError(
-                f"column {shown(name, 40)} has free text, which is neither a number nor a category: leave it out with "
-                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], or embed the text first"
-            )
-        else:
-            kinds[name] = chosen
-    return kinds, left_out
-
-
-def _common_kind(guesses: set[Kind]) -> Kind | None:
-    """Return the kind that fits all clients: one name for what all have, else text, or categories."""
-    if len(guesses) < 2:
-        return next(iter(guesses), None)
-    return "text" if "text" in guesses else "category"
 
 
 class _Numbers(dict[str, Numbers]):

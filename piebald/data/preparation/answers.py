@@ -5,19 +5,19 @@ An answer has no row.  A category is named where a client has enough rows of it,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import yeojohnson
 
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats, Moments
+from piebald.data.preparation.column_models import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
 from piebald.data.preparation.columns import Kind, dates_of, factorized, guess_columns, numbers_of, truths_of
-from piebald.data.preparation.preparation import MOST_CATEGORIES, MOST_COLUMNS, Finite, Name, Scale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -266,3 +266,44 @@ def _categories(frame: pd.DataFrame, name: str, question: ValuesQuestion) -> Cat
             "in [prepare], or leave the column out there"
         )
     return CategoriesAnswer(names=named, others=len(named) < int((counts > 0).sum()), gaps=bool((codes < 0).any()))
+
+
+def agreed_kinds(
+    answers: Sequence[KindsAnswer], columns: Mapping[str, str], scale: Mapping[str, str]
+) -> tuple[dict[str, Kind], dict[str, str]]:
+    """Return the kind of each column that is read, in the order of the first client that has it, and what is left out.
+
+    Raises:
+        SettingError: a setting names a column that is not there, or a column has free text.
+    """
+    if not answers:
+        raise SettingError("no client answers questions about its columns, so there is nothing to agree on")
+    names = list(dict.fromkeys(name for one in answers for name in one.kinds))
+    for named in (columns, scale):
+        if missing := next((name for name in named if name not in names), None):
+            raise unknown("column, which [prepare] names,", missing, names)
+    kinds, left_out = dict[str, Kind](), dict[str, str]()
+    for name in names:
+        guesses = {kind for one in answers if (kind := one.kinds.get(name)) is not None}
+        chosen = columns.get(name) or _common_kind(guesses)
+        if chosen == "leave out":
+            left_out[name] = "as [prepare] says"
+        elif chosen is None:
+            left_out[name] = "no value"
+        elif chosen == "identifier":
+            left_out[name] = "nearly each row has another value"
+        elif chosen == "text":
+            raise SettingError(
+                f"column {shown(name, 40)} has free text, which is neither a number nor a category: leave it out with "
+                f"columns = {{ {shown(name, 40)} = 'leave out' }} in [prepare], or embed the text first"
+            )
+        else:
+            kinds[name] = cast(Kind, chosen)
+    return kinds, left_out
+
+
+def _common_kind(guesses: set[Kind]) -> Kind | None:
+    """Return the kind that fits all clients: one name for what all have, else text, or categories."""
+    if len(guesses) < 2:
+        return next(iter(guesses), None)
+    return "text" if "text" in guesses else "category"

@@ -2,69 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from piebald.data.preparation.agreement import agreed_kinds
-from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, answer, parsed_numbers
-from piebald.data.preparation.columns import factorized, numbers_of
-from piebald.data.preparation.preparation import (
+from piebald.data.preparation.answers import KindsAnswer, KindsQuestion, agreed_kinds, answer, parsed_numbers
+from piebald.data.preparation.column_models import (
     BooleanColumn,
     CategoryColumn,
     ClassTarget,
     Column,
     DateColumn,
-    NumberColumn,
     Numbers,
     NumberTarget,
-    Preparation,
+    NumericColumn,
+    Scale,
 )
-from piebald.data.preparation.settings import PrepareSettings
+from piebald.data.preparation.columns import factorized, numbers_of
 from piebald.data.preparation.transformer import unfitted
 
 
-def fitted(frame: pd.DataFrame, target: str | None, **options: Any) -> Preparation:
+class Parses(Protocol):
+    """The part of a preparation that is needed to fit it."""
+
+    @property
+    def columns(self) -> list[Column]: ...
+    def parsed(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """See `Preparation.parsed`."""
+
+
+Made = TypeVar("Made", bound=Parses)
+
+
+def fitted(
+    make: Callable[..., Made], frame: pd.DataFrame, target: str | None, columns: Mapping[str, str],
+    scales: Mapping[str, Scale], gaps: list[str], least_rows: int, one_hot: int,
+) -> Made:  # fmt: skip
     """Fit the transformer to pooled rows, and read what it has learnt.
 
     Args:
-        frame: the training rows of all clients.
-        target: the column to predict, None for none.
-        options: those of `PrepareSettings`.
+        make: makes a `Preparation` of its fields.
+        frame, target, columns, scales, gaps, least_rows, one_hot: those of `Preparation.fit`.
     """
-    settings = PrepareSettings(**options)
     table = frame if target is None else frame.drop(columns=target)
-    kinds_answer = answer(KindsQuestion(gaps=settings.gaps), table)
-    assert isinstance(kinds_answer, KindsAnswer)
-    kinds, left_out = agreed_kinds([kinds_answer], settings)
-    numbers = parsed_numbers(table, kinds, settings.gaps)
-    columns: list[Column] = []
+    told = answer(KindsQuestion(gaps=gaps), table)
+    assert isinstance(told, KindsAnswer)
+    kinds, left_out = agreed_kinds([told], columns, scales)
+    numbers = parsed_numbers(table, kinds, gaps)
+    read: list[Column] = []
     for name, kind in kinds.items():
-        scale = settings.scale.get(name, "standard")
+        scale = scales.get(name, "standard")
         blank = Numbers(median=0.0, scale=scale, exponent=1.0 if scale == "power" else None,
                         quantiles=[0.0, 1.0] if scale == "rank" else [])  # fmt: skip
         if kind == "number":
-            columns.append(NumberColumn(name=name, gaps=bool(np.isnan(numbers[name]).any()), values=blank))
+            read.append(NumericColumn(name=name, gaps=bool(np.isnan(numbers[name]).any()), values=blank))
         elif kind == "date":
             parts: dict[Any, Numbers] = {
                 part.removeprefix(f"{name}: "): Numbers(median=0.0) for part, values in numbers.items()
                 if part.startswith(f"{name}: ") and (part.endswith(": days") or np.nanmin(values) < np.nanmax(values))
             }  # fmt: skip
-            columns.append(DateColumn(name=name, gaps=bool(np.isnan(numbers[f"{name}: days"]).any()), values=parts))
+            read.append(DateColumn(name=name, gaps=bool(np.isnan(numbers[f"{name}: days"]).any()), values=parts))
         elif kind == "boolean":
-            columns.append(BooleanColumn(name=name, gaps=bool(np.isnan(numbers[name]).any()), common=False))
+            read.append(BooleanColumn(name=name, gaps=bool(np.isnan(numbers[name]).any()), common=False))
         else:
-            codes, words = factorized(table[name], settings.gaps)
+            codes, words = factorized(table[name], gaps)
             counts = np.bincount(codes[codes >= 0], minlength=len(words))
-            named = sorted(word for word, count in zip(words, counts, strict=True) if count >= settings.least_rows)
-            columns.append(CategoryColumn(
+            named = sorted(word for word, count in zip(words, counts, strict=True) if count >= least_rows)
+            read.append(CategoryColumn(
                 name=name, categories=named, gaps=bool((codes < 0).any()),
-                rare=bool((counts < settings.least_rows).any()),
-                coding="one-hot" if len(named) <= settings.one_hot else "embedding",
+                rare=bool((counts < least_rows).any()),
+                coding="one-hot" if len(named) <= one_hot else "embedding",
             ))  # fmt: skip
-    form = Preparation(columns=columns, gaps=settings.gaps, least_rows=settings.least_rows)
-    transformer = unfitted(form.columns, settings.least_rows).fit(form.parsed(table))
+    form = make(columns=read, gaps=gaps, least_rows=least_rows)
+    transformer = unfitted(form.columns, least_rows).fit(form.parsed(table))
     learnt: dict[str, Any] = {}
     for group, step, names in transformer.transformers_:
         kind, _, scale = group.partition(" ")
@@ -84,15 +96,15 @@ def fitted(frame: pd.DataFrame, target: str | None, **options: Any) -> Preparati
                 learnt[name] = Numbers(**fields)
         elif kind == "boolean":
             learnt |= {name: bool(step.statistics_[place]) for place, name in enumerate(names)}
-    return Preparation(
-        columns=[_with(column, learnt) for column in form.columns], target=_target(frame, target, settings.gaps),
-        left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
+    return make(
+        columns=[_with(column, learnt) for column in form.columns], target=_target(frame, target, gaps),
+        left_out=left_out, gaps=gaps, least_rows=least_rows,
     )  # fmt: skip
 
 
 def _with(column: Column, learnt: dict[str, Any]) -> Column:
     """Return a column with what is learnt of it."""
-    if isinstance(column, NumberColumn):
+    if isinstance(column, NumericColumn):
         return column.model_copy(update={"values": learnt[column.name]})
     if isinstance(column, DateColumn):
         return column.model_copy(update={"values": {part: learnt[f"{column.name}: {part}"] for part in column.values}})

@@ -5,145 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from piebald.core.errors import SettingError, shown
 from piebald.core.wording import sentence
+from piebald.data.preparation.column_models import (
+    MOST_COLUMNS,
+    BooleanColumn,
+    CategoryColumn,
+    ClassTarget,
+    Column,
+    DateColumn,
+    Fields,
+    Finite,
+    Name,
+    NumericColumn,
+    Scale,
+)
+from piebald.data.preparation.column_models import NumberTarget as NumberTarget
 from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from sklearn.compose import ColumnTransformer
 
-Scale = Literal["standard", "log", "power", "rank", "none"]
-Name = Annotated[str, Field(max_length=200)]
-MOST_COLUMNS = 4096
-MOST_CATEGORIES = 10_000
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-
-class _Fields(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Numbers(_Fields):
-    """What is learnt of a column of numbers, or of one part of a date.
-
-    Attributes:
-        median: stands for gaps (`SimpleImputer.statistics_`).
-        mean, deviation: of the training rows with gaps filled in (`StandardScaler.mean_`, `scale_`), after the change
-            that `scale` asks for.
-        scale: "standard" scores; those of the logarithm of 1 + x ("log") or of Yeo and Johnson's power ("power"); the
-            "rank" among training rows, from 0 to 1; or "none".
-        exponent: of the power (`PowerTransformer.lambdas_`).
-        quantiles: of the training rows at equal distances (`QuantileTransformer.quantiles_`), for ranks.
-        error: the most by which the median, a quantile or the exponent may be off.
-    """
-
-    median: Finite
-    mean: Finite = 0.0
-    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    scale: Scale = "standard"
-    exponent: Finite | None = None
-    quantiles: Annotated[list[Finite], Field(max_length=1001)] = []
-    error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.scale == "power") != (self.exponent is not None):
-            raise ValueError("exponent belongs to scale = 'power', and to no other")
-        if (self.scale == "rank") != (len(self.quantiles) > 1) or self.quantiles != sorted(self.quantiles):
-            raise ValueError("quantiles belong to scale = 'rank', at least two that do not fall, and to no other")
-        return self
-
-
-class NumberColumn(_Fields):
-    """A column of numbers; `gaps` adds an indicator of them."""
-
-    kind: Literal["number"] = "number"
-    name: Name
-    gaps: bool = False
-    values: Numbers
-
-    @property
-    def parts(self) -> dict[str, Numbers]:
-        """The numbers by the name of the column that they become."""
-        return {self.name: self.values}
-
-
-class DateColumn(_Fields):
-    """A column of dates: elapsed days and parts of the calendar, each a column of numbers."""
-
-    kind: Literal["date"] = "date"
-    name: Name
-    gaps: bool = False
-    values: dict[Literal["days", "day", "month", "weekday", "hour"], Numbers]
-
-    @property
-    def parts(self) -> dict[str, Numbers]:
-        """The numbers by the name of the column that they become."""
-        return {f"{self.name}: {part}": numbers for part, numbers in self.values.items()}
-
-
-class BooleanColumn(_Fields):
-    """A column of true and false, 1 and 0; `common` stands for gaps, and `gaps` adds an indicator of them."""
-
-    kind: Literal["boolean"] = "boolean"
-    name: Name
-    gaps: bool = False
-    common: bool
-
-
-class CategoryColumn(_Fields):
-    """A column of categories.
-
-    Attributes:
-        categories: their names, sorted.
-        rare: whether there is one more for all others, also for those that nobody had in training.
-        gaps: whether a gap is a category of its own.
-        coding: "one-hot", a column for each category; or "embedding", one column of their numbers from 0, with -1 for
-            all others and -2 for gaps, which a model reads by an embedding.
-    """
-
-    kind: Literal["category"] = "category"
-    name: Name
-    gaps: bool = False
-    categories: Annotated[list[Name], Field(min_length=1, max_length=MOST_CATEGORIES)]
-    rare: bool = False
-    coding: Literal["one-hot", "embedding"] = "one-hot"
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.categories != sorted({*self.categories}):
-            raise ValueError("categories must be different names in order")
-        return self
-
-
-Column = Annotated[NumberColumn | DateColumn | BooleanColumn | CategoryColumn, Field(discriminator="kind")]
-
-
-class ClassTarget(_Fields):
-    """A target of classes, numbered in the order of their names."""
-
-    kind: Literal["classes"] = "classes"
-    name: Name
-    classes: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
-
-
-class NumberTarget(_Fields):
-    """A target of numbers, of which a model learns standard scores."""
-
-    kind: Literal["number"] = "number"
-    name: Name
-    mean: Finite
-    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Preparation(_Fields):
+class Preparation(Fields):
     """How the columns of a table become inputs, the same at every client: a fitted `ColumnTransformer` as plain values.
 
     Attributes:
@@ -170,10 +61,10 @@ class Preparation(_Fields):
 
     columns: Annotated[list[Column], Field(max_length=MOST_COLUMNS)]
     target: Annotated[ClassTarget | NumberTarget, Field(discriminator="kind")] | None = None
-    left_out: dict[Name, Annotated[str, Field(max_length=200)]] = {}
-    gaps: Annotated[list[Name], Field(max_length=100)] = []
+    left_out: dict[Name, Annotated[str, Field(max_length=200)]] = Field(default={})
+    gaps: list[Name] = Field(default=[], max_length=100)
     least_rows: Annotated[int, Field(ge=1)] = 5
-    harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = {}
+    harmonised: dict[Name, dict[Name, Annotated[list[Finite], Field(min_length=2, max_length=2)]]] = Field(default={})
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -183,7 +74,7 @@ class Preparation(_Fields):
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
-        numbers = {column.name for column in self.columns if isinstance(column, NumberColumn)}
+        numbers = {column.name for column in self.columns if isinstance(column, NumericColumn)}
         if any({*lines} - numbers for lines in self.harmonised.values()):
             raise ValueError("harmonised must be of columns of numbers")
         if not self.columns:
@@ -194,17 +85,20 @@ class Preparation(_Fields):
         return self
 
     @classmethod
-    def fit(cls, frame: pd.DataFrame, target: str | None = None, **settings: Any) -> Preparation:
+    def fit(
+        cls, frame: pd.DataFrame, target: str | None = None, *, columns: Mapping[str, str] | None = None,
+        scale: Mapping[str, Scale] | None = None, gaps: Sequence[str] = (), least_rows: int = 5, one_hot: int = 20,
+    ) -> Preparation:  # fmt: skip
         """Fit the preparation to pooled rows by scikit-learn: the reference that agreed ones are compared with.
 
         Args:
             frame: the training rows of all clients.
             target: the column to predict.
-            settings: those of `PrepareSettings`.
+            columns, scale, gaps, least_rows, one_hot: those of `PrepareSettings`.
         """
         from piebald.data.preparation.pooled import fitted
 
-        return fitted(frame, target, **settings)
+        return fitted(cls, frame, target, columns or {}, scale or {}, list(gaps), least_rows, one_hot)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Preparation:
@@ -227,7 +121,7 @@ class Preparation(_Fields):
         """The names of the inputs, in order."""
         from piebald.data.preparation.transformer import names_out
 
-        return names_out(self)
+        return names_out(self.columns)
 
     @property
     def names_in(self) -> list[str]:
@@ -252,7 +146,7 @@ class Preparation(_Fields):
         """The fitted `ColumnTransformer` of the table that `parsed` returns."""
         from piebald.data.preparation.transformer import column_transformer
 
-        return column_transformer(self)
+        return column_transformer(self.columns)
 
     def parsed(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
         """Return the columns that are read: float64 numbers with NaN for gaps, dates in parts, and text.
@@ -351,7 +245,7 @@ class Preparation(_Fields):
 
 def _values(column: Column, series: pd.Series, gaps: Sequence[str]) -> dict[str, Any]:
     """Return the values of a column by the names of the columns that they become."""
-    if isinstance(column, NumberColumn):
+    if isinstance(column, NumericColumn):
         return {column.name: numbers_of(series, gaps)}
     if isinstance(column, BooleanColumn):
         return {column.name: truths_of(series, gaps)}

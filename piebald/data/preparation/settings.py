@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import SettingError
 from piebald.core.wording import sentence
+from piebald.data.preparation.column_models import Name, Scale
 from piebald.data.preparation.columns import Kind
-from piebald.data.preparation.preparation import Name, Preparation, Scale
+from piebald.data.preparation.preparation import Preparation
 
 
 class PrepareSettings(BaseModel):

@@ -8,7 +8,7 @@ outside of scikit-learn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,17 +24,14 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
-from piebald.data.preparation.preparation import (
+from piebald.data.preparation.column_models import (
     BooleanColumn,
     CategoryColumn,
+    Column,
     DateColumn,
-    NumberColumn,
     Numbers,
-    Preparation,
+    NumericColumn,
 )
-
-if TYPE_CHECKING:
-    from piebald.data.preparation.preparation import Column
 
 _RARE = "\0rare"  # made up, so that the encoder has a column for rare categories
 
@@ -43,7 +40,7 @@ def groups(columns: Sequence[Column]) -> dict[str, list[str]]:
     """Return the columns of the parsed table that are transformed alike, by the name of the transformer."""
     found: dict[str, list[str]] = {}
     for column in columns:
-        if isinstance(column, NumberColumn | DateColumn):
+        if isinstance(column, NumericColumn | DateColumn):
             for place, (name, numbers) in enumerate(column.parts.items()):
                 # one indicator for a date, and not one for each of its parts
                 found.setdefault(f"parts {numbers.scale}" if place else f"numbers {numbers.scale}", []).append(name)
@@ -102,12 +99,12 @@ def _scaler(scale: str) -> Any:
     )
 
 
-def column_transformer(preparation: Preparation) -> ColumnTransformer:
+def column_transformer(columns: Sequence[Column]) -> ColumnTransformer:
     """Return the fitted transformer of the table that `Preparation.parsed` returns."""
-    fitted = unfitted(preparation.columns, least_rows=2).fit(_made_up(preparation))
-    numbers = {name: part for column in preparation.columns if isinstance(column, NumberColumn | DateColumn)
+    fitted = unfitted(columns, least_rows=2).fit(_made_up(columns))
+    numbers = {name: part for column in columns if isinstance(column, NumericColumn | DateColumn)
                for name, part in column.parts.items()}  # fmt: skip
-    common = {column.name: column.common for column in preparation.columns if isinstance(column, BooleanColumn)}
+    common = {column.name: column.common for column in columns if isinstance(column, BooleanColumn)}
     for group, step, names in fitted.transformers_:
         kind, _, scale = group.partition(" ")
         if kind == "boolean":
@@ -136,11 +133,11 @@ def _learn(scaler: Any, scale: str, learnt: list[Numbers]) -> None:
     scores.var_ = scores.scale_**2
 
 
-def _made_up(preparation: Preparation) -> pd.DataFrame:
+def _made_up(columns: Sequence[Column]) -> pd.DataFrame:
     """Return rows of the form of the training rows, with categories, twice each, and gaps where those have some."""
-    counts = [len(column.categories) for column in preparation.columns if isinstance(column, CategoryColumn)]
+    counts = [len(column.categories) for column in columns if isinstance(column, CategoryColumn)]
     rows, table = 2 * max(counts, default=0) + 101, dict[str, Any]()
-    for column in preparation.columns:
+    for column in columns:
         if isinstance(column, CategoryColumn):
             values: list[Any] = [
                 value for value in [*column.categories, *([np.nan] if column.gaps else [])] for _ in (1, 2)
@@ -148,7 +145,7 @@ def _made_up(preparation: Preparation) -> pd.DataFrame:
             values += [_RARE] if column.rare else []
             table[column.name] = np.array(values + values[:1] * (rows - len(values)), dtype=object)
             continue
-        parts = column.parts if isinstance(column, NumberColumn | DateColumn) else {column.name: None}
+        parts = column.parts if isinstance(column, NumericColumn | DateColumn) else {column.name: None}
         for name in parts:
             table[name] = np.linspace(0.0, 1.0, rows) if len(parts) > 1 or column.kind != "boolean" else np.ones(rows)
             if column.gaps:
@@ -156,12 +153,12 @@ def _made_up(preparation: Preparation) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def names_out(preparation: Preparation) -> list[str]:
+def names_out(all_columns: Sequence[Column]) -> list[str]:
     """Return the names of the inputs, in the order of the transformer's columns."""
-    columns = {name: column for column in preparation.columns
+    columns = {name: column for column in all_columns
                for name in getattr(column, "parts", [column.name])}  # fmt: skip
     names: list[str] = []
-    for group, members in groups(preparation.columns).items():
+    for group, members in groups(all_columns).items():
         if group == "category one-hot":
             for name in members:
                 column = columns[name]

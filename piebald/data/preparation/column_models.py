@@ -1,0 +1,132 @@
+"""What clients agree on of each column of a table, and of the target: plain values, checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Scale = Literal["standard", "log", "power", "rank", "none"]
+Name = Annotated[str, Field(max_length=200)]
+MOST_COLUMNS = 4096
+MOST_CATEGORIES = 10_000
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Fields(BaseModel):
+    """Plain values that are checked strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Numbers(Fields):
+    """What is learnt of a column of numbers, or of one part of a date.
+
+    Attributes:
+        median: stands for gaps (`SimpleImputer.statistics_`).
+        mean, deviation: of the training rows with gaps filled in (`StandardScaler.mean_`, `scale_`), after the change
+            that `scale` asks for.
+        scale: "standard" scores; those of the logarithm of 1 + x ("log") or of Yeo and Johnson's power ("power"); the
+            "rank" among training rows, from 0 to 1; or "none".
+        exponent: of the power (`PowerTransformer.lambdas_`).
+        quantiles: of the training rows at equal distances (`QuantileTransformer.quantiles_`), for ranks.
+        error: the most by which the median, a quantile or the exponent may be off.
+    """
+
+    median: Finite
+    mean: Finite = 0.0
+    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    scale: Scale = "standard"
+    exponent: Finite | None = None
+    quantiles: Annotated[list[Finite], Field(max_length=1001)] = []
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.scale == "power") != (self.exponent is not None):
+            raise ValueError("exponent belongs to scale = 'power', and to no other")
+        if (self.scale == "rank") != (len(self.quantiles) > 1) or self.quantiles != sorted(self.quantiles):
+            raise ValueError("quantiles belong to scale = 'rank', at least two that do not fall, and to no other")
+        return self
+
+
+class NumericColumn(Fields):
+    """A column of numbers; `gaps` adds an indicator of them."""
+
+    kind: Literal["number"] = "number"
+    name: Name
+    gaps: bool = False
+    values: Numbers
+
+    @property
+    def parts(self) -> dict[str, Numbers]:
+        """The numbers by the name of the column that they become."""
+        return {self.name: self.values}
+
+
+class DateColumn(Fields):
+    """A column of dates: elapsed days and parts of the calendar, each a column of numbers."""
+
+    kind: Literal["date"] = "date"
+    name: Name
+    gaps: bool = False
+    values: dict[Literal["days", "day", "month", "weekday", "hour"], Numbers]
+
+    @property
+    def parts(self) -> dict[str, Numbers]:
+        """The numbers by the name of the column that they become."""
+        return {f"{self.name}: {part}": numbers for part, numbers in self.values.items()}
+
+
+class BooleanColumn(Fields):
+    """A column of true and false, 1 and 0; `common` stands for gaps, and `gaps` adds an indicator of them."""
+
+    kind: Literal["boolean"] = "boolean"
+    name: Name
+    gaps: bool = False
+    common: bool
+
+
+class CategoryColumn(Fields):
+    """A column of categories.
+
+    Attributes:
+        categories: their names, sorted.
+        rare: whether there is one more for all others, also for those that nobody had in training.
+        gaps: whether a gap is a category of its own.
+        coding: "one-hot", a column for each category; or "embedding", one column of their numbers from 0, with -1 for
+            all others and -2 for gaps, which a model reads by an embedding.
+    """
+
+    kind: Literal["category"] = "category"
+    name: Name
+    gaps: bool = False
+    categories: Annotated[list[Name], Field(min_length=1, max_length=MOST_CATEGORIES)]
+    rare: bool = False
+    coding: Literal["one-hot", "embedding"] = "one-hot"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.categories != sorted({*self.categories}):
+            raise ValueError("categories must be different names in order")
+        return self
+
+
+Column = Annotated[NumericColumn | DateColumn | BooleanColumn | CategoryColumn, Field(discriminator="kind")]
+
+
+class ClassTarget(Fields):
+    """A target of classes, numbered in the order of their names."""
+
+    kind: Literal["classes"] = "classes"
+    name: Name
+    classes: Annotated[list[Name], Field(min_length=1, max_length=100_000)]
+
+
+class NumberTarget(Fields):
+    """A target of numbers, of which a model learns standard scores."""
+
+    kind: Literal["number"] = "number"
+    name: Name
+    mean: Finite
+    deviation: Annotated[float, Field(gt=0, allow_inf_nan=False)]
