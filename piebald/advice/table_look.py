@@ -18,6 +18,7 @@ from piebald.data.clients.table_files import mixed_reason, read_table
 from piebald.data.partition.leakage import with_suspects
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split import Ints
+from piebald.data.preparation.columns import guess_columns
 from piebald.experiments.file import ExperimentSettings
 from piebald.settings.toml_document import Document, dumps
 
@@ -25,7 +26,6 @@ _CLASSES = 20  # different whole numbers of a target, up to which they are class
 _ONE_HOT = 20  # categories that become a column each
 _LISTED = 4  # names in a sentence
 _TELLS = 0.99  # share of rows whose target or site a column tells
-_PREPARES = "prepare" in ExperimentSettings.model_fields  # gaps and text are prepared where models train
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,9 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
     amounts = regression or _has_amounts(frame[target])
     keys = with_suspects(RowKeys(), frame, target, (client,))
     suspects = keys.columns
-    kinds = {name: "identifier" if name in suspects else kind for name, kind in kinds_of(inputs).items()}
+    kinds: dict[str, str] = {
+        name: "identifier" if name in suspects else kind for name, kind in guess_columns(inputs).items()
+    }
     columns = [_column(inputs[name], kinds[name], sites, names) for name in inputs]
     warnings = [
         *_of_target(frame[target], amounts, sites, names, target),
@@ -93,28 +95,6 @@ def look_at_table(table: Any, *, client: str, target: str, regression: bool = Fa
         return TableLook(rows, columns, warnings, "", None)
     clients = look(ExperimentSettings.of(Document.of(experiment, "the experiment")).clients())
     return TableLook(rows, columns, warnings, dumps(experiment), clients)
-
-
-def kinds_of(frame: Any) -> dict[str, str]:
-    """Return the kind of each column: "number", "boolean", "category", "date" or "text"."""
-    return {str(name): _kind(frame[name]) for name in frame.columns}
-
-
-def _kind(series: Any) -> str:
-    import pandas
-
-    kind, values = getattr(series.dtype, "kind", "O"), series.dropna()
-    if kind == "b" or {*map(str, values.unique()[:3])} <= {"True", "False", "yes", "no"}:
-        return "boolean" if len(values) else "number"
-    if kind in "iuf":
-        return "number"
-    if kind == "M" or not pandas.to_datetime(values.astype(str), format="ISO8601", errors="coerce").isna().any():
-        return "date"
-    texts = values.astype(str)
-    long = texts.str.len().mean() > 40 and texts.str.contains(" ").any()
-    if long:
-        return "text"
-    return "identifier" if len(texts) >= _CLASSES and texts.nunique() > 0.9 * len(texts) else "category"
 
 
 _PREPARATIONS = {
@@ -253,15 +233,12 @@ def _experiment(
     path: Path, client: str, target: str, amounts: bool, kinds: Mapping[str, str], inputs: Any, groups: list[str]
 ) -> dict[str, Any]:
     """Return an experiment that trains on all columns that can be trained on."""
-    able = ("number", "boolean", "category", "date") if _PREPARES else ("number",)
-    features = [name for name in inputs if kinds[name] in able and (_PREPARES or not inputs[name].isna().any())]
+    features = [name for name in inputs if kinds[name] not in ("text", "identifier")]
     data: dict[str, Any] = {"source": str(path.resolve()), "client": client, "target": target}
     if len(features) < inputs.shape[1] or groups:
         data["features"] = features
     if amounts:
         data["regression"] = True
-    if not _PREPARES:
-        data["standardise"] = "federated"
     split: dict[str, Any] = {"test": 0.2, "validation": 0.1} | ({"group": groups[0]} if groups else {})
     common = {"rounds": 20, "data": data, "split": split}
     return {**common, "model": {"name": "mlp"}, "recipe": {"name": "fedavg", "lr": 0.1}}
