@@ -42,7 +42,7 @@ def run(recipe: str = "fedavg", clients: object = None, **options: object) -> pi
 @pytest.mark.parametrize(
     ("recipe", "setting"),
     [("fedavg", "hold_out"), ("hdafl", "test_only"), *(pytest.param(recipe, "hold_out", marks=pytest.mark.full)
-      for recipe in ("scaffold", "ifca", "fedbuff", "distfl"))],
+      for recipe in ("scaffold", "ifca", "fedbuff", "cfl"))],
 )
 def test_a_client_that_does_not_train_has_no_part_in_the_model(recipe: str, setting: str) -> None:
     """The model is that of a run without the client's rows, to the bit."""
