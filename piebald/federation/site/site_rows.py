@@ -25,8 +25,8 @@ from piebald.data.clients.prepared import PreparedClients, columns_of, frame_of
 from piebald.data.clients.published_rows import with_published
 from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import ByOwner, Iid, clients_from
-from piebald.data.preparation.answers import Table
-from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.answers import Table, parsed_numbers
+from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
@@ -216,6 +216,9 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     value = _read(source, folder, run)
     clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
+    if (columns := columns_of(clients)) is not None:
+        table = frame_of(columns, clients.rows(client, "train"))
+        parsed_numbers(table, guess_columns(table), [])  # refuses a word among amounts now
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
     )
