@@ -217,8 +217,9 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
     if (columns := columns_of(clients)) is not None:
-        table = frame_of(columns, clients.rows(client, "train"))
-        parsed_numbers(table, guess_columns(table), [])  # refuses a word among amounts now
+        kinds = guess_columns(frame_of(columns, clients.rows(client, "train")))
+        for split in SPLITS:  # refuses a word among amounts now
+            parsed_numbers(frame_of(columns, clients.rows(client, split)), kinds, [])
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
     )
