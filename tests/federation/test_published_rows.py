@@ -53,7 +53,7 @@ def here(folder: Path, public: str, more: str = "") -> ExperimentSettings:
 def test_a_file_of_public_rows_is_what_all_clients_have(folder: Path) -> None:
     frame, vectors = table(9, 1), []
     for public in ("public.csv", "public.npz"):
-        plan = here(folder, public).plan()
+        plan = here(folder, public, "prepare = 'none'\n").plan()
         assert isinstance(plan.clients, HasPublicRows)
         rows = plan.clients.public_rows
         assert rows is not None

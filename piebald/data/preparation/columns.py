@@ -23,6 +23,7 @@ _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)(\.\d*)?([eE][+-]?\d+)?|[+-]?0?\.\d+([eE
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?")
 _FREE_TEXT = 40  # characters of an average value of free text (skrub's TableVectorizer looks at the number of values)
 _UNIQUE = 0.9  # share of different values from which on a column of words names its rows
+_AMOUNTS, _MOSTLY = 5, 0.9  # different numbers, and share of rows with one, of a column of amounts
 _FEWEST = 20  # values from which on this can be told
 PARTS = ("day", "month", "weekday", "hour")  # of a date, besides the elapsed days
 _DAY = 86_400.0  # seconds
@@ -137,10 +138,11 @@ def _kind(series: pd.Series, gaps: Sequence[str]) -> Kind:
     rows, letters = int(counts.sum()), float(np.dot(counts, np.array([*map(len, different)], dtype=np.int64)))
     if {word.lower() for word in different} <= _TRUE | _FALSE:
         return "boolean" if different else "number"  # a column without a value is what it is elsewhere
-    if all(_NUMBER.fullmatch(word) for word in different):
-        return "number"
-    if all(_DATE.fullmatch(word) for word in different):
-        return "date"
+    for kind, form in (("number", _NUMBER), ("date", _DATE)):
+        fits = np.array([form.fullmatch(word) is not None for word in different])
+        # a few odd words in a column of amounts are mistakes, which are named when they are read
+        if fits.all() or (fits.sum() >= _AMOUNTS and counts[fits].sum() > _MOSTLY * rows):
+            return kind  # type: ignore[return-value]
     if letters > _FREE_TEXT * rows and any(" " in word for word in different):
         return "text"
     return "identifier" if rows >= _FEWEST and len(different) > _UNIQUE * rows else "category"

@@ -28,8 +28,8 @@ from piebald.data.embeddings.embedded import embedded_by
 from piebald.data.partition import ByOwner, Iid
 from piebald.data.partition.row_keys import RowKeys
 from piebald.data.partition.split_settings import SplitSettings, division_of
-from piebald.data.preparation.answers import Table
-from piebald.data.preparation.columns import CodedTable
+from piebald.data.preparation.answers import Table, parsed_numbers
+from piebald.data.preparation.columns import CodedTable, guess_columns
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.data.sets.dataset import DataSet
 from piebald.data.sets.decoded import Decoded
@@ -237,6 +237,10 @@ def rows_before_a_run(source: SiteSource, folder: Path, site: str) -> SiteRows:
     value = _read(source, folder, run)
     clients, client = _client(value, source, folder, site, run)
     records = row_records(source, folder, site, value)
+    if (columns := columns_of(clients)) is not None:
+        kinds = guess_columns(frame_of(columns, clients.rows(client, "train")))
+        for split in SPLITS:  # refuses a word among amounts now
+            parsed_numbers(frame_of(columns, clients.rows(client, split)), kinds, [])
     return SiteRows(
         [site], 0, {split: clients.rows(client, split) for split in SPLITS}, clients.classes, records=records
     )
