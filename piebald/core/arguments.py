@@ -100,7 +100,11 @@ def settled(value: Any, depth: int = 0, *, dates: bool = False) -> Any:
 
 def wants_list(annotation: Any) -> bool:
     """Return whether a setting is kept as a list; a list is a tuple for all others, since components are frozen."""
-    return any(typing.get_origin(kind) is list for kind in (annotation, *typing.get_args(annotation)))
+    if typing.get_origin(annotation) is list:
+        return True
+    if typing.get_origin(annotation) in (dict, tuple, typing.Literal):  # lists inside of it are its own
+        return False
+    return any(wants_list(kind) for kind in typing.get_args(annotation))
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
