@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -34,7 +34,7 @@ def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, row
     Raises:
         SettingError: the model cannot do without an input, or the recipe takes every update as one of the whole model.
     """
-    if not isinstance(clients, LacksInputs):
+    if not isinstance(clients, LacksInputs) or not isinstance(rows.x, Mapping):  # inputs without names are all there
         return None
     lacked = [clients.lacks(client) for client in range(len(clients))]
     kinds = sorted({names for names in lacked if names}, key=sorted)
@@ -46,7 +46,6 @@ def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, row
     models = []
     for names in kinds:
         client = str(clients.names[lacked.index(names)])
-        assert isinstance(rows.x, Mapping)  # for the type checker: only inputs by name can be lacked
         fewer = {name: leaf for name, leaf in rows.x.items() if name not in names}
         try:
             gone = reached - _reached(spec.model, fewer)
@@ -93,13 +92,16 @@ def _part(spec: ModelSpec, gone: set[str]) -> ClientModel:
     return ClientModel(model, layout, spec.initial[places], spec.outputs, places[:shared])
 
 
-def with_all_inputs(clients: Clients, candidates: Sequence[int]) -> int:
-    """Return the first of some clients that lacks no input.
+def with_all_inputs(clients: Clients, candidates: Iterable[int]) -> int:
+    """Return the first of some clients that lacks no input, 0 where there are no candidates.
 
     Raises:
         SettingError: all of them lack one.
     """
+    client = None
     for client in candidates:
         if not lacked_inputs(clients, client):
             return client
+    if client is None:
+        return 0
     raise SettingError("every client lacks an input, and one with all of them is needed: leave out what nobody uses")

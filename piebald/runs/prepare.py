@@ -272,8 +272,8 @@ def _work(recipe: Recipe, clients: Clients, model: Model, options: RunOptions) -
     models = GivenModels.of(model, clients.names, options.seed)
     module = models.modules[0]
     layout = Layout.of(module, recipe.sharing.private(module))
-    holding = [client for client in range(len(clients)) if clients.size(client, "train") != 0]
-    first = with_all_inputs(clients, holding or [0])
+    holding = (client for client in range(len(clients)) if clients.size(client, "train") != 0)
+    first = with_all_inputs(clients, holding)
     rows = clients.rows(first, "train")
     if len(rows) == 0:
         raise SettingError("no client has a training row")
