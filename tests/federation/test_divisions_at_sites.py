@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_each_site_has_the_rows_of_a_simulation(place: Path, rule: Mapping[str, Any]) -> None:
     split = SplitSettings(**rule)
-    simulated = piebald.clients_from(str(place / "all.csv"), client="hospital", split=split, **COLUMNS)
+    simulated = piebald.clients_from(str(place / "all.csv"), client="hospital", split=split, prepare="none", **COLUMNS)
     for number, name in enumerate(NAMES):
         run = RunRows(["no", "yes"], columns={"client": "hospital", **COLUMNS}, split=split)
         own = own_rows(SiteSource(source=f"{name}.csv"), place, name, run, NAMES, number)
