@@ -42,7 +42,7 @@ def test_the_container_has_no_rights_and_one_volume() -> None:
     assert LAST["VOLUME"] == LAST["WORKDIR"] == "/data"
     assert LAST["STOPSIGNAL"] == "SIGTERM"
     assert json.loads(LAST["ENTRYPOINT"]) == health()[:1] == ["piebald"]
-    assert parse(health()[1:]) == {"folder": Path("/data"), "check": True, "as_json": False}
+    assert parse(health()[1:]) == {"folder": Path("/data"), "check": True, "as_json": False, "wide": False}
     for name, words in INSTRUCTIONS:
         if name == "COPY" and "--from" not in words:
             assert [one for one in words.split()[:-1] if not (DEPLOY.parent / one).exists()] == []

@@ -67,7 +67,7 @@ class Both:
 
 def several_steps(name: str, **more: Any) -> Recipe:
     """A recipe whose clients take enough steps to record some."""
-    epochs = {} if "epochs" in TABLE[name] else {"epochs": 3}
+    epochs = {} if "epochs" in TABLE[name] or more.get("steps") else {"epochs": 3}
     return method(name, **epochs | more)
 
 

@@ -65,7 +65,7 @@ def test_rows_are_counted_by_class_and_the_site_is_told_what_is_wrong_with_them(
     assert "Miller" in cross.told
     with pytest.raises(SettingError) as caught:
         refuse_crosses(broken, "")
-    assert "got str like 'Miller'" in str(caught.value)
+    assert "got 'Miller' in row" in str(caught.value)
 
 
 def test_a_function_with_words_for_targets_is_read_before_classes_are_agreed(tmp_path: Path) -> None:
