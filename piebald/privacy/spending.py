@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from piebald.contracts import Clients
-from piebald.core.errors import SettingError
+from piebald.core.errors import SettingError, install
 from piebald.methods.client_work import ClientWork
 from piebald.methods.recipe import Recipe
 from piebald.methods.training.sgd import Sgd
@@ -91,7 +91,7 @@ class Spending:
             SettingError: nothing is known of what is spent, or a single round would spend more.
         """
         if not accounting.installed():
-            raise SettingError("the privacy accountants are missing: pip install 'piebald[privacy]'")
+            raise SettingError(f"the privacy accountants are missing: {install('privacy')}")
         if not self._once:
             raise SettingError(
                 f"epsilon = {epsilon:g} of stop has no effect, as {self._recipe.name} adds no noise: choose recipe "

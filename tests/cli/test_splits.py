@@ -125,7 +125,7 @@ def test_a_wrong_split_is_one_sentence(command: Command, visits: pd.DataFrame, f
 
 
 def test_a_newcomers_patients_stay_together_too(command: Command, visits: pd.DataFrame, tmp_path: Path) -> None:
-    short = ["--set", "rounds=1", "--set", "model.hidden=[4]", "--set", "split.group=patient"]
+    short = ["--set", "rounds=1", "--set", "model.hidden=[4]", "--set", "split.group=patient", "--set", "prepare=none"]
     (tmp_path / "all.toml").write_text(FILE.replace(', features = ["a", "b", "c", "d", "e"]', ""))
     assert command("run", "all.toml", *short, "--out", "grouped").code == 0
     new = visits[visits.hospital == "east"].drop(columns="hospital")

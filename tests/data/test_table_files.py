@@ -90,8 +90,13 @@ def test_another_encoding_is_said_with_its_line(tmp_path: Path, caplog: pytest.L
         (b"", "has no first line with the names of its columns: write it"),
         (text(head=["place", "age", "age", "ill"]).encode(), "column 'age' occurs twice: rename one of them"),
         (
-            text([*ROWS, ("Bath", "unknown", "2", "no")]).encode(),
-            "column 'age' has numbers, and 'unknown' in row 7: leave",
+            text(
+                [
+                    *((("Bath", "Ulm")[age % 2], f"{age}", "2", "no") for age in range(40)),
+                    ("Ulm", "unknown", "2", "yes"),
+                ]
+            ).encode(),
+            "column 'age' must have a number in each row, got 'unknown' in row 41: correct it, leave the cell",
         ),
         (text([*ROWS, ("", "4", "2", "no")]).encode(), r"column 'place' has no value in 1 of 7 rows \(row 7\)"),
     ],

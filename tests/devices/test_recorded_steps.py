@@ -131,7 +131,8 @@ ALONE = ("accumulated", "checkpointed")  # are the sequential engine's
     ],
 )
 def test_every_optimizer_and_setting_does_so(setting: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = method("fedavg", **{"epochs": 3} | OPTIMIZERS[setting])
+    length = {} if "steps" in OPTIMIZERS[setting] else {"epochs": 3}
+    recipe = method("fedavg", **length | OPTIMIZERS[setting])
 
     def run() -> Run:
         return carry_out(recipe, model=plain_network if engine == "batched" else group_norm_net, engine=engine, stack=2)

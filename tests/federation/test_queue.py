@@ -271,7 +271,11 @@ def test_health_is_a_process_that_gives_signs_of_life(server: Path, capsys: pyte
         assert healthy() == 0
         ExperimentQueue(server).add("a", "", server / "runs" / "a", server)
         found = status_values(server)
-        assert (found["state"], found["queue"], found["process"]) == ("waiting", "1 waiting (1 a)", os.getpid())
+        assert (found["state"], found["queue"], found["process"]) == (
+            "waiting for an experiment",
+            "1 waiting (1 a)",
+            os.getpid(),
+        )
     finally:
         lock.release()
     code = "import sys, piebald.cli, piebald.federation.operate.status; print('torch' in sys.modules)"

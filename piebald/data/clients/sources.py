@@ -132,7 +132,13 @@ def clients_from(
         return clients
     if not isinstance(wanted, PrepareSettings):
         wanted = PrepareSettings(**wanted) if isinstance(wanted, Mapping) else PrepareSettings()
-    return prepared(clients, wanted, str(target))
+    try:
+        made = prepared(clients, wanted, str(target))
+        if made.in_memory():
+            made.pool()  # now, so that a word among numbers is told with its file
+    except SettingError as error:
+        raise SettingError(f"{table.origin}: {error}") from None
+    return made
 
 
 def cross_validation(
