@@ -172,7 +172,7 @@ def with_capped_shares(
     limited = [share * total / sum(limited) for share in limited]
     assert cohort.matrix is not None
     average = torch.tensor(limited) @ cohort.parameters
-    return torch.cat([average, averaged(cohort.buffers, limited)]) if cohort.buffers.shape[1] else average, limited
+    return torch.cat([average, averaged(cohort, limited)]) if cohort.buffers.shape[1] else average, limited
 
 
 def fitting_models(

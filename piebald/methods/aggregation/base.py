@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piebald.contracts import Cohort, ServerContext
 from piebald.contracts.component import Component
-from piebald.core.cohort_matrix import divided, weighted_sum
+from piebald.core.cohort_matrix import divided, held_mask, held_mean, weighted_sum
 from piebald.core.errors import SettingError, shown
 
 if TYPE_CHECKING:
@@ -86,13 +86,16 @@ def aggregated(aggregator: Aggregator, cohort: Cohort, context: ServerContext) -
             f"aggregation {aggregator.kind!r} must return an average as long as each row of the cohort's matrix, got "
             f"{shown(average)}"
         )
-    return (torch.cat([average, averaged(cohort.buffers, shares)]) if cut else average), shares
+    return (torch.cat([average, averaged(cohort, shares)]) if cut else average), shares
 
 
-def averaged(buffers: Tensor, shares: Sequence[float]) -> Tensor:
-    """The mean [b] of clients' changes of running statistics [n, b] by their shares, whatever these sum to.
+def averaged(cohort: Cohort, shares: Sequence[float]) -> Tensor:
+    """The mean [b] of clients' changes of running statistics by their shares, whatever these sum to.
 
-    No change where nobody counts.
+    Of each number only over the clients that have it.  No change where nobody counts.
     """
-    whole = sum(shares)
+    buffers, whole = cohort.buffers, sum(shares)
+    if cohort.matrix is not None and any(positions is not None for positions in cohort.held):
+        held = held_mask(cohort.matrix, cohort.held)[:, cohort.matrix.shape[1] - buffers.shape[1] :]
+        return held_mean(buffers, held, shares)[0]
     return divided(weighted_sum(buffers, shares), whole) if whole > 0 else torch.zeros_like(buffers[0])
