@@ -23,7 +23,7 @@ def text(separator: str = ",", rows: list[tuple[str, ...]] = ROWS, header: str =
 
 def read(folder: Path, content: str | bytes, name: str = "t.csv", **asked: object):
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    return clients_from(folder / name, **{"client": "who", "target": "y", "test": 0.0} | asked)
+    return clients_from(folder / name, **{"client": "who", "target": "y", "test": 0.0, "prepare": "none"} | asked)
 
 
 COMMA = [(a.replace(".", ","), *rest) for a, *rest in ROWS]

@@ -22,7 +22,7 @@ from typing import Any
 
 from piebald import __version__
 from piebald.contracts import Update
-from piebald.federation.link.frames import FRAMING, Connection, Frame, Kind
+from piebald.federation.link.frames import FRAMING, Connection, Frame, FrameKind
 from piebald.federation.link.tls import context, shared
 from piebald.federation.link.wire_format import digest, pack_update, unpack_task
 from piebald.federation.link.wire_messages import (
@@ -64,23 +64,23 @@ class Attacker:
         assert self.connection is not None
         with suppress(OSError):
             while (frame := self.connection.read()) is not None:
-                if frame.kind is Kind.REPLY:
+                if frame.kind is FrameKind.REPLY:
                     with self.arrived:
                         self.replies[frame.number] = frame
                         self.arrived.notify_all()
                 elif self.on_task is not None and frame.topic == "task":
                     answer = self.on_task(frame.message)
-                    if frame.kind is Kind.REQUEST:
-                        self.connection.send(Kind.REPLY, frame.number, "", answer)
+                    if frame.kind is FrameKind.REQUEST:
+                        self.connection.send(FrameKind.REPLY, frame.number, "", answer)
                     else:
-                        self.connection.send(Kind.MESSAGE, 0, "receipt", answer)
+                        self.connection.send(FrameKind.MESSAGE, 0, "receipt", answer)
 
     def ask(self, payload: bytes, topic: str = "hello", wait: float = 0.5) -> str | None:
         """Send a request; returns the reply in hexadecimal, or None where none comes in a while."""
         number = next(self.numbers)
         if self.connection is None:
             return None
-        self.connection.send(Kind.REQUEST, number, topic, payload)
+        self.connection.send(FrameKind.REQUEST, number, topic, payload)
         with self.arrived:
             self.arrived.wait_for(lambda: number in self.replies, wait)
             reply = self.replies.pop(number, None)
@@ -125,7 +125,7 @@ class Attacker:
         }
         assert self.connection is not None
         for number in range(3):  # replies to nothing that was asked
-            self.connection.send(Kind.REPLY, number, "", HELLO)
+            self.connection.send(FrameKind.REPLY, number, "", HELLO)
         return found | {"still served": bool(self.answer(HELLO))}
 
     def replay(self) -> Any:

@@ -21,7 +21,7 @@ from piebald.core.errors import SettingError
 from piebald.federation.credentials import provisioning
 from piebald.federation.credentials.revocation import write_revoked
 from piebald.federation.link import tls
-from piebald.federation.link.frames import Kind, decode_frame, encode_frame
+from piebald.federation.link.frames import FrameKind, decode_frame, encode_frame
 from piebald.federation.link.messaging import SERVER, Link
 from piebald.federation.link.wire_messages import Refused, Reply, TermsRequest, decode, encode
 from tests import processes
@@ -140,7 +140,7 @@ def test_a_reply_is_of_the_connection_that_was_asked_over(parties: tuple[Link, L
     server, site, _ = parties
     other, waiting = object(), Future[memoryview]()
     site._replies[2**40] = other, waiting  # type: ignore[assignment]
-    next(iter(server._open["site-1"].values())).send(Kind.REPLY, 2**40, "", b"forged")
+    next(iter(server._open["site-1"].values())).send(FrameKind.REPLY, 2**40, "", b"forged")
     assert site.request(SERVER, "hello", TermsRequest(start=0)) is not None  # after it, on the same connection
     assert not waiting.done()
 

@@ -206,7 +206,7 @@ def test_a_member_that_sends_and_does_not_read_stops_nobody_else(tmp_path: Path)
             plain.connect(("127.0.0.1", port))
             with tls.context(folder / "site-1", False).wrap_socket(plain) as hostile:
                 hostile.settimeout(0.5)
-                request = frames.encode_frame(frames.Kind.REQUEST, 1, "hello", encode(Reply(status="done")))
+                request = frames.encode_frame(frames.FrameKind.REQUEST, 1, "hello", encode(Reply(status="done")))
                 with suppress(TimeoutError):  # the server reads no more
                     hostile.sendall(b"piebald" + bytes([frames.FRAMING]))
                     for _ in range(100):

@@ -33,7 +33,7 @@ _LAST_WORD = 2.0  # seconds in which the other end can read why the connection e
 _REASON = 300  # characters of a reason, at most
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     REQUEST = 1
@@ -53,7 +53,7 @@ class Frame:
         message: its bytes.
     """
 
-    kind: Kind
+    kind: FrameKind
     number: int
     topic: str
     message: memoryview
@@ -63,11 +63,11 @@ class Frame:
         return len(self.message)
 
 
-def encode_frame(kind: Kind, number: int, topic: str, message: bytes | memoryview) -> bytes:
+def encode_frame(kind: FrameKind, number: int, topic: str, message: bytes | memoryview) -> bytes:
     """Return the bytes of a frame.
 
     Examples:
-        >>> frame = decode_frame(bytearray(encode_frame(Kind.REQUEST, 7, "hello", b"bytes")))
+        >>> frame = decode_frame(bytearray(encode_frame(FrameKind.REQUEST, 7, "hello", b"bytes")))
         >>> frame.kind.name, frame.number, frame.topic, bytes(frame.message)
         ('REQUEST', 7, 'hello', b'bytes')
     """
@@ -85,13 +85,13 @@ def decode_frame(data: bytearray) -> Frame:
     if len(data) < _HEAD.size:
         raise Refused("a frame without a whole head")
     _, kind, number, name = _HEAD.unpack_from(data)
-    if kind not in set(Kind):
+    if kind not in set(FrameKind):
         raise Refused(f"a frame of kind {kind}, which is not used here")
     start = _HEAD.size + name
     topic = bytes(data[_HEAD.size : start])
     if len(topic) < name or not topic.isascii():
         raise Refused("a frame without a whole topic")
-    return Frame(Kind(kind), number, topic.decode("ascii"), memoryview(data)[start:])
+    return Frame(FrameKind(kind), number, topic.decode("ascii"), memoryview(data)[start:])
 
 
 class Connection:
@@ -142,7 +142,7 @@ class Connection:
                 "install one version of Piebald at both ends"
             )
 
-    def send(self, kind: Kind, number: int, topic: str, message: bytes | memoryview) -> bool:
+    def send(self, kind: FrameKind, number: int, topic: str, message: bytes | memoryview) -> bool:
         """Send a frame, and return whether the connection took all of it."""
         frame = encode_frame(kind, number, topic, message)
         with self._sending:
@@ -171,7 +171,7 @@ class Connection:
         if not receive(self._secured.recv, data, _LENGTH + length):
             return None
         frame = decode_frame(data)
-        if frame.kind is Kind.FAREWELL:
+        if frame.kind is FrameKind.FAREWELL:
             self.farewell = printable(bytes(frame.message[: 4 * _REASON]).decode("utf-8", "replace"), _REASON)
             return None
         return frame
@@ -184,7 +184,7 @@ class Connection:
             if self._sending.acquire(timeout=_LAST_WORD / 2):  # else it does not read, so it reads no reason either
                 try:
                     self._greet()
-                    word = encode_frame(Kind.FAREWELL, 0, "", reason[:_REASON].encode())
+                    word = encode_frame(FrameKind.FAREWELL, 0, "", reason[:_REASON].encode())
                     self._secured.send_within(word, _LAST_WORD / 2)
                     self._secured.shutdown(socket.SHUT_WR)
                 finally:

@@ -22,7 +22,7 @@ from piebald.core.errors import SettingError
 from piebald.core.plain_text import printable
 from piebald.federation.credentials.revocation import Admission, name_in
 from piebald.federation.link.frame_queue import FrameQueue, FrameRoom
-from piebald.federation.link.frames import Connection, Frame, Kind
+from piebald.federation.link.frames import Connection, Frame, FrameKind
 from piebald.federation.link.shared_socket import SharedSocket
 from piebald.federation.link.tls import Listener, RenewedContext, keep_connecting, reason, refusal
 from piebald.federation.link.wire_messages import LONGEST, Message, Refused, Reply, SomeMessage, decode, encode
@@ -150,7 +150,7 @@ class Link:
             return None
         self._replies[number] = connection, reply
         try:
-            if not self._sent_over(connection, Kind.REQUEST, number, topic, encode(head, body)):
+            if not self._sent_over(connection, FrameKind.REQUEST, number, topic, encode(head, body)):
                 return None
             answer = reply.result(timeout)
         except (TimeoutError, CancelledError):
@@ -170,7 +170,7 @@ class Link:
         What its handler returns comes back as a receipt, where it is a `Reply`.
         """
         connection = self._connection_to(target)
-        return connection is not None and self._sent_over(connection, Kind.MESSAGE, 0, topic, encode(head, body))
+        return connection is not None and self._sent_over(connection, FrameKind.MESSAGE, 0, topic, encode(head, body))
 
     @contextmanager
     def receipts(self, target: str, digest: str, take: Callable[[Reply], None]) -> Iterator[None]:
@@ -234,7 +234,7 @@ class Link:
             self.received[connection.name] += len(frame)
         if len(frame) > LONGEST:
             return self.report(f"{connection.name} sent {len(frame):,} bytes, where at most {LONGEST:,} are allowed")
-        if frame.kind is Kind.REPLY:
+        if frame.kind is FrameKind.REPLY:
             asked, reply = self._replies.get(frame.number, (None, None))
             if reply is not None and asked is connection:
                 self._replies.pop(frame.number, None)
@@ -251,10 +251,10 @@ class Link:
         answer = serve(self._handlers[frame.topic], connection.name, frame.message, self.report)
         if answer is None:
             return
-        if frame.kind is Kind.REQUEST:
-            connection.send(Kind.REPLY, frame.number, "", answer)
+        if frame.kind is FrameKind.REQUEST:
+            connection.send(FrameKind.REPLY, frame.number, "", answer)
         elif answer and frame.topic in _IN_PIECES:
-            connection.send(Kind.MESSAGE, 0, "receipt", answer)
+            connection.send(FrameKind.MESSAGE, 0, "receipt", answer)
 
     def _forget(self, secured: SharedSocket, connection: Connection) -> None:
         """Stop waiting for replies over a connection that has ended; a site says that it has."""
@@ -274,7 +274,7 @@ class Link:
             connections = [one for one in self._open.get(target, {}).values() if not one.ended]
         return connections[-1] if connections else None
 
-    def _sent_over(self, connection: Connection, kind: Kind, number: int, topic: str, data: bytes) -> bool:
+    def _sent_over(self, connection: Connection, kind: FrameKind, number: int, topic: str, data: bytes) -> bool:
         if not connection.send(kind, number, topic, data):
             return False
         with self._lock:
