@@ -29,6 +29,7 @@ MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("clustering", "ifca"): {"k": 3},
     ("clustering", "cfl"): {"eps1": 10.0, "eps2": 0.01, "after": 0},
     ("aggregation", "credit"): {"steps": 30},
+    ("aggregation", "fixed_shares"): {"shares": {"*": 1.0}, "by_number": (1.0,) * 14},
 }
 KINDS = [
     (axis, kind)

@@ -134,8 +134,7 @@ class Link:
             self._listener.server_close()
         with self._lock:
             connections = [one for several in self._open.values() for one in several.values()]
-        farewell = "the server was stopped" if self.name == SERVER else ""
-        ending = [threading.Thread(target=one.end, args=(farewell,), daemon=True) for one in connections]
+        ending = [threading.Thread(target=one.end, args=(self._last_word,), daemon=True) for one in connections]
         for thread in ending:
             thread.start()
         for thread in ending:
@@ -194,6 +193,10 @@ class Link:
             self._reported.add(sentence)
         self._report(sentence)
 
+    @property
+    def _last_word(self) -> str:
+        return "the server was stopped" if self.name == SERVER else ""
+
     # -- one connection, from its handshake to its end
 
     def _carry(self, secured: SharedSocket) -> None:
@@ -206,7 +209,9 @@ class Link:
         try:
             connection.open()
             self._register(secured, connection)
-            while not self._stopping.is_set() and (frame := connection.read()) is not None:
+            if self._stopping.is_set():  # `stop` did not see this one any more
+                return connection.end(self._last_word)
+            while (frame := connection.read()) is not None:
                 self._take(connection, frame, queue)
         except Refused as error:
             self.report(f"{connection.name} sent {error}")
