@@ -78,7 +78,10 @@ def attend(kind: str, folder: Path, names: list[str]) -> None:
     until = time.monotonic() + 300
     with_answer = 0
     while with_answer < len(ask) and time.monotonic() < until:
-        with_answer += ask[with_answer](b"", 1.0) is not None
+        if ask[with_answer](b"", 1.0) is not None:
+            with_answer += 1
+        else:
+            time.sleep(0.01)  # there is no connection yet
     print(with_answer, flush=True)
     for _ in sys.stdin:
         pass
