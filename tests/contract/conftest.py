@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,10 +158,16 @@ def tier(name: str) -> pytest.MarkDecorator:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever starts a cluster belongs to the full tier."""
+    """Whatever starts a cluster is of the full tier, which leaves half of the cases of large tables to the long one.
+
+    Which half follows from a case's name, so that it is the same on every machine.
+    """
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.full)
+        is_case = hasattr(item, "callspec") and item.path.parent.name in ("contract", "devices")
+        if is_case and item.get_closest_marker("full") and zlib.crc32(item.name.encode()) % 2:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module")

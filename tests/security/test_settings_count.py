@@ -60,6 +60,7 @@ OTHER_THAN_DEFAULT: dict[str, Any] = {
     "widths": (1.0, 0.25),
     "evaluators": 7,
     "clip": 7.0,
+    "clients": {"north": {"lr": 0.5}},
     "steps": 7,
 }
 
