@@ -152,6 +152,9 @@ def _of_searches(finished: piebald.Run) -> dict[str, Any]:
         "Budget.of.given": 5,
         "Budget.parse.text": "5 rounds",
         "Run.plot.over": "rounds",
+        "Run.reasons.kind": "train",
+        "Run.reasons.names": ["0"],
+        "Run.predict.rows": np.zeros((2, 1, 8, 8), np.float32),
         "Run.number.client": 0,
         "Run.curve_of.metric": finished.metric,
     }

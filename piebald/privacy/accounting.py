@@ -342,7 +342,8 @@ def composed_epsilon(releases: Mapping[tuple[float, float], int], delta: float) 
     return float(accountant.compose(dp_accounting.ComposedDpEvent(events)).get_epsilon(delta)) if events else 0.0
 
 
-def gaussian_epsilon(noise: float, delta: float) -> float:
+@checked
+def gaussian_epsilon(noise: NotNegative, delta: Fraction) -> float:
     """Epsilon of one release of the Gaussian mechanism (Balle and Wang 2018, theorem 8), by bisection from above.
 
     Examples:
@@ -364,8 +365,11 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
     return high
 
 
+@checked
 @cache
-def renyi_epsilon(noise: float, share: float, releases: int, delta: float, orders: tuple[float, ...] = _WHOLE) -> float:
+def renyi_epsilon(
+    noise: NotNegative, share: Fraction, releases: Count, delta: Fraction, orders: tuple[float, ...] = _WHOLE
+) -> float:
     """Epsilon by Renyi differential privacy of these orders."""
     event = _event(noise, share, releases)
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
@@ -379,8 +383,11 @@ def renyi_epsilon(noise: float, share: float, releases: int, delta: float, order
         log.setLevel(level)
 
 
+@checked
 @cache
-def epsilon_without_replacement(noise: float, cohort: int, total: int, releases: int, delta: float) -> float:
+def epsilon_without_replacement(
+    noise: NotNegative, cohort: Count, total: Count, releases: Count, delta: Fraction
+) -> float:
     """Epsilon of cohorts without replacement, by Renyi differential privacy for the replacement of one client."""
     event = _event(noise, 1.0, 1)  # says so where the accountants are missing
     import dp_accounting

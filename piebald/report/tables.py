@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from piebald.contracts import SERVER_ID
 from piebald.core.arguments import PathLike, checked, checked_class
@@ -448,7 +448,8 @@ class History:
     def _name_of(self, client: int) -> str:
         return "the common test set" if client == SERVER_ID else self.names[client]
 
-    def reasons(self, names: Iterable[str], kind: str) -> dict[str, str]:
+    @checked
+    def reasons(self, names: Sequence[str], kind: Literal["train", "evaluate"]) -> dict[str, str]:
         """Return the last reason why each of some clients did not train or has no score, "" where none was given.
 
         Args:

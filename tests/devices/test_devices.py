@@ -73,7 +73,7 @@ def test_the_batched_engine_forms_its_batches_here(name: str, monkeypatch: pytes
 
 
 COMPOSED = {
-    "noise at the client": method("fedavg").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]),
+    "noise at the client": method("fedbn").with_(transforms=[{"kind": "gaussian", "clip": 0.1, "where": "client"}]),
     "masked sums": method("scaffold").with_(transforms=[{"kind": "secure_aggregation"}]),
     "an attack": method("fedavg").with_(transforms=[{"kind": "random_update", "clients": [1], "sigma": 0.1}]),
     "a robust mean": method("fedavg").with_(aggregation="median"),

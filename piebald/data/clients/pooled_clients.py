@@ -148,6 +148,7 @@ class PooledClients:
 
     def lacks(self, client: int) -> frozenset[str]:
         """Return the names of the inputs that a client lacks."""
+        check_client(client, len(self))
         return self._lacking.get(client, frozenset())
 
     def size(self, client: int, split: Split) -> int:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from piebald.contracts import ClientContext, LocalStep, SgdConfig, StateVector, StepSettings, TrainInput, TrainOutput
 from piebald.contracts.model_spec import ModelSpec
+from piebald.core.arguments import checked_class
 from piebald.core.errors import SettingError, shown
 from piebald.core.parameters import matching
 from piebald.methods.training.sgd import Sgd
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@checked_class
 @dataclasses.dataclass(frozen=True)
 class ShareOfRows(LocalStep):
     """Steps on a share of the client's rows, at least two of them, drawn for each run."""
