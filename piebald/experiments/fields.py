@@ -143,6 +143,7 @@ class ExperimentFields(Section):
     @property
     def rows_at_sites(self) -> bool:
         """True if rows are at the sites of a federation, and none are here."""
+        self.use_plugins()  # one may define the partition
         return self.partition is not None and issubclass(
             self.component_class("partition", self.partition), RemotePartition
         )
