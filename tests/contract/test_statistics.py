@@ -93,7 +93,7 @@ def test_every_recipe_averages_statistics(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["fedavg", "fedadam", "fedavgm", "fednova", "feddyn", "fedprox", "qfedavg", "fedbuff"])
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "fedavgm", "fednova", "feddyn", "fedprox", "fedbuff"])
 def test_with_momentum_at_clients(name: str) -> None:
     checked(method(name, cohort=3, batch=16, lr=0.05, momentum=0.8, **MORE.get(name, {})), 24)
 
