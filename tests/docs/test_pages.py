@@ -16,6 +16,7 @@ import pytest
 
 # Now, so that searches and comparisons of later tests have the real `run` and not the brief one.
 import piebald
+import piebald.advice.tuning.trial_runs
 from piebald import recipes
 from piebald.cli import main
 from piebald.contracts.component import Component
