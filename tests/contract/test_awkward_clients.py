@@ -82,12 +82,12 @@ def clients() -> PooledClients:
 
 
 class SitesOf(InProcessSites):
-    """Sites in threads of this process: what goes to them and comes back is bytes."""
+    """Sites of this process, one after another, since they share a model: what goes to them and comes back is bytes."""
 
     def __init__(self, work: ClientWork, clients: Clients) -> None:
         numbers = range(len(clients))
         self.work, self._done = work, list[Result]()
-        self._threads = ThreadPoolExecutor(len(clients))
+        self._threads = ThreadPoolExecutor(1)
         self.runners = [TaskRunner(SiteClient(work, clients, client), Policy(), "cpu") for client in numbers]
         self.states = [None for _ in numbers]
 
