@@ -18,6 +18,7 @@ from piebald.data.preparation.answers import Answer, Question, answer
 from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumericColumn
 from piebald.data.preparation.columns import CodedTable, numbers_of
 from piebald.data.preparation.transformer import unfitted
+from tests.data.pooled_preparation import fitted
 
 SCALES = {"income": "log", "price": "power", "rank": "rank", "raw": "none"}
 
@@ -55,10 +56,7 @@ def agreed(sites: Sequence[pandas.DataFrame], target: str = "ill", **options: An
 
 
 def test_what_sites_agree_on_is_what_scikit_learn_learns_from_pooled_rows() -> None:
-    here, reference = (
-        agreed(SITES, scale=SCALES, least_rows=1),
-        Preparation.fit(POOLED, "ill", scale=SCALES, least_rows=1),
-    )
+    here, reference = agreed(SITES, scale=SCALES, least_rows=1), fitted(POOLED, "ill", scale=SCALES, least_rows=1)
     assert here.feature_names_out == reference.feature_names_out
     for column, learnt in zip(here.columns, reference.columns, strict=True):
         if isinstance(column, NumericColumn | DateColumn):

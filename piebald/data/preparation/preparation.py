@@ -89,16 +89,27 @@ class Preparation(Fields):
         cls, frame: pd.DataFrame, target: str | None = None, *, columns: Mapping[str, str] | None = None,
         scale: Mapping[str, Scale] | None = None, gaps: Sequence[str] = (), least_rows: int = 5, one_hot: int = 20,
     ) -> Preparation:  # fmt: skip
-        """Fit the preparation to pooled rows by scikit-learn: the reference that agreed ones are compared with.
+        """Return the preparation of rows in one place, as one client agrees on it with itself.
 
         Args:
-            frame: the training rows of all clients.
+            frame: the training rows.
             target: the column to predict.
             columns, scale, gaps, least_rows, one_hot: those of `PrepareSettings`.
         """
-        from piebald.data.preparation.pooled import fitted
+        from piebald.data.preparation.agreement import agree
+        from piebald.data.preparation.answers import answer
+        from piebald.data.preparation.settings import PrepareSettings
 
-        return fitted(cls, frame, target, columns or {}, scale or {}, list(gaps), least_rows, one_hot)
+        wanted = {"columns": columns or {}, "scale": scale or {}, "gaps": list(gaps)}
+        settings = PrepareSettings(**wanted, least_rows=least_rows, one_hot=one_hot)
+        table, y, classes = frame, None, None
+        if target is not None:
+            table, series = frame.drop(columns=target), frame[target]
+            if getattr(series.dtype, "kind", "O") == "f":
+                y = numbers_of(series, gaps)
+            else:  # classes of true and false are numbers, as those of a training table are
+                classes = factorized(series.astype(int) if series.dtype == bool else series, gaps)[1]
+        return agree(lambda question: [answer(question, table, y, classes)], settings, target or "", None)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Preparation:

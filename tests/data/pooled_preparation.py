@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,35 +21,20 @@ from piebald.data.preparation.column_models import (
     Scale,
 )
 from piebald.data.preparation.columns import factorized, numbers_of
+from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.transformer import unfitted
 
 
-class Parses(Protocol):
-    """The part of a preparation that is needed to fit it."""
-
-    @property
-    def columns(self) -> list[Column]: ...
-    def parsed(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """See `Preparation.parsed`."""
-
-
-Made = TypeVar("Made", bound=Parses)
-
-
 def fitted(
-    make: Callable[..., Made], frame: pd.DataFrame, target: str | None, columns: Mapping[str, str],
-    scales: Mapping[str, Scale], gaps: list[str], least_rows: int, one_hot: int,
-) -> Made:  # fmt: skip
-    """Fit the transformer to pooled rows, and read what it has learnt.
-
-    Args:
-        make: makes a `Preparation` of its fields.
-        frame, target, columns, scales, gaps, least_rows, one_hot: those of `Preparation.fit`.
-    """
-    table = frame if target is None else frame.drop(columns=target)
+    frame: pd.DataFrame, target: str, *, columns: Mapping[str, str] | None = None,
+    scale: Mapping[str, Scale] | None = None, gaps: Sequence[str] = (), least_rows: int = 5, one_hot: int = 20,
+) -> Preparation:  # fmt: skip
+    """Fit the transformer to pooled rows, and read what it has learnt; the arguments are those of `Preparation.fit`."""
+    scales, gaps = scale or {}, list(gaps)
+    table = frame.drop(columns=target)
     told = answer(KindsQuestion(gaps=gaps), table)
     assert isinstance(told, KindsAnswer)
-    kinds, left_out = agreed_kinds([told], columns, scales)
+    kinds, left_out = agreed_kinds([told], columns or {}, scales)
     numbers = parsed_numbers(table, kinds, gaps)
     read: list[Column] = []
     for name, kind in kinds.items():
@@ -75,7 +60,7 @@ def fitted(
                 rare=bool((counts < least_rows).any()),
                 coding="one-hot" if len(named) <= one_hot else "embedding",
             ))  # fmt: skip
-    form = make(columns=read, gaps=gaps, least_rows=least_rows)
+    form = Preparation(columns=read, gaps=gaps, least_rows=least_rows)
     transformer = unfitted(form.columns, least_rows).fit(form.parsed(table))
     learnt: dict[str, Any] = {}
     for group, step, names in transformer.transformers_:
@@ -96,7 +81,7 @@ def fitted(
                 learnt[name] = Numbers(**fields)
         elif kind == "boolean":
             learnt |= {name: bool(step.statistics_[place]) for place, name in enumerate(names)}
-    return make(
+    return Preparation(
         columns=[_with(column, learnt) for column in form.columns], target=_target(frame, target, gaps),
         left_out=left_out, gaps=gaps, least_rows=least_rows,
     )  # fmt: skip
@@ -111,9 +96,7 @@ def _with(column: Column, learnt: dict[str, Any]) -> Column:
     return column.model_copy(update={"common": learnt[column.name]}) if isinstance(column, BooleanColumn) else column
 
 
-def _target(frame: pd.DataFrame, name: str | None, gaps: list[str]) -> ClassTarget | NumberTarget | None:
-    if name is None:
-        return None
+def _target(frame: pd.DataFrame, name: str, gaps: list[str]) -> ClassTarget | NumberTarget:
     series = frame[name]
     if getattr(series.dtype, "kind", "O") == "f":
         numbers = numbers_of(series, gaps)
