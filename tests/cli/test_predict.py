@@ -115,15 +115,11 @@ def test_trees_predict_too(command, tmp_path: Path) -> None:
 
     frame.assign(ward=np.nan).to_csv(tmp_path / "gaps.csv", index=False)  # a column without a value has no type
     assert command("predict", "trees", "gaps.csv").code == 0
-    for name, column, sentence in [
-        ("age.csv", {"age": "old"}, "column 'age' must hold numbers, as at the clients"),
-        ("ward.csv", {"ward": 3}, "column 'ward' must hold text, as at the clients"),
-    ]:
-        frame.assign(**column).to_csv(tmp_path / name, index=False)
-        assert sentence in command("predict", "trees", name).err
+    frame.assign(age="old").to_csv(tmp_path / "age.csv", index=False)
+    assert "column 'age' must have a number in each row, got 'old'" in command("predict", "trees", "age.csv").err
     frame.drop(columns="ward").to_csv(tmp_path / "less.csv", index=False)
     for words, sentence in [
-        (["less.csv"], "there is no column 'ward'"),
+        (["less.csv"], "the table has no column 'ward', which the preparation reads: add it"),
         (["new.csv", "--client", "z"], "there is no client 'z': choose one of: a, b, c"),
         (["new.csv", "--calibrate"], "--cluster and --calibrate are for runs of a recipe"),
     ]:

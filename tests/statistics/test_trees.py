@@ -207,7 +207,9 @@ def test_infinite_numbers_are_refused_and_a_number_can_stand_for_gaps() -> None:
     same = [piebald.trees(one, missing=-9.0, **arguments).xgboost_model() for one in (table, coded)]
     assert same[0] == same[1]
     table.loc[7, "mean radius"] = np.inf
-    with pytest.raises(SettingError, match="has a number in column 0 of the inputs that is infinite"):
+    with pytest.raises(
+        SettingError, match="column 'mean radius' must have a finite number in each row, got inf in row 8"
+    ):
         piebald.trees(table, **arguments)
 
 
@@ -297,3 +299,23 @@ def test_clients_without_validation_rows_grow_trees() -> None:
     assert piebald.trees(made, rounds=2).rounds == 2
     with pytest.raises(SettingError, match=r"patience needs validation rows, and no client has any"):
         piebald.trees(made, rounds=2, patience=1)
+
+
+def test_trees_read_tables_as_a_run_prepares_them() -> None:
+    """Dates in parts, booleans as one column, rare categories together, identifiers left out, gaps where they are."""
+    rng, n = np.random.default_rng(1), 60
+    table = pandas.DataFrame({
+        "who": ["a", "b", "c"] * 20, "seen": pandas.date_range("2024-01-30", periods=n).strftime("%Y-%m-%d"),
+        "smoker": rng.choice(["yes", "no"], n), "ward": ["x", "y"] * 28 + ["x", "x", "z", "w"],
+        "name": [f"patient {k}" for k in range(n)], "age": rng.normal(60, 9, n), "y": rng.integers(0, 2, n),
+    })  # fmt: skip
+    table.loc[::9, ["smoker", "age"]] = None
+    made = piebald.trees(table, client="who", target="y", rounds=1, compare=False, prepare={"least_rows": 3})
+    dates = [f"seen: {part}" for part in ("days", "day", "month", "weekday")]
+    assert made.encoding.columns == [*dates, "smoker", "ward=x", "ward=y", "ward is another", "age"]
+    prepared = clients_from(table, client="who", target="y", prepare={"least_rows": 3})
+    assert made.encoding.preparation == prepared.preparation  # type: ignore[union-attr]
+    rows = made.encoding.inputs(table.iloc[[0, 58]])
+    assert rows[0, 0] == 19752  # days since 1970
+    assert np.isnan(rows[0, [4, 8]]).all()
+    assert rows[:, 5:8].tolist() == [[1, 0, 0], [0, 0, 1]]

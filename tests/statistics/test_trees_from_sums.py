@@ -138,13 +138,13 @@ def test_thresholds_are_order_statistics_of_the_pooled_numbers() -> None:
 
 def test_a_client_without_rows_or_numbers_adds_nothing() -> None:
     table, _ = clients("binary", 60)
-    empty = table[:0]
     gaps = table.assign(a=np.nan)
     given: dict[str, Any] = {"target": "y", "objective": "binary", "rounds": 2, "max_depth": 2, "test": 0.0}
     given |= {"compare": False, "form": "histogram"}
     parts = {name: part.drop(columns="who") for name, part in table.groupby("who")}
     alone = piebald.trees(parts, **given)
-    more = piebald.trees({**parts, "none": empty.drop(columns="who")}, **given)
+    tested = {**parts, "none": table.drop(columns="who")}
+    more = piebald.trees(tested, **given | {"test": None, "split": {"test": 0.0, "test_only": ["none"]}})
     assert alone.xgboost_model() == more.xgboost_model()
     assert more.rows[-1] == 0
     blind = piebald.trees(gaps, client="who", **given)

@@ -101,8 +101,9 @@ _roles = {"client": "names the client of each row", "target": "is to be predicte
 
 
 def from_frames(
-    tables: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *, split: SplitSettings
-) -> ClientTable:
+    tables: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *,
+    split: SplitSettings, coded: bool = False,
+) -> ClientTable:  # fmt: skip
     """Make a table from one of each client, see `from_frame`.
 
     Args:
@@ -133,7 +134,7 @@ def from_frames(
     column = next(name for name in ("client", "client of the row") if name not in frame.columns)
     joined = pandas.concat([table.assign(**{column: name}) for name, table in frames.items()], ignore_index=True)
     joined.attrs.clear()
-    return from_frame(joined, column, target, features, tokens, split=split)
+    return from_frame(joined, column, target, features, tokens, split=split, coded=coded)
 
 
 def _warn_of_like_names(names: Sequence[str], origin: str) -> None:

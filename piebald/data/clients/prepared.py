@@ -48,6 +48,11 @@ class ChangedClients:
         raise NotImplementedError
 
     @property
+    def unchanged(self) -> Clients:
+        """The clients with the rows as they are."""
+        return self._clients
+
+    @property
     def by_client(self) -> bool:
         """True if the change is not the same at all clients."""
         return False

@@ -118,7 +118,8 @@ def clients_from(
         raise SettingError(f"classes must be different names, got {twice[0]!r} twice: rename one of them")
     division = _division(split, test, validation, seed)
     alone = common is None and server_rows is None and public_rows is None and not tokens
-    is_file = isinstance(source, str | Path) and is_table(source)
+    files = list(source.values()) if isinstance(source, Mapping) else [source]
+    is_file = bool(files) and all(isinstance(file, str | Path) and is_table(file) for file in files)
     wanted = ("federated" if is_file and alone else "none") if prepare is None else prepare
     table = _table(source, client, target, features, tokens, collate, length, division, wanted != "none")
     if wanted != "none" and table.columns is None:
@@ -318,7 +319,8 @@ def _table(
     if isinstance(source, Mapping) and source and all(map(_is_one_table, source.values())):
         if client is not None:
             raise SettingError("client names a column, but each client has a table of its own: leave client out")
-        return from_frames({str(name): table for name, table in source.items()}, target, features, tokens, split=split)
+        tables = {str(name): table for name, table in source.items()}
+        return from_frames(tables, target, features, tokens, split=split, coded=coded)
     for argument, value in (("client", client), ("target", target), ("features", features)):
         if value is not None:
             raise SettingError(

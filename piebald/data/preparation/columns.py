@@ -220,7 +220,9 @@ def row_number(series: pd.Series, row: int) -> int:
 
 
 def _unusable(series: pd.Series, row: int, form: str) -> SettingError:
+    value = series.iloc[row]
+    value = value.item() if isinstance(value, np.generic) else value
     return SettingError(
-        f"column {shown(str(series.name), 40)} must have {form} in each row, got {shown(series.iloc[row], 40)} in row "
+        f"column {shown(str(series.name), 40)} must have {form} in each row, got {shown(value, 40)} in row "
         f"{row_number(series, row)}: correct it, leave the cell empty, or name the value in gaps of [prepare]"
     )

@@ -204,6 +204,28 @@ class Preparation(Fields):
             return np.zeros((0, len(self.feature_names_out)), dtype=np.float32)
         return np.asarray(self.transformer.transform(self.parsed(frame, client)), dtype=np.float32)
 
+    def unscaled(self, frame: pd.DataFrame, client: str | None = None) -> pd.DataFrame:
+        """Return the columns of a table as trees read them: numbers as they are, NaN for gaps, and 0/1 for categories.
+
+        Args:
+            frame, client: see `transform`.
+
+        Raises:
+            SettingError: a column is missing, or a value cannot be read.
+        """
+        import pandas as pd
+
+        parsed, columns = self.parsed(frame, client), dict[str, Any]()
+        for column in self.columns:
+            if not isinstance(column, CategoryColumn):
+                columns |= {name: parsed[name] for name in getattr(column, "parts", [column.name])}
+                continue
+            words = parsed[column.name]
+            marks = {f"{column.name}={name}": words == name for name in column.categories}
+            marks |= {f"{column.name} is another": ~words.isin(column.categories)} if column.rare else {}
+            columns |= {name: mark.astype(float).mask(words.isna()) for name, mark in marks.items()}
+        return pd.DataFrame(columns, index=frame.index)
+
     def targets(self, series: pd.Series) -> NDArray[Any]:
         """Return targets as a model learns them: numbers of classes [n] int64, or standard scores [n] float32.
 

@@ -10,6 +10,7 @@ from typing import Any
 from piebald.contracts import Split
 from piebald.core.arguments import PathLike, Seed, Share, checked
 from piebald.data.partition.split_settings import SplitSettings
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.statistics.trees.boosted_trees import BoostedTrees, Scores
 from piebald.statistics.trees.encoding import TreeData, TreeRows, tree_data
 from piebald.statistics.trees.folder import each_round, fingerprint, open_folder
@@ -32,6 +33,7 @@ def trees(
     validation: Share | None = None,
     test: Share | None = None,
     split: SplitSettings | Mapping[str, Any] | str | None = None,
+    prepare: PrepareSettings | Mapping[str, Any] | None = None,
     evaluate_split: Split = "test",
     compare: bool = True,
     seed: Seed = 0,
@@ -56,6 +58,8 @@ def trees(
         features: names of the inputs of `Clients`.
         validation, test: shares of each client's rows that are held out, of tables; 0 and 0.2 by default.
         split: how rows of a table are divided, in place of these, see `clients_from`.
+
+        prepare: how columns of tables are read, see `PrepareSettings`; trees need no scale, and gaps stay gaps.
 
     Args: Training
         **settings: those of `TreeSettings`, like rounds=100, max_depth=4, learning_rate=0.1, patience=10.
@@ -88,7 +92,7 @@ def trees(
     data = tree_data(
         clients, client=client, target=target, columns=columns, features=features, objective=objective,
         validation=validation, test=test, seed=seed, missing=chosen.missing,
-        split=None if split is None else SplitSettings.of(split),
+        split=None if split is None else SplitSettings.of(split), prepare=prepare,
     )  # fmt: skip
     description = {
         "settings": chosen.table(), "objective": data.target.objective, "columns": data.encoding.columns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.core.arguments import PathLike, checked, checked_class
-from piebald.core.errors import SettingError, unknown
-from piebald.data.clients.client_tables import is_frame
+from piebald.core.errors import SettingError
 from piebald.report.page.markup import html_table
-from piebald.statistics.columns import columns_of
 from piebald.statistics.trees.encoding import Encoding
 from piebald.statistics.trees.forest import LEAF, Floats32
 from piebald.statistics.trees.growth import OBJECTIVES
@@ -115,23 +113,7 @@ class BoostedTrees:
         Raises:
             SettingError: a column is missing, or there is another number of inputs.
         """
-        names = [*self.encoding.numbers, *self.encoding.categories]
-        if is_frame(rows):
-            if missing := [name for name in names if name not in rows.columns]:
-                raise unknown("column", missing[0], map(str, rows.columns))
-            table = columns_of({"rows": rows}, None, names, "train")[0]
-            texts = dict(table.texts)
-            for name in names:
-                if (name in table.texts) != (name in self.encoding.categories):
-                    if name in table.texts or not np.isnan(table.numbers[name]).all():
-                        kind = "text" if name in self.encoding.categories else "numbers"
-                        raise SettingError(f"column {name!r} must hold {kind}, as at the clients")
-                    texts[name] = np.full(len(rows), None, dtype=object)  # gaps alone have no type
-            x = self.encoding.inputs(replace(table, texts=texts))
-        else:
-            x = np.asarray(rows, dtype=np.float32)
-            if x.ndim != 2 or x.shape[1] != len(self.encoding.columns):
-                raise SettingError(f"rows must be [n, {len(self.encoding.columns)}], got {list(x.shape)}")
+        x = self.encoding.inputs(rows)
         return self.target.probabilities(margins_of(x, self.boosted.forest, self.boosted.start))
 
     @checked

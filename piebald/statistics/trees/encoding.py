@@ -11,17 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piebald.contracts import Clients, HoldsRows, Split
+from piebald.core import pytree
 from piebald.core.arguments import Share
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.data.clients.client_tables import is_frame, read_table
-from piebald.data.clients.divided_tables import parts_of
-from piebald.data.clients.lists import Lists
-from piebald.data.partition.split import Ints
+from piebald.core.targets import IGNORED
+from piebald.data.clients.client_tables import is_frame, is_table, read_table
+from piebald.data.clients.prepared import PreparedClients, columns_of, prepared
+from piebald.data.clients.sources import clients_from
 from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.partition.three_way_split import SPLITS, check_shares, three_ways
+from piebald.data.partition.three_way_split import SPLITS
+from piebald.data.preparation.columns import factorized, guess_columns, numbers_of, words_of
+from piebald.data.preparation.preparation import Preparation
+from piebald.data.preparation.settings import PrepareSettings
 from piebald.statistics.bounded_sums import as_text
-from piebald.statistics.columns import TARGET, ClientColumns, categories_of, columns_of
+from piebald.statistics.columns import TARGET, named_inputs
 from piebald.statistics.trees.forest import MOST_COLUMNS, Floats32
 from piebald.statistics.trees.settings import Objective
 from piebald.statistics.trees.targets import Target
@@ -72,53 +76,54 @@ def usable(x: Floats32, missing: float | None, owner: str) -> Floats32:
     return inputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """The columns of a table, and the columns that trees see of them.
+    """The columns that trees see: those of a prepared table before they are scaled, or numbers as they are.
 
     Attributes:
-        numbers: columns of numbers.
-        categories: the categories of columns of text; each becomes a column of 0 and 1, which is a gap where the text
-            is missing.
+        columns: their names, in order.
         missing: a number that stands for a gap, None for none.
+        preparation: of the clients' tables, None where inputs are numbers already.
     """
 
-    numbers: tuple[str, ...]
-    categories: Mapping[str, tuple[str, ...]]
+    columns: list[str]
     missing: float | None
+    preparation: Preparation | None = None
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any]) -> Encoding:
         """Return the encoding that `table` has written; what is none raises KeyError, TypeError or ValueError."""
-        categories = {str(name): tuple(map(str, values)) for name, values in table["categories"].items()}
-        missing = table["missing"]
-        return cls(tuple(map(str, table["numbers"])), categories, None if missing is None else float(missing))
+        missing, agreed = table["missing"], table["preparation"]
+        preparation = None if agreed is None else Preparation(**agreed)
+        return cls([*map(str, table["columns"])], None if missing is None else float(missing), preparation)
 
     def table(self) -> dict[str, Any]:
         """Return the encoding as JSON values."""
-        categories = {name: [*values] for name, values in self.categories.items()}
-        return {"numbers": [*self.numbers], "categories": categories, "missing": self.missing}
+        agreed = None if self.preparation is None else self.preparation.model_dump()
+        return {"columns": self.columns, "missing": self.missing, "preparation": agreed}
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns that trees see."""
-        coded = [f"{name}={value}" for name, values in self.categories.items() for value in values]
-        return [*self.numbers, *coded]
+    def inputs(self, rows: Any, client: str | None = None) -> Floats32:
+        """Return the inputs [n, d] of rows.
 
-    def inputs(self, table: ClientColumns) -> Floats32:
-        """Return the inputs [n, d] of a client.
+        Args:
+            rows: a pandas DataFrame, or inputs [n, d].
+            client: whose they are.
 
         Raises:
-            SettingError: a number is infinite.
+            SettingError: a column is missing, a number is infinite, or there is another number of inputs.
         """
-        columns = [table.numbers[name] for name in self.numbers]
-        for name, values in self.categories.items():
-            text = table.texts[name]
-            gap = np.array([value is None for value in text], dtype=bool)
-            columns += [np.where(gap, np.nan, (text == value).astype(np.float64)) for value in values]
-        x = np.stack(columns, 1) if columns else np.zeros((table.rows, 0))
+        if not is_frame(rows):
+            x = np.asarray(rows)
+        elif self.preparation is not None:
+            x = self.preparation.unscaled(rows, client).to_numpy(dtype=np.float64)
+        else:
+            if missing := [name for name in self.columns if name not in rows.columns]:
+                raise unknown("column", missing[0], map(str, rows.columns))
+            x = np.column_stack([numbers_of(rows[name]) for name in self.columns])
+        if x.ndim != 2 or x.shape[1] != len(self.columns):
+            raise SettingError(f"rows must be [n, {len(self.columns)}], got {list(x.shape)}")
         with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinite
-            return usable(x.astype(np.float32), self.missing, f"client {table.name!r}")
+            return usable(x.astype(np.float32), self.missing, "the table" if client is None else f"client {client!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,151 +150,149 @@ class TreeData:
 def tree_data(
     source: Any, *, client: str | None, target: str | None, columns: Sequence[str] | None,
     features: Sequence[str] | None, objective: Objective | None, validation: Share | None, test: Share | None,
-    seed: int, missing: float | None, split: SplitSettings | None = None,
+    seed: int, missing: float | None, split: SplitSettings | None = None, prepare: Any = None,
 ) -> TreeData:  # fmt: skip
     """Read rows; the arguments are those of `trees`.
 
     Raises:
         SettingError: an argument is wrong, or the target does not fit the objective.
     """
-    name = TARGET if target is None else target
-    read_columns = _wanted_columns(columns, name)
-    parts = None
-    if isinstance(source, HoldsRows):
-        for argument, value in (("validation", validation), ("test", test), ("split", split)):
-            if value is not None:
-                raise SettingError(
-                    f"{argument} divides the rows of tables, and these clients have theirs: leave it out"
-                )
-        tables = {split: columns_of(source, client, read_columns, split, features) for split in SPLITS}
-        class_names = cast(Clients, source).classes
-    else:
-        if split is not None:
-            source, parts = _divided_table(source, split, client, name, objective == "regression")
-            if validation is not None or test is not None:
-                raise SettingError("test and validation belong into split, where that is given: leave them out")
-            if read_columns is None:
-                apart = (client, *split.columns)
-                read_columns = [str(column) for column in source.columns if column not in apart]
-        validation, test = validation or 0.0, 0.2 if test is None else test
-        check_shares(validation, test)
-        tables, class_names = {"train": columns_of(source, client, read_columns, "train", features)}, None
-    every_table = [table for tables_of_split in tables.values() for table in tables_of_split]
-    encoding = _encoding(every_table, name, missing)
-    chosen, classes = _target(every_table, name, objective, class_names)
-    rows = {split: [_rows(table, encoding, name, classes) for table in held] for split, held in tables.items()}
-    used = sum(len(y) for held in rows.values() for _, y in held)
-    # tables come whole; `Clients` have splits of their own
-    if parts is not None:
-        labelled = [_labelled(table, name, bool(classes)) for table in tables["train"]]
-        held = [(x, y, part[has]) for (x, y), part, has in zip(rows["train"], parts, labelled, strict=True)]
-        rows = {split: [(x[part == n], y[part == n]) for x, y, part in held] for n, split in enumerate(SPLITS)}
-    elif len(rows) == 1:
-        rows = _divided(rows["train"], bool(classes), validation or 0.0, test or 0.0, seed)
-    clients = []
-    for place, table in enumerate(tables["train"]):
-        x: dict[Split, Floats32] = {split: held[place][0] for split, held in rows.items()}
-        y: dict[Split, Floats] = {split: held[place][1] for split, held in rows.items()}
-        clients.append(TreeRows(table.name, x, y))
-    return TreeData(clients, encoding, chosen, name, classes, sum(table.rows for table in every_table) - used)
-
-
-def _divided_table(
-    source: Any, split: SplitSettings, client: str | None, target: str | None, regression: bool
-) -> tuple[Any, list[Ints]]:
-    """Return a table, and the place of each row's part in `SPLITS`, for one client after the other.
-
-    Raises:
-        SettingError: it is no table with a column of clients.
-    """
-    if isinstance(source, str | Path):
-        source = read_table(Path(source), client)
-    if not is_frame(source) or client is None:
-        raise SettingError("split divides the rows of one table with a column client='...': leave it out")
-    parts = parts_of(source, split, client, target, regression)
-    return source, [parts[rows] for _, rows in sorted(source.groupby(client).indices.items())]
-
-
-def _wanted_columns(columns: Sequence[str] | None, target: str) -> list[str] | None:
-    """Return the columns to read, None for all."""
-    if columns is None:
-        return None
-    if not columns:
+    name, dropped = TARGET if target is None else target, 0
+    if columns is not None and not columns:
         raise SettingError("columns must name at least one column to predict from, got none: leave them out for all")
-    if target in columns:
-        raise SettingError(f"columns must not include the target {target!r}: leave it out")
-    return [*columns, target]
+    if name in (columns or ()):
+        raise SettingError(f"columns must not include the target {name!r}: leave it out")
+    settings = prepare if isinstance(prepare, PrepareSettings) else PrepareSettings(**prepare or {})
+    divided = {"validation": validation, "test": test, "split": split}
+    given: dict[str, Any] = {argument: value for argument, value in divided.items() if value is not None}
+    if isinstance(source, HoldsRows):
+        if given:
+            raise SettingError(
+                f"{next(iter(given))} divides the rows of tables, and these clients have theirs: leave it out"
+            )
+        clients = cast(Clients, source)
+        if columns_of(clients) is not None and not isinstance(clients, PreparedClients):
+            clients = prepared(clients, settings, name)
+    else:
+        given |= {} if split is not None else {"seed": seed}
+        if (tables := _tables(source, client)) is None:
+            clients = clients_from(source, **given)
+        else:
+            tables, dropped = _with_targets(tables, name)
+            tables, about = _labelled(tables, name, objective)
+            objective = about.pop("objective", objective)
+            clients = clients_from(
+                tables, client=client, target=name, features=columns, prepare=settings, **about, **given
+            )
+            columns = None
+    chosen, classes = _target(clients, name, objective)
+    encoding = _encoding(clients, columns, features, missing)
+    rows = [_rows(clients, number, encoding, columns, features) for number in range(len(clients))]
+    return TreeData(rows, encoding, chosen, name, classes, dropped)
 
 
-def _encoding(tables: Sequence[ClientColumns], target: str, missing: float | None) -> Encoding:
-    first = tables[0]
-    if target not in first.numbers and target not in first.texts:
-        raise unknown("column", target, [*first.numbers, *first.texts])
-    categories = categories_of(tables, [name for name in first.texts if name != target])
-    numbers = tuple(name for name in first.numbers if name != target)
-    encoding = Encoding(numbers, {name: tuple(values) for name, values in categories.items()}, missing)
-    if not 0 < len(encoding.columns) <= MOST_COLUMNS:
-        raise SettingError(f"trees are for 1 to {MOST_COLUMNS:,} columns, got {len(encoding.columns):,}")
-    return encoding
+def _tables(source: Any, client: str | None) -> Any:
+    """Return a table, or a table of each client, read where it is a file; None of other sources."""
+    if isinstance(source, Mapping):
+        tables = {str(name): _tables(table, None) for name, table in source.items()}
+        return tables if tables and all(map(is_frame, tables.values())) else None
+    if isinstance(source, str | Path) and is_table(source):
+        return read_table(Path(source), client)
+    return source if is_frame(source) else None
 
 
-def _target(
-    tables: Sequence[ClientColumns], name: str, objective: Objective | None, class_names: Sequence[str] | None
-) -> tuple[Target, tuple[str, ...]]:
-    """Return the objective, and the names of the classes."""
-    if name in tables[0].texts:
+def _with_targets(tables: Any, name: str) -> tuple[Any, int]:
+    """Return the rows that have a target, and how many others there are."""
+    if isinstance(tables, Mapping):
+        kept = {client: _with_targets(table, name) for client, table in tables.items()}
+        return {client: table for client, (table, _) in kept.items()}, sum(count for _, count in kept.values())
+    if name not in tables.columns:
+        raise unknown("column", name, map(str, tables.columns))
+    known = factorized(tables[name])[0] >= 0
+    return (tables, 0) if known.all() else (tables[known], int((~known).sum()))
+
+
+def _labelled(tables: Any, name: str, objective: Objective | None) -> tuple[Any, dict[str, Any]]:
+    """Return tables whose targets are names of classes or numbers to predict, and what `clients_from` is to know."""
+    import pandas
+
+    each = tables if isinstance(tables, Mapping) else {"": tables}
+    series = pandas.concat([table[name] for table in each.values()])
+    about: dict[str, Any]
+    words: NDArray[Any]
+    if series.dtype != bool and guess_columns(series.to_frame(name))[name] != "number":
         if objective == "regression":
             raise SettingError(f"the target {name!r} holds text, so objective must be 'binary' or 'multiclass'")
-        classes = tuple(class_names or categories_of(tables, [name])[name])
+        words, about = words_of(series), {"classes": sorted(factorized(series)[1])}
     else:
-        values = np.unique(np.concatenate([table.numbers[name] for table in tables]))
-        values = values[~np.isnan(values)]
-        if np.isinf(values).any():
-            raise SettingError(f"the target {name!r} has an infinite number: leave such rows out")
-        if objective is None:
-            objective = "binary" if set(values.tolist()) == {0.0, 1.0} else "regression"
-        if objective == "regression":
-            return Target("regression"), ()
-        if (values != np.round(values)).any() or len(values) > _MOST_CLASSES:
+        values = numbers_of(series.astype(int) if series.dtype == bool else series)
+        different = np.unique(values)
+        objective = objective or ("binary" if set(different.tolist()) == {0.0, 1.0} else "regression")
+        whole = (different == np.round(different)).all() and len(different) <= _MOST_CLASSES
+        if objective != "regression" and not whole:
             raise SettingError(
                 f"under {objective!r} the target {name!r} must be at most {_MOST_CLASSES} whole numbers or names, got "
-                f"numbers like {shown(float(values[0]))}"
+                f"numbers like {shown(float(different[0]))}"
             )
-        classes = tuple(map(str, as_text(values)))
+        words = values if objective == "regression" else as_text(values)
+        about = {"regression": True} if objective == "regression" else {"classes": [*map(str, as_text(different))]}
+        about["objective"] = objective
+    ends = np.cumsum([0, *map(len, each.values())])
+    changed = {
+        client: table.assign(**{name: words[ends[place] : ends[place + 1]]})
+        for place, (client, table) in enumerate(each.items())
+    }
+    return (changed if isinstance(tables, Mapping) else changed[""]), about
+
+
+def _target(clients: Clients, name: str, objective: Objective | None) -> tuple[Target, tuple[str, ...]]:
+    """Return the objective, and the names of the classes."""
+    if clients.classes is None:
+        if objective not in (None, "regression"):
+            raise SettingError(
+                f"under {objective!r} the target {name!r} must be classes, and it has numbers to predict"
+            )
+        return Target("regression"), ()
+    classes = tuple(map(str, clients.classes))
+    if objective == "regression":
+        raise SettingError(f"the target {name!r} holds classes, so objective must be 'binary' or 'multiclass'")
     if len(classes) < 2 or (objective == "binary" and len(classes) != 2):
         raise SettingError(f"the target {name!r} must have two classes, or more under 'multiclass', got {len(classes)}")
     return Target(objective or ("binary" if len(classes) == 2 else "multiclass"), len(classes)), classes
 
 
-def _labelled(table: ClientColumns, target: str, classes: bool) -> NDArray[np.bool_]:
-    """Return which rows [n] of a client have a target."""
-    texts = classes or target in table.texts
-    return np.array([text is not None for text in table.text(target)]) if texts else ~np.isnan(table.numbers[target])
-
-
-def _rows(table: ClientColumns, encoding: Encoding, target: str, classes: tuple[str, ...]) -> tuple[Floats32, Floats]:
-    """Return a client's inputs and targets, without rows that have no target."""
-    if not classes:
-        y = table.numbers[target]
+def _encoding(
+    clients: Clients, columns: Sequence[str] | None, features: Sequence[str] | None, missing: float | None
+) -> Encoding:
+    preparation = clients.preparation if isinstance(clients, PreparedClients) else None
+    if isinstance(clients, PreparedClients):
+        names = [*clients.preparation.unscaled(clients.raw(0, "train").head(0)).columns]
     else:
-        numbers = {name: float(number) for number, name in enumerate(classes)}
-        texts = table.text(target)
-        y = np.array([np.nan if text is None else numbers[text] for text in texts], dtype=np.float64)
-    labelled = ~np.isnan(y)
-    return encoding.inputs(table)[labelled], y[labelled]
+        names = list(named_inputs(clients.rows(0, "train").x, features))
+    for column in columns or ():
+        if column not in names:
+            raise unknown("column", column, names)
+    encoding = Encoding(names if columns is None else list(columns), missing, preparation)
+    if not 0 < len(encoding.columns) <= MOST_COLUMNS:
+        raise SettingError(f"trees are for 1 to {MOST_COLUMNS:,} columns, got {len(encoding.columns):,}")
+    return encoding
 
 
-def _divided(
-    rows: Sequence[tuple[Floats32, Floats]], classes: bool, validation: float, test: float, seed: int
-) -> dict[Split, list[tuple[Floats32, Floats]]]:
-    """Divide the rows of tables as those of an experiment are divided."""
-    targets = np.concatenate([y for _, y in rows])
-    sizes = [len(y) for _, y in rows]
-    lists = Lists.of(np.repeat(np.arange(len(rows)), sizes), len(rows))
-    division = SplitSettings(validation=validation, test=test, seed=seed)
-    parts = three_ways(lists, targets.astype(np.int64) if classes else None, division)
-    starts = np.cumsum([0, *sizes])
-    return {
-        split: [(x[held[k] - starts[k]], y[held[k] - starts[k]]) for k, (x, y) in enumerate(rows)]
-        for split, held in parts.items()
-    }
+def _rows(
+    clients: Clients, number: int, encoding: Encoding, columns: Sequence[str] | None, features: Sequence[str] | None
+) -> TreeRows:
+    """Return a client's inputs and targets, without rows that have no target."""
+    name = str(clients.names[number])
+    x, y = dict[Split, Floats32](), dict[Split, Floats]()
+    tables = clients if isinstance(clients, PreparedClients) else None
+    for split in SPLITS:
+        rows = (clients if tables is None else tables.unchanged).rows(number, split)
+        if tables is None:
+            named = named_inputs(rows.x, features)
+            inputs: Any = np.column_stack([named[column] for column in encoding.columns])
+        else:
+            inputs = tables.raw(number, split)
+        labels = pytree.single(rows.y, "trees").detach().cpu().double().reshape(-1).numpy()
+        known = ~np.isnan(labels) & ((clients.classes is None) | (labels != IGNORED))
+        x[split], y[split] = encoding.inputs(inputs, name)[known], labels[known]
+    return TreeRows(name, x, y)

@@ -86,11 +86,12 @@ def trees_of_experiment(
             objective = "regression"
         return trees(
             data.source, client=client_column, target=target or data.target, columns=columns, objective=objective,
-            split=settings.split, **options,
+            split=settings.split, prepare=settings.wanted, **options,
         )  # fmt: skip
     if client is not None or target is not None:
         raise SettingError("--client and --target name columns of a table, and this experiment's rows are in none: "
                            "leave them out")  # fmt: skip
+    options["prepare"] = settings.wanted
     return trees(settings.source_clients(), features=data.features, columns=columns, objective=objective, **options)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from piebald.core.errors import RunFolderError
+from piebald.core.errors import RunFolderError, SettingError
 from piebald.core.reading.files import read_json
 from piebald.statistics.trees.boosted_trees import BoostedTrees
 from piebald.statistics.trees.encoding import Encoding, TreeRows
@@ -125,7 +125,7 @@ def trees_in(path: Path) -> BoostedTrees:
         depth = int(settings["max_depth"])
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no finished trees: finish them with the call that began them") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SettingError) as error:
         raise RunFolderError(f"{path / RESULT} cannot be read: {type(error).__name__}") from None
     boosted = _state_in(path, len(encoding.columns), depth, target.groups)
     return BoostedTrees(

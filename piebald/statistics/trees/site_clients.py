@@ -215,9 +215,9 @@ def trees_at_sites(
         RunFolderError: `out` has something else, or cannot be written.
     """
     xgboost()
-    columns = tuple(input_names(_width(clients), features))
+    columns = list(input_names(_width(clients), features))
     classes, target = tuple(clients.classes or ()), _target(clients)
-    encoding = Encoding(columns, {}, settings.missing)
+    encoding = Encoding(columns, settings.missing)
     growing = SiteTreeClients(runtime, spec, target, settings, seed, say)
     description = {"settings": settings.table(), "objective": target.objective, "columns": encoding.columns,
              "classes": list(classes), "seed": seed,
