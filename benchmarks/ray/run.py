@@ -136,27 +136,23 @@ def memory(rounds: int) -> list[dict[str, float]]:
     """Megabytes of this process, of the actors and of Ray's object store, every tenth of a run of Ditto.
 
     The state of each client is a model, of which 64 MB in all are kept in RAM.  Bytes that pass through this process
-    are counted too: down and up with tasks and updates, and what checkpoints fetch from the state actors.
+    are counted too: down and up with tasks and updates.
     """
     import ray
     from workloads import W1
 
     import piebald
     from piebald.runtimes.ray.actors import RayWorkerPool
-    from piebald.runtimes.ray.state_actors import StateActors
     from piebald.storage.store import RunStore
 
     samples: list[dict[str, float]] = []
-    sent = {"down": 0, "up": 0, "saved": 0}
+    sent = {"down": 0, "up": 0}
     real_commit, real_packed, real_serve = RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks
-    real_given = StateActors._fetched
 
     def packed(self: RayWorkerPool, shares: Any) -> Any:
         chunks = real_packed(self, shares)
         arrays = [array for chunk in chunks for array in chunk.own.values()]
-        sent["down"] += sum(
-            array.nbytes for array in arrays if hasattr(array, "nbytes")
-        )  # no placeholders of client state
+        sent["down"] += sum(array.nbytes for array in arrays)
         return chunks
 
     def carry_out(self: RayWorkerPool, *arguments: Any) -> Any:
@@ -164,24 +160,15 @@ def memory(rounds: int) -> list[dict[str, float]]:
         sent["up"] += sum(array.nbytes for answer in answers for array in answer["arrays"].values())
         return answers
 
-    def given(self: StateActors, *arguments: Any) -> Any:
-        entries = real_given(self, *arguments)
-        sent["saved"] += sum(array.nbytes for arrays in entries.values() for array in arrays.values())
-        return entries
-
     def commit(self: RunStore, step: Any, *rest: Any, **more: Any) -> None:
         real_commit(self, step, *rest, **more)
         if step["version"] % (rounds // 10) == 0 or step["version"] == 5:
             store = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
             row = {"round": step["version"], "driver": own_memory("self"), "store": store / 2**20}
             actors = {f"actor {place}": own_memory(pid) for place, pid in enumerate(processes("RayWorker"))}
-            state_actors = {
-                f"state actor {place}": own_memory(pid) for place, pid in enumerate(processes("StateActor"))
-            }
-            samples.append(row | actors | state_actors | {name: count / 2**20 for name, count in sent.items()})
+            samples.append(row | actors | {name: count / 2**20 for name, count in sent.items()})
 
     RunStore.commit, RayWorkerPool._packed, RayWorkerPool._serve_chunks = commit, packed, carry_out  # type: ignore[method-assign]
-    StateActors._fetched = given  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as place:
         piebald.run(
             piebald.methods.recipes.ditto(cohort=W1.cohort, lr=0.05, batch=20, epochs=1),

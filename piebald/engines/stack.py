@@ -31,7 +31,6 @@ class ClientStack:
         vectors: further named vectors that were sent, one tensor for each client.
         state: client state by name, one tensor for each client.
         query: the query to answer, or None to train.
-        ids: the tasks' ids, under which a Ray actor stores new client state.
         secret: what noise and the batches of hidden rows are drawn from: random text that only the clients' site knows,
             fresh for each task; "" in a simulation, which draws them from the run's seed.
     """
@@ -44,7 +43,6 @@ class ClientStack:
     vectors: Mapping[str, Sequence[Tensor]]
     state: Mapping[str, Sequence[Tensor]]
     query: Query | None = None
-    ids: Sequence[int] = ()
     secret: str = ""
 
     def row(self, row: int) -> ClientStack:
@@ -59,7 +57,6 @@ class ClientStack:
             {name: rows[single] for name, rows in self.vectors.items()},
             {name: rows[single] for name, rows in self.state.items()},
             self.query,
-            self.ids[single],
             self.secret,
         )
 

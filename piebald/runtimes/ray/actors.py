@@ -3,12 +3,11 @@
     driver                                        each actor: one core, or one GPU
     model, trainer and data, once        ->       built into an engine; rows are read where Ray keeps them
     a round's model, once                ->       read where Ray keeps it, one copy for each node
-    a chunk of stacks                    ->       served, with client state from the state actors (`state_actors`)
-    sums or updates                      <-
+    a chunk of stacks, with client state ->       served
+    sums or updates, new client state    <-
 
 What is in a chunk, and the order in which sums are added, depend on the stacks alone, not on who serves it.  So nothing
-is lost when an actor dies: its chunk, and no other, is served again by another actor, with the same bits.  A chunk that
-needed a state actor that had died is served again once that is replaced; what it wrote before is overwritten.
+is lost when an actor dies: its chunk, and no other, is served again by another actor, with the same bits.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from piebald.engines.matrix_products import set_onednn
 from piebald.engines.sequential import SequentialEngine
 from piebald.engines.stack import ClientStack, RunningSum, StackResult
 from piebald.methods.client_work import ClientWork
-from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor, gone
-from piebald.runtimes.ray.state_actors import StateActorRing, StateActors
+from piebald.runtimes.ray.connection import RayConnection, as_array, as_tensor
 from piebald.runtimes.workers.pool import LaterWork, serve_all, share_out
 from piebald.runtimes.workers.serialization import pack_result, pack_stack, unpack_result, unpack_stack
 
@@ -42,9 +40,7 @@ _DEATHS = 3  # a chunk over which this many actors died is not tried again
 
 
 class ObjectBuffer:
-    """Tensors of a message by number, as arrays, which Ray passes on without copying; placeholders of client state are
-    kept as they are.
-    """
+    """Tensors of a message by number, as arrays, which Ray passes on without copying."""
 
     def __init__(self, arrays: dict[int, Any] | None = None) -> None:
         self.arrays = {} if arrays is None else arrays
@@ -57,7 +53,7 @@ class ObjectBuffer:
         place = self._places.setdefault(id(tensor), len(self._places))
         if place not in self.arrays:
             self._alive.append(tensor)  # keeps the id from being given to another tensor
-            self.arrays[place] = as_array(tensor) if isinstance(tensor, Tensor) else tensor
+            self.arrays[place] = as_array(tensor)
         self.touched.add(place)
         return place
 
@@ -93,39 +89,23 @@ class RayWorker:
         self,
         stacks: list[dict[str, Any]],
         sum_request: SumRequest | None,
-        state_actors: list[Any],
         own: dict[int, Any],
         places: list[int],
         *shared: Any,
-    ) -> dict[str, Any] | None:
-        """Serve a chunk; returns None where a state actor had died.
+    ) -> dict[str, Any]:
+        """Serve a chunk.
 
         Args:
             stacks: as `pack_stack` makes them.
             sum_request: see `workers.pool.WorkerPool`.
-            state_actors: where client state is; none where it travels with the chunk.
             own: arrays of this chunk by number.
             places, shared: numbers of arrays that other chunks need too, and these arrays.
         """
-        ring = StateActorRing(state_actors) if state_actors else None
-        try:
-            buffer = ObjectBuffer((own if ring is None else ring.fill_in(own)) | dict(zip(places, shared, strict=True)))
-            unpacked: dict[str, Tensor] = {}
-            return self._serve([unpack_stack(values, buffer, unpacked) for values in stacks], sum_request, ring)
-        except Exception as error:
-            if ring is not None and gone(error):
-                return None
-            raise
-
-    def _serve(
-        self, stacks: list[ClientStack], sum_request: SumRequest | None, ring: StateActorRing | None
-    ) -> dict[str, Any]:
         assert self.engine is not None
+        buffer, unpacked = ObjectBuffer(own | dict(zip(places, shared, strict=True))), dict[str, Tensor]()
+        received = [unpack_stack(values, buffer, unpacked) for values in stacks]
         total, out = RunningSum(), ObjectBuffer()
-        served = [*serve_all(self.engine, stacks, sum_request, total)]
-        if ring is not None:
-            ring.store_results(stacks, served)
-        packed = [pack_result(result, out) for result in served]
+        packed = [pack_result(result, out) for result in serve_all(self.engine, received, sum_request, total)]
         sums = {name: out.put(part) for name, part in total.vectors.items()}
         return {"results": packed, "weight": total.weight, "sums": sums, "arrays": out.arrays}
 
@@ -152,17 +132,10 @@ class _Chunk:
 
 
 class RayWorkerPool:
-    """Actors that serve stacks (`workers.pool.WorkerPool`), with client state on `state_actors` where there is any."""
+    """Actors that serve stacks (`workers.pool.WorkerPool`)."""
 
-    def __init__(
-        self,
-        settings: Simulated,
-        connection: RayConnection,
-        work: ClientWork,
-        clients: Clients,
-        state_actors: StateActors | None = None,
-    ) -> None:
-        self.settings, self.connection, self.state_actors = settings, connection, state_actors
+    def __init__(self, settings: Simulated, connection: RayConnection, work: ClientWork, clients: Clients) -> None:
+        self.settings, self.connection = settings, connection
         self.count = max(1, settings.workers or 1)
         self._run = (connection.put_work(work), connection.put_rows(clients), settings)
         self._later = LaterWork()
@@ -179,7 +152,7 @@ class RayWorkerPool:
         return self._later.add(stacks, costs, sum_request)
 
     def collect(self, number: int) -> tuple[list[StackResult], RunningSum]:
-        # all that waits: actors would idle otherwise, and client state is read when a chunk is served
+        # all that waits: actors would idle otherwise
         for numbers, stacks, costs, sum_request in [] if number in self._served else self._later.take_all():
             results, total = self._serve(stacks, costs, sum_request)
             for served_number, count in numbers.items():
@@ -203,8 +176,6 @@ class RayWorkerPool:
 
     def close(self) -> None:
         """Keep idle actors for the next run, and stop the others."""
-        if self.state_actors is not None and self._serving:
-            self.state_actors.reusable = False
         for actor in [*self._starting.values(), *(actor for actor, _ in self._serving.values())]:
             self.connection.stop(actor)
         self.connection.rest(self._idle)
@@ -235,8 +206,6 @@ class RayWorkerPool:
         """Serve chunks with whichever actor is idle; returns the answers in the order of the chunks."""
         waiting, deaths = deque(range(len(chunks))), Counter[int]()
         answers: dict[int, dict[str, Any]] = {}
-        if self.state_actors is not None:
-            self.state_actors.ready()
         while len(answers) < len(chunks):
             while self._idle and waiting:
                 place = waiting.popleft()
@@ -249,13 +218,9 @@ class RayWorkerPool:
             arrived, answer = self.connection.answer(done)
             if arrived:
                 self._idle.append(actor)
-            else:
-                self._replace(actor)
-            if answer is not None:
                 answers[place] = answer
                 continue
-            if arrived and self.state_actors is not None:
-                self.state_actors.repair()
+            self._replace(actor)
             waiting.appendleft(place)
             deaths[place] += 1
             if deaths[place] == _DEATHS:
@@ -266,10 +231,7 @@ class RayWorkerPool:
         return [answers[place] for place in range(len(chunks))]
 
     def _send(self, actor: Any, place: int, chunk: _Chunk, sum_request: SumRequest | None) -> None:
-        state_actors = [] if self.state_actors is None else self.state_actors.ring.state_actors
-        reference = actor.serve.remote(
-            chunk.stacks, sum_request, state_actors, chunk.own, list(chunk.shared), *chunk.shared.values()
-        )
+        reference = actor.serve.remote(chunk.stacks, sum_request, chunk.own, list(chunk.shared), *chunk.shared.values())
         self._serving[reference] = (actor, place)
 
     def _load(self, actor: Any) -> None:

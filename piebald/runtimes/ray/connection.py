@@ -53,7 +53,6 @@ class RayConnection:
     """
 
     _resting: tuple[Any, list[Any]] = (None, [])  # their connection, and the actors
-    _resting_on: tuple[Any, dict[str, list[Any]]] = (None, {})  # the same for actors on certain nodes
 
     def __init__(self, address: str | None, cores: int, store: int | None, gpus: float) -> None:
         self.ray = imported()
@@ -115,26 +114,6 @@ class RayConnection:
     def start(self, kind: type) -> Any:
         """Start an actor; it is not ready yet."""
         return self.ray.remote(kind).options(**self.needs()).remote()
-
-    def start_on(self, node: str, kind: type) -> Any:
-        """An actor without a core on a certain node: an idle one, or a new one, which dies if the node has died."""
-        belongs, resting = RayConnection._resting_on
-        if belongs == self._belongs[:2] and resting.get(node):
-            return resting[node].pop()
-        strategies = importlib.import_module("ray.util.scheduling_strategies")
-        # soft affinity would be ignored where a node does not know the others yet
-        strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        return self.ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote()
-
-    def rest_on(self, node: str, actor: Any) -> None:
-        """Keep an actor of `start_on` for the next run; there is only one kind of these."""
-        if RayConnection._resting_on[0] != self._belongs[:2]:
-            RayConnection._resting_on = (self._belongs[:2], {})
-        RayConnection._resting_on[1].setdefault(node, []).append(actor)
-
-    def nodes(self) -> list[str]:
-        """Ids of the nodes that are alive."""
-        return sorted(node["NodeID"] for node in self.ray.nodes() if node["Alive"])
 
     def stop(self, actor: Any) -> None:
         """Kill an actor, if it is alive."""

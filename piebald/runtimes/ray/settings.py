@@ -1,7 +1,6 @@
 """The Ray runtime's settings: the simulator with its engines in Ray actors, on this machine or on a cluster.
 
-The virtual clock and the server stay in this process; `ray.actors` describes what travels, `ray.state_actors` where
-client state is kept.
+The virtual clock, the server and client state stay in this process; `ray.actors` describes what travels.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from piebald.core.machine import count_cores
 from piebald.methods.client_work import ClientWork
 from piebald.runtimes.ray.actors import RayWorkerPool, measured
 from piebald.runtimes.ray.connection import RayConnection, connected, imported
-from piebald.runtimes.ray.state_actors import StateActors
 from piebald.runtimes.simulation.simulator import Simulated
 from piebald.runtimes.workers.pool import WorkerPool
-from piebald.runtimes.workers.state_store import ClientStateStore
 
 
 class Ray(Simulated):
@@ -32,7 +29,7 @@ class Ray(Simulated):
             (`ray.init`), or starts a Ray on this machine.
         gpus: how much of a GPU each actor takes, with device "cuda": 1, or a share like 0.25, with which four actors
             share each GPU.
-        memory: bytes of client state that are kept in RAM on each node; more goes to temporary files there.
+        memory: bytes of client state that are kept in RAM by this process; more goes to a temporary file.
         store: bytes of the object store of a Ray that is started here; None is Ray's default, 30% of the memory.
     """
 
@@ -69,18 +66,9 @@ class Ray(Simulated):
         assert isinstance(resolved, type(self))
         return resolved
 
-    def worker_pool(
-        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
-    ) -> WorkerPool:
+    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool:
         """A pool of Ray actors."""
-        return RayWorkerPool(
-            self, self._connection(), work, clients, state_store if isinstance(state_store, StateActors) else None
-        )
-
-    def state_store(self, work: ClientWork) -> ClientStateStore:
-        """State actors, where clients have any state."""
-        here = super().state_store(work)
-        return StateActors(work, self.memory, self._connection) if here.needed else here
+        return RayWorkerPool(self, self._connection(), work, clients)
 
     def _connection(self) -> RayConnection:
         gpus = self.gpus if self.device == "cuda" else 0.0

@@ -55,10 +55,9 @@ class SimulationSettings(Protocol):
     def workers(self) -> int | None: ...
     @property
     def fleet(self) -> Any: ...
-    def worker_pool(
-        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
-    ) -> WorkerPool: ...
-    def state_store(self, work: ClientWork) -> ClientStateStore: ...
+    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool: ...
+    @property
+    def memory(self) -> int: ...
 
 
 class Simulation:
@@ -69,7 +68,7 @@ class Simulation:
         self._known = len(clients)
         self.fleet: Fleet = settings.fleet or Instant()
         self._times = DeviceTimes(self.fleet, work, clients)
-        self.state_store = settings.state_store(work)
+        self.state_store = ClientStateStore(work, settings.memory)
         self._now = 0.0
         self._due: list[Due] = []
         self._batches = 0
@@ -332,7 +331,6 @@ class Simulation:
             vectors={name: [vectors[name] for vectors in sent] for name in sent[0]},
             state={name: [state[name] for state in states] for name in states[0]},
             query=tasks[0].query,
-            ids=[task.id for task in tasks],
         )
 
     def _cost(self, event: Event) -> float:
@@ -380,7 +378,7 @@ class Simulation:
     def _workers(self) -> WorkerPool:
         """The workers, started when they are first needed."""
         if self._worker_pool is None:
-            self._worker_pool = self.settings.worker_pool(self.work, self.federation, self._room(), self.state_store)
+            self._worker_pool = self.settings.worker_pool(self.work, self.federation, self._room())
         return self._worker_pool
 
 

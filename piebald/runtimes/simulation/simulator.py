@@ -36,7 +36,6 @@ from piebald.runtimes.simulation.simulation import Simulation
 from piebald.runtimes.workers.forked import ForkedWorkers
 from piebald.runtimes.workers.forked_call import check_forkable, in_fork
 from piebald.runtimes.workers.pool import InProcess, WorkerPool, can_fork
-from piebald.runtimes.workers.state_store import ClientStateStore
 
 _log = logging.getLogger(__name__)
 _SMALL_ROUND = 0.02  # seconds: rounds shorter than this do not repay worker processes
@@ -118,19 +117,13 @@ class Simulated(RuntimeSettings):
         settings = self if complete else self.resolved(work, clients, len(clients))
         return Simulation(settings, work, clients)
 
-    def worker_pool(
-        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
-    ) -> WorkerPool:
+    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool:
         """The workers; `room` is the bytes of shared memory of a message, and how many clients' vectors fit into it."""
         raise NotImplementedError
 
     def share_of_gpu(self) -> float:
         """Return the share of a GPU's memory that one process may fill."""
         return 1 / max(1, self.workers or 1)
-
-    def state_store(self, work: ClientWork) -> ClientStateStore:
-        """The store of client state: this process."""
-        return ClientStateStore(work, self.memory)
 
     def resolved(self, work: ClientWork, clients: Clients, expected: int) -> Self:
         """See `RuntimeSettings.resolved`."""
@@ -279,9 +272,7 @@ class Simulator(Simulated):
         """See `RuntimeSettings`; with the engine, where that is in this process."""
         return torch.device("cpu" if self.workers else self.device)
 
-    def worker_pool(
-        self, work: ClientWork, clients: Clients, room: tuple[int, int], state_store: ClientStateStore
-    ) -> WorkerPool:
+    def worker_pool(self, work: ClientWork, clients: Clients, room: tuple[int, int]) -> WorkerPool:
         """This process, or forked workers."""
         set_onednn(bool(self.onednn))
         if self.device.startswith("cuda"):

@@ -85,7 +85,6 @@ def pack_stack(stack: ClientStack, store: Store) -> dict[str, Any]:
         "vectors": {name: [store.put(row) for row in rows] for name, rows in stack.vectors.items()},
         "state": {name: _put_rows(rows, store) for name, rows in stack.state.items()},
         "query": None if stack.query is None else stack.query.table(),
-        "ids": list(stack.ids),
     }
 
 
@@ -110,7 +109,6 @@ def unpack_stack(values: dict[str, Any], store: Store, seen: dict[str, Tensor] |
         {name: [get(place) for place in rows] for name, rows in values["vectors"].items()},
         {name: _get_rows(place, store, get) for name, place in values["state"].items()},
         built_query,
-        values["ids"],
     )
 
 
