@@ -22,7 +22,6 @@ from piebald.contracts.component import Component
 ROOT = Path(__file__).parents[1]
 EXTRAS = {
     "datasets",
-    "gmpy2",
     "mlflow",
     "opacus",
     "optuna",

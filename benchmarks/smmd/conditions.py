@@ -38,7 +38,7 @@ def printed(scale: str, seeds: int) -> str:
 
 def _encryption(kind: str) -> str:
     if kind == "fixed":
-        return "fixed point: the integers of BFV and Paillier, bit for bit, as `verify` shows"
+        return "fixed point: the integers of BFV, bit for bit, as `verify` shows"
     return f"{kind.upper()}, every product"
 
 

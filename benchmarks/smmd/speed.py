@@ -25,14 +25,10 @@ PHASES = ("encrypt", "prepare", "multiply", "decrypt", "unmask")
 BACKENDS: dict[str, dict[str, Any]] = {
     "BFV, N = 8192": {"kind": "bfv"},
     "BFV, N = 16384": {"kind": "bfv", "degree": 16384},
-    "Paillier, 2048 bits": {"kind": "paillier"},
-    "Paillier, 3072 bits": {"kind": "paillier", "bits": 3072},
 }
 BEFORE = {  # the prototype that this follows: seconds, one thread, of the same products at 128 rows
     ("BFV, N = 8192", "linear"): 0.010, ("BFV, N = 8192", "polynomial (0, 2)"): 0.118,
     ("BFV, N = 8192", "Gaussian, sigma 1"): 0.215, ("BFV, N = 8192", "polynomial (0, 3)"): 3.0,
-    ("Paillier, 2048 bits", "linear"): 0.007, ("Paillier, 2048 bits", "polynomial (0, 2)"): 0.92,
-    ("Paillier, 2048 bits", "Gaussian, sigma 1"): 1.10, ("Paillier, 2048 bits", "polynomial (0, 3)"): 14.4,
 }  # fmt: skip
 Products = list[tuple[ProductSize, ProductStatistics, Floats]]
 

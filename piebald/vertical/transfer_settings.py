@@ -328,7 +328,7 @@ class TransferSettings(TransferSection):
                 )
         if self.method.hides_rows and not self.backend.masks:
             raise SettingError(
-                f"method.noise needs a backend that masks products, got {self.backend.kind}: use fixed, bfv or paillier"
+                f"method.noise needs a backend that masks products, got {self.backend.kind}: use fixed or bfv"
             )
         if self.files is not None:
             if self.data != TransferData(test=self.data.test):

@@ -17,7 +17,6 @@ from piebald.vertical import encryption, kernels
         (kernels.MultiGaussianKernel, "multi_gaussian"),
         (encryption.BfvBackend, "bfv"),
         (encryption.FixedBackend, "fixed"),
-        (encryption.PaillierBackend, "paillier"),
         (encryption.PlainBackend, "plain"),
     ],
 )

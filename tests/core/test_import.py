@@ -90,7 +90,7 @@ HEAVY = {
         "torchaudio",
     ),
     *("datasets", "PIL", "h5py", "transformers", "peft", "onnx", "onnxruntime", "dp_accounting", "opacus"),
-    *("flwr", "tenseal", "gmpy2", "pooch", "threadpoolctl", "mlflow", "wandb", "tensorboard", "typer"),
+    *("flwr", "tenseal", "pooch", "threadpoolctl", "mlflow", "wandb", "tensorboard", "typer"),
 }
 BEGIN = (
     "import piebald; piebald.run; piebald.methods.recipes.fedavg; piebald.models; piebald.data.partition; piebald.tune"

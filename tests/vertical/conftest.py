@@ -17,7 +17,7 @@ from piebald.vertical.party_secret import PartySecret
 from piebald.vertical.protocol import ROLES, PartySession, Role
 from piebald.vertical.transfer_settings import TransferSettings
 
-LIBRARY = {"bfv": "tenseal", "paillier": "gmpy2"}
+LIBRARY = {"bfv": "tenseal"}
 
 
 def encrypted(kind: str, **settings: object) -> object:

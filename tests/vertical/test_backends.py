@@ -27,7 +27,7 @@ from piebald.vertical.protocol import ROLES
 from .conftest import KERNELS, encrypted, unit
 
 QUICK = (LinearKernel(), PolynomialKernel(c=0.7), GaussianKernel())  # one of each kind
-ENCRYPTED = pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
+ENCRYPTED = pytest.mark.parametrize("backend", [encrypted("bfv")])
 
 
 def product(backend, size, matrix, constant, coefficients, changed=lambda masked: masked):
@@ -215,57 +215,6 @@ def test_noise_leaves_room_in_the_largest_product(backend):
     masked, _ = evaluator.multiply(sealed, evaluator.prepare(rng.random((8, size.inner)) / 500, size), size)
     ciphertext = owner.he.ciphertext(split(masked, 1, "masked result")[0], "masked result", owner.he.last)
     assert owner._decryptor.invariant_noise_budget(ciphertext) >= 1
-
-
-@pytest.mark.parametrize("backend", [encrypted("paillier")])
-def test_paillier_adds_and_multiplies_and_packs(backend):
-    from piebald.vertical.encryption.paillier import Straus, pack, sparse_digits, unpack
-    from piebald.vertical.encryption.paillier_key import PrivateKey
-
-    key = PrivateKey(2048)
-    one, other = key.encrypt([7, 11])
-    total = key.public.encrypt(5) * one * other**3 % key.public.square
-    assert key.decrypt([total]) == [5 + 7 + 33]
-    assert key.decrypt([key.public.n + 1]) == [1]
-    values = np.array([-(2**54), 0, 5, -1, 2**54])
-    assert unpack(pack(values), 5).tolist() == values.tolist()
-    exponents = np.array([[3, -70, 0], [1, 64, -(2**20)]])
-    digits = sparse_digits(exponents, 6)
-    assert (sum(digit * 2**place for place, digit in enumerate(digits[::-1])) == exponents).all()
-    assert all((np.abs(digit) < 32).all() and not (digit[digit != 0] % 2 == 0).any() for digit in digits)
-    bases = Straus([key.encrypt([m])[0] for m in (2, 3, 5)], exponents, key.public.square)
-    n = key.public.n
-    assert key.decrypt([bases.row(0), bases.row(1)]) == [(6 - 210) % n, (2 + 192 - 5 * 2**20) % n]
-
-
-@pytest.mark.parametrize("backend", [encrypted("paillier"), encrypted("paillier", bits=3072)])
-def test_paillier_noise_lies_in_a_subgroup_of_the_size_that_the_key_promises(backend):
-    """Decryption's short exponent removes it, and nothing shorter does."""
-    from piebald.vertical.encryption.paillier_key import ORDER, PrivateKey
-
-    bits = backend.get("bits", 2048)
-    key = PrivateKey(bits)
-    public, noise = key.public, key.public.obfuscator()
-    assert public.n.bit_length() == bits
-    for half in key._halves:
-        order = half._order // 2
-        assert order.bit_length() == ORDER[bits]
-        assert (half.p - 1) % (2 * order) == 0
-        for one in (public.h, noise, key.encrypt([0])[0]):
-            assert pow(one, 2 * order, half.square) == 1
-        assert pow(public.h, order, half.square) == half.square - 1  # of even order: the sign is in it
-        assert pow(public.h, 2, half.square) != 1
-    assert key._halves[0]._order != key._halves[1]._order
-    message = public.n - 5
-    assert key.decrypt([public.encrypt(message), *key.encrypt([message, 3])]) == [message, message, 3]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("backend", [encrypted("paillier", bits=3072)])
-def test_the_longer_key_computes_the_same(backend):
-    rng = np.random.default_rng(0)
-    found, fixed = both(backend, ProductSize(3, 4, 60, 4.0), rng.random((4, 60)), rng.random(60), rng.random((3, 4)))
-    np.testing.assert_array_equal(found, fixed)
 
 
 def test_digits_after_the_point_use_the_room_that_a_bound_leaves():

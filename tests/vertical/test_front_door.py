@@ -151,7 +151,7 @@ def test_damaged_folders_are_one_sentence(file, tmp_path, capsys):
         read_settings(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("backend", "library"), [("bfv", "tenseal"), ("paillier", "gmpy2")])
+@pytest.mark.parametrize(("backend", "library"), [("bfv", "tenseal")])
 def test_a_missing_library_is_named_with_its_install_command(backend, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(SettingError, match=rf"{library}, which is not installed: pip install '\.\[he\]'"):

@@ -57,7 +57,7 @@ def test_ftl_is_its_joint_loss_by_autograd():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", [encrypted("bfv"), encrypted("paillier")])
+@pytest.mark.parametrize("backend", [encrypted("bfv")])
 @pytest.mark.parametrize("method", [SMMD[1], SMMD[3], {"kind": "ftl"}], ids=["polynomial", "gaussian", "ftl"])
 def test_encrypted_training_is_fixed_point_training_bit_for_bit(backend, method):
     found, fixed = (train_both(small(backend=kind, method=method, steps=2)) for kind in (backend, "fixed"))

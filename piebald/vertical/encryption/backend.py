@@ -6,7 +6,7 @@
                     --- decrypted ->        unmask: C S + K, and nothing else
 
 The owner sees uniform numbers, the evaluator its product.  Numbers are fixed-point integers: the backends `fixed`,
-`bfv` and `paillier` compute the same product, bit for bit.
+and `bfv` compute the same product, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InvalidMessage(RuntimeFault):
     exit_code = 2
 
 
-ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulus of BFV, and less than a Paillier slot
+ROOM = 49  # results are below 2^49 in size: half of the 50-bit plaintext modulus of BFV
 
 
 @dataclass(frozen=True, slots=True)

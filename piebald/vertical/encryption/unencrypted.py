@@ -47,7 +47,7 @@ class UnencryptedBackend(Backend):
 
 
 class FixedBackend(UnencryptedBackend):
-    """Fixed-point integers, masked modulo 2^64 but not encrypted: bit for bit the results of `bfv` and `paillier`."""
+    """Fixed-point integers, masked modulo 2^64 but not encrypted: bit for bit the results of `bfv`."""
 
     def owner(self, sizes: list[ProductSize]) -> KeyOwner:
         return _FixedOwner()
