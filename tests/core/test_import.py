@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,57 +16,20 @@ import piebald
 from piebald import recipes
 from piebald.contracts.component import Component
 from piebald.core.discovery import public_classes
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
-Loads = Callable[[str], set[str]]  # the modules that are loaded after some code
 
 
-def loaded_after(code: str) -> set[str]:
+def loaded_after(code: str, run: Callable[..., Any] = subprocess.run) -> set[str]:
     lines = f"import sys\n{code}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-# Carries out each line it reads in a fork of itself, which has PyTorch, and writes one line about it.
-SERVER = """
-import json, os, sys, traceback
-import torch, pydantic
-for line in sys.stdin:
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        sys.stdout = open(os.devnull, "w")  # answers alone go out
-        try:
-            exec(json.loads(line), {"sys": sys, "__name__": "__main__"})
-            answer = {"modules": list(sys.modules)}
-        except BaseException:
-            answer = {"error": traceback.format_exc()}
-        with open(writer, "w") as file:
-            json.dump(answer, file)
-        os._exit(0)
-    os.close(writer)
-    with open(reader) as file:
-        print(file.read(), flush=True)
-    os.wait()
-"""
-
-
-@pytest.fixture(scope="module")
-def after_torch() -> Iterator[Loads]:
-    """As `loaded_after`, for code that needs PyTorch anyway, which is loaded once for all of it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-
-        def loaded(code: str) -> set[str]:
-            print(json.dumps(code), file=server.stdin, flush=True)
-            answer = json.loads(server.stdout.readline())
-            assert "error" not in answer, answer["error"]
-            return set(answer["modules"])
-
-        yield loaded
-        server.stdin.close()
+def after_torch(code: str) -> set[str]:
+    """As `loaded_after`, for code that needs PyTorch anyway: PyTorch and packages of others are loaded before."""
+    return loaded_after(code, processes.run)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +108,7 @@ OF_CLASSES = [
 ]
 
 
-def test_a_run_imports_the_components_of_its_recipe_alone(after_torch: Loads) -> None:
+def test_a_run_imports_the_components_of_its_recipe_alone() -> None:
     loaded = after_torch("import piebald; piebald.run; piebald.Simulator; piebald.methods.recipes.fedavg(lr=0.1)")
     assert {
         "piebald.methods.training.sgd",
@@ -169,7 +132,7 @@ def test_a_run_imports_the_components_of_its_recipe_alone(after_torch: Loads) ->
         "recipes.fedavg().with_(aggregation='piebald.methods.aggregation:Krum')",
     ],
 )
-def test_a_component_is_found_though_nothing_has_imported_it(asked: str, after_torch: Loads) -> None:
+def test_a_component_is_found_though_nothing_has_imported_it(asked: str) -> None:
     before = after_torch(
         "import piebald.settings.plugins, piebald.methods.recipe; from piebald import recipes; recipes.fedavg"
     )
@@ -183,7 +146,7 @@ def test_a_component_is_found_though_nothing_has_imported_it(asked: str, after_t
     assert "piebald.methods.aggregation.krum" in after_torch(code)
 
 
-def test_a_worker_that_builds_what_it_is_sent_imports_nothing(after_torch: Loads) -> None:
+def test_a_worker_that_builds_what_it_is_sent_imports_nothing() -> None:
     """Each would import the components for itself, during the first round."""
     code = """
 from piebald.contracts import component
@@ -205,19 +168,19 @@ assert set(sys.modules) == before, set(sys.modules) - before
         "references.USERS.find('piebald.methods.recipes:async_dvw', 'recipe')",
     ],
 )
-def test_a_recipe_is_found_in_a_module_of_another_name(asked: str, after_torch: Loads) -> None:
+def test_a_recipe_is_found_in_a_module_of_another_name(asked: str) -> None:
     assert "piebald.methods.recipes.dvw" in after_torch(
         f"from piebald import recipes; from piebald.core import references; {asked}"
     )
 
 
-def test_one_recipe_by_its_name_imports_no_other(after_torch: Loads) -> None:
+def test_one_recipe_by_its_name_imports_no_other() -> None:
     loaded = after_torch("from piebald import recipes; recipes.make('ditto')")
     assert "piebald.methods.recipes.ditto" in loaded
     assert "piebald.methods.recipes.hdafl" not in loaded
 
 
-def test_a_recipe_made_from_a_table_alone_has_its_maker(after_torch: Loads) -> None:
+def test_a_recipe_made_from_a_table_alone_has_its_maker() -> None:
     table = repr(recipes.hdafl(lr=0.2).model_dump())
     after_torch(f"""
 from piebald import Recipe
@@ -229,14 +192,14 @@ assert maker(Recipe(**{table})).__name__ == "hdafl"
 @pytest.mark.parametrize(
     "imported", ["piebald.methods.recipes.hdafl", "piebald.statistics", "piebald.methods.recipes.apfl"]
 )
-def test_a_name_stays_a_function_when_its_module_is_imported(imported: str, after_torch: Loads) -> None:
+def test_a_name_stays_a_function_when_its_module_is_imported(imported: str) -> None:
     package, _, name = imported.rpartition(".")
     code = f"import {imported}, {package} as package; assert callable(package.{name}), package.{name}"
     after_torch(code)
 
 
 @pytest.mark.parametrize("kind", ["krum", "median"])
-def test_a_kind_of_ours_is_taken_though_nothing_has_imported_it(kind: str, after_torch: Loads) -> None:
+def test_a_kind_of_ours_is_taken_though_nothing_has_imported_it(kind: str) -> None:
     code = f"""
 from piebald.methods.aggregation.base import Aggregator
 from piebald.core.errors import SettingError
@@ -250,7 +213,7 @@ else:
     after_torch(code)
 
 
-def test_a_recipe_of_ours_is_taken_though_nothing_has_imported_it(after_torch: Loads) -> None:
+def test_a_recipe_of_ours_is_taken_though_nothing_has_imported_it() -> None:
     code = """
 from piebald.core.errors import SettingError
 from piebald.methods.recipes.named import recipe
@@ -294,7 +257,7 @@ def test_a_package_of_components_offers_its_classes(package: str) -> None:
         assert not hasattr(made, name)
 
 
-def test_every_axis_has_its_home_and_every_component_is_found_there(after_torch: Loads) -> None:
+def test_every_axis_has_its_home_and_every_component_is_found_there() -> None:
     code = """
 import pkgutil, importlib, piebald
 from piebald.contracts.component import Component, imported
@@ -323,6 +286,6 @@ assert not gc.isenabled()
 """
 
 
-def test_imports_collect_no_garbage(after_torch: Loads) -> None:
+def test_imports_collect_no_garbage() -> None:
     """A full collection takes a tenth of a second, since it looks at all of torch's objects."""
     after_torch(NO_COLLECTION)
