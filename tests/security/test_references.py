@@ -359,12 +359,13 @@ def changed(run: Path, folder: Path, **values: Any) -> Path:
     return made
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("command", ["resume", "export"])
 @pytest.mark.parametrize(
     "name", ["piebald.federation.operate.status:os.system", "torch.utils.cpp_extension:subprocess.Popen"]
 )
-def test_a_folder_of_a_stranger_runs_no_command(command: str, name: str, finished: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_stranger_runs_no_command(
+    command: str, name: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mark = tmp_path / "mark"
     given = {"command": f"id > {mark}"} if "system" in name else {"args": ["sh", "-c", f"id > {mark}"]}
     with sqlite3.connect(finished / "run.db") as database:
@@ -373,10 +374,8 @@ def test_a_folder_of_a_stranger_runs_no_command(command: str, name: str, finishe
     run = changed(finished, tmp_path, settings={**kept, "model": {"name": name, **given}}, status=status)
     more = ["--out", str(tmp_path / "model.safetensors")] if command == "export" else []
     for allowed in ([], ["--plugin", "piebald", "--plugin", "torch"]):
-        words = processes.command(command, run, *more, *allowed)
-        done = processes.run(words, capture_output=True, env=ENVIRONMENT, cwd=tmp_path, timeout=300)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.count(b"\n") == 1
+        assert main([command, str(run), *more, *allowed]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
         assert not mark.exists()
 
 
