@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from piebald.core import pytree
+from piebald.core.errors import SettingError
 from piebald.core.stored_vectors import raw
 
 if TYPE_CHECKING:
@@ -188,6 +189,21 @@ class Fleet(Protocol):
 def lacked_inputs(clients: Clients, client: int) -> frozenset[str]:
     """Return the names of the inputs that a client lacks, none where nobody says so."""
     return clients.lacks(client) if isinstance(clients, LacksInputs) and client != SERVER_ID else frozenset()
+
+
+def with_all_inputs(clients: Clients, candidates: Iterable[int]) -> int:
+    """Return the first of some clients that lacks no input, 0 where there are no candidates.
+
+    Raises:
+        SettingError: all of them lack one.
+    """
+    client = None
+    for client in candidates:
+        if not lacked_inputs(clients, client):
+            return client
+    if client is None:
+        return 0
+    raise SettingError("every client lacks an input, and one with all of them is needed: leave out what nobody uses")
 
 
 def without_inputs(x: Tree, names: Collection[str]) -> Tree:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from piebald.core.errors import SettingError, shown
+from piebald.core.parameters import Layout, copied
 from piebald.core.randomness import generator
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from piebald.core.parameters import Layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +28,7 @@ class ClientModel:
         outputs: shape of the scores that it returns for one input.
         held: [s'] int64, where its shared numbers lie among the s shared numbers of the run's model, increasing; None
             where they are the same.
+        lacks: names of the inputs that these clients lack, because of which they have a part of the run's model.
     """
 
     model: nn.Module
@@ -36,6 +36,7 @@ class ClientModel:
     initial: Tensor
     outputs: tuple[int, ...]
     held: Tensor | None = None
+    lacks: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +101,24 @@ def nested_positions(whole: Layout, part: Layout) -> Tensor:
         places = torch.arange(counterpart.start, counterpart.stop).view(counterpart.shape)
         positions.append(places[tuple(slice(size) for size in slot.shape)].flatten())
     return torch.cat(positions)
+
+
+def part_without(
+    module: nn.Module, layout: Layout, outputs: tuple[int, ...], tensors: Collection[str], inputs: frozenset[str]
+) -> ClientModel:
+    """Return a model without some tensors, which stay as they are in it.
+
+    Args:
+        module, layout, outputs: the whole model.
+        tensors: names of those that only some inputs reach.
+        inputs: names of these inputs, which clients of the part lack.
+    """
+    model, part = copied(module), layout.without(tensors)
+    for name, parameter in model.named_parameters():
+        if name in tensors:
+            parameter.requires_grad_(False)
+    held = nested_positions(layout, part)[: part.shared]
+    return ClientModel(model, part, part.flatten(model), outputs, held, inputs)
 
 
 def check_shared(layouts: Sequence[Layout], recipe: str) -> None:

@@ -18,8 +18,8 @@ import copy
 import hashlib
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -116,6 +116,16 @@ class Layout:
             )
         shared = sum(slot.stop - slot.start for slot in slots if slot.name not in keep)
         return cls(tuple(slots), shared, start)
+
+    def without(self, names: Collection[str]) -> Layout:
+        """Return the layout of a model that has these tensors no more."""
+        slots, start, shared = [], 0, 0
+        for slot in self.slots:
+            if slot.name not in names:
+                slots.append(replace(slot, start=start))
+                start = slots[-1].stop
+                shared = start if slot.stop <= self.shared else shared
+        return Layout(tuple(slots), shared, start)
 
     @cached_property
     def private(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from piebald.contracts import Clients
 from piebald.contracts.component import Component
+from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.references import NOBODY, USERS, Resolver, search
 from piebald.data.clients.prepared import preparation_of
@@ -147,9 +148,14 @@ class ExperimentSettings(ExperimentFields):
         self._constants, self._agreed = constants_of(read), preparation_of(read)
         return read
 
-    def model_for(self, clients: Clients) -> Model:
-        """Return a function of the seed that makes [model] for these clients, or several by clients' names."""
-        return models_of(self, clients)
+    def model_for(self, clients: Clients, shape: pytree.Form | None = None) -> Model:
+        """Return a function of the seed that makes [model] for these clients, or several by clients' names.
+
+        Args:
+            clients: with their inputs as the model reads them.
+            shape: of one row of inputs; by default that of a client that lacks none.
+        """
+        return models_of(self, clients, shape=shape)
 
     def as_in_the_source(self) -> Self:
         """Return the same settings with inputs as the source has them."""

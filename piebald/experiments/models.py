@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from piebald.contracts import Clients
+from piebald.contracts.data import with_all_inputs
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.objective import unfit_classes
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
     from piebald.experiments.run_models import Model
 
 
-def models_of(fields: ExperimentFields, clients: Clients, section: Named | None = None, key: Key = ("model",)) -> Model:
+def models_of(
+    fields: ExperimentFields,
+    clients: Clients,
+    section: Named | None = None,
+    key: Key = ("model",),
+    shape: pytree.Form | None = None,
+) -> Model:
     """Return a function of the seed that makes the model of a section, for these clients' inputs and targets.
 
     Where the section has models for single clients, a mapping of such functions by clients' names, see
@@ -37,10 +44,11 @@ def models_of(fields: ExperimentFields, clients: Clients, section: Named | None 
         fields: the experiment file.
         clients: with their inputs as the model reads them.
         section, key: a section with the name of a model and its place in the file, [model] by default.
+        shape: of one row of inputs; by default that of a client that lacks none.
     """
     section = section or fields.model
     by_client = section.model_dump().get("clients")
-    default = _maker(fields, clients, section.model_copy(update={"clients": None}), key)
+    default = _maker(fields, clients, section.model_copy(update={"clients": None}), key, shape)
     if by_client is None:
         return default
     key = (*key, "clients")
@@ -49,11 +57,15 @@ def models_of(fields: ExperimentFields, clients: Clients, section: Named | None 
             f"{fields.places.at(*key)}: clients must be a table of models by clients' names or patterns, like "
             f'{{ "ward *" = "mlp" }}, got {shown(by_client)}'
         )
-    makers = {name: _maker(fields, clients, own_section(model), (*key, name)) for name, model in by_client.items()}
+    makers = {
+        name: _maker(fields, clients, own_section(model), (*key, name), shape) for name, model in by_client.items()
+    }
     return {**makers, "*": default}
 
 
-def _maker(fields: ExperimentFields, clients: Clients, section: Named, key: Key) -> Callable[[int], nn.Module]:
+def _maker(
+    fields: ExperimentFields, clients: Clients, section: Named, key: Key, form: pytree.Form | None
+) -> Callable[[int], nn.Module]:
     """Return a function of the seed that makes one model, after a trial with the file's seed."""
     from piebald import models
     from piebald.models.networks import network
@@ -63,8 +75,8 @@ def _maker(fields: ExperimentFields, clients: Clients, section: Named, key: Key)
     name = table.pop("name")
     if name not in models.names() and not isinstance(name, Reference):
         raise SettingError(f"{places.at(*key, 'name')}: {unknown('model', name, models.names())}")
-    rows = clients.rows(0, "train")
-    shape, y = pytree.form(rows.x), pytree.leaves(rows.y)
+    rows = clients.rows(0 if form else with_all_inputs(clients, range(len(clients))), "train")
+    shape, y = form or pytree.form(rows.x), pytree.leaves(rows.y)
     if clients.classes is None and isinstance(rows.y, Tensor) and not rows.y.dtype.is_floating_point:
         raise SettingError(f"{places.at('data')}: the clients' targets are classes without names: give classes")
     if problem := unfit_classes(fields.loss, clients.classes):

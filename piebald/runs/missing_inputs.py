@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from piebald.contracts import Clients, Rows
-from piebald.contracts.data import LacksInputs, lacked_inputs
+from piebald.contracts.data import LacksInputs
 from piebald.contracts.model_spec import ModelSpec
 from piebald.core import pytree
-from piebald.core.client_models import ClientModel, ClientModels, nested_positions
+from piebald.core.client_models import ClientModels, part_without
 from piebald.core.errors import SettingError
-from piebald.core.parameters import Layout
 from piebald.core.randomness import torch_seed
 from piebald.methods.recipe import Recipe
 
@@ -54,7 +52,7 @@ def models_without_inputs(recipe: Recipe, spec: ModelSpec, clients: Clients, row
                 f"client {client!r} lacks {' and '.join(sorted(names))}, and the model cannot do without: "
                 f"{type(error).__name__}: {error}; give that argument of its forward a default"
             ) from error
-        models.append(_part(spec, gone))
+        models.append(part_without(spec.model, spec.layout, spec.outputs, gone, names))
     return ClientModels(tuple(models), tuple(kinds.index(names) if names else None for names in lacked))
 
 
@@ -73,35 +71,3 @@ def _reached(module: nn.Module, x: pytree.Tree) -> set[str]:
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     reached = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
     return reached | {name for name, _ in trial.named_buffers() if name.rpartition(".")[0] in ran}
-
-
-def _part(spec: ModelSpec, gone: set[str]) -> ClientModel:
-    """Return the model without some tensors, which stay as they are in it."""
-    slots, start, shared = [], 0, 0
-    for slot in spec.layout.slots:
-        if slot.name not in gone:
-            slots.append(replace(slot, start=start))
-            start = slots[-1].stop
-            shared += (slot.stop <= spec.layout.shared) * (slot.stop - slot.start)
-    layout = Layout(tuple(slots), shared, start)
-    model = copy.deepcopy(spec.model)
-    for name, parameter in model.named_parameters():
-        if name in gone:
-            parameter.requires_grad_(False)
-    places = nested_positions(spec.layout, layout)
-    return ClientModel(model, layout, spec.initial[places], spec.outputs, places[:shared])
-
-
-def with_all_inputs(clients: Clients, candidates: Iterable[int]) -> int:
-    """Return the first of some clients that lacks no input, 0 where there are no candidates.
-
-    Raises:
-        SettingError: all of them lack one.
-    """
-    client = None
-    for client in candidates:
-        if not lacked_inputs(clients, client):
-            return client
-    if client is None:
-        return 0
-    raise SettingError("every client lacks an input, and one with all of them is needed: leave out what nobody uses")

@@ -35,8 +35,8 @@ from piebald.data.partition.split_settings import division_of
 from piebald.settings.plugins import needed_by, objective_named
 from piebald.privacy.accounting import installed
 from piebald.privacy.several_runs import told_together
-from piebald.contracts.data import column_names, lacked_inputs, public_rows_of, rows_digest
-from piebald.runs.missing_inputs import models_without_inputs, with_all_inputs
+from piebald.contracts.data import column_names, public_rows_of, rows_digest, with_all_inputs
+from piebald.runs.missing_inputs import models_without_inputs
 from piebald.privacy.spending import Spending
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.methods.recipe import Recipe
@@ -124,8 +124,6 @@ def prepare(recipe: Recipe | str, clients: Any, model: Model, options: RunOption
         raise SettingError(problem)
     runtime = _runtime(recipe, federation, len(training), work, options.runtime)
     _check_rows_are_here(runtime, federation, options)
-    if not runtime.simulates and any(lacked_inputs(federation, client) for client in range(len(federation))):
-        raise SettingError("sites need all inputs, and some clients lack one: simulate them, or leave that input out")
     if unseen is not None:
         check_newcomers(unseen)
     _check_fit(adapted, federation, len(training), work)

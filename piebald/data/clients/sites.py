@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from piebald.contracts import Rows, Split
 from piebald.contracts.component import Component
+from piebald.contracts.data import without_inputs
+from piebald.core.client_models import fitting_patterns, idle_pattern_reason
 from piebald.core.pytree import Tree
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.preparation.preparation import Preparation
@@ -23,8 +26,14 @@ class SiteClients:
 
     elsewhere = True
 
-    def __init__(self, names: Sequence[str], blank: Rows, classes: Sequence[str] | None) -> None:
-        self.names, self.classes, self._blank = names, classes, blank
+    def __init__(
+        self,
+        names: Sequence[str],
+        blank: Rows,
+        classes: Sequence[str] | None,
+        lacks: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self.names, self.classes, self._blank, self._lacks = names, classes, blank, lacks or {}
         self.division: SplitSettings | None = None
         self.common: Rows | None = None
         self.server_rows: Rows | None = None
@@ -50,7 +59,12 @@ class SiteClients:
 
     def rows(self, client: int, split: Split) -> Rows:
         """One blank row."""
-        return self._blank
+        return Rows(without_inputs(self._blank.x, self.lacks(client)), self._blank.y)
+
+    def lacks(self, client: int) -> frozenset[str]:
+        """Return the names of the inputs that a site lacks: those of its name, or else of the longest pattern."""
+        fitting = fitting_patterns(self._lacks, self.names[client])
+        return frozenset(self._lacks[fitting[0]] if fitting else ())
 
     def size(self, client: int, split: Split) -> None:
         """None: not known here."""
@@ -79,6 +93,7 @@ class Sites(RemotePartition):
             credentials list.
         inputs: shape of one input; where inputs are several, a table of their names and shapes.  None for tables that
             the sites prepare alike, which agree on it.
+        lacks: by name or pattern of sites, the names of the inputs that these lack and that the model can do without.
         tokens: whether inputs are whole numbers; where they are several, the names of those that are.
         classes: names of the classes in the order of their numbers; None if targets are numbers to predict.
         targets: how many numbers to predict, if there are no classes.
@@ -87,6 +102,7 @@ class Sites(RemotePartition):
 
     clients: list[str] = Field(min_length=1)
     inputs: list[int] | dict[str, list[int]] | None = None
+    lacks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     tokens: bool | list[str] = False
     classes: list[str] | None = None
     targets: int = Field(default=1, ge=1)
@@ -103,6 +119,11 @@ class Sites(RemotePartition):
         for name in named:
             if name not in inputs:
                 raise ValueError(f"tokens must be among the inputs {', '.join(map(str, inputs))}, got {name!r}")
+        for name in itertools.chain(*self.lacks.values()):
+            if not isinstance(inputs, dict) or name not in inputs:
+                raise ValueError(f"lacks must name inputs, which are {', '.join(map(str, inputs))}, got {name!r}")
+        if idle := idle_pattern_reason(self.lacks, self.clients, "lacks"):
+            raise ValueError(idle)
         if self.places is not None and self.classes is None:
             raise ValueError("places counts the classes of a row: give classes, or leave places out")
         return self
@@ -127,7 +148,7 @@ class Sites(RemotePartition):
             y = torch.zeros(1, *([] if self.places is None else [self.places]), dtype=torch.int64)
         else:
             y = torch.zeros(1) if self.targets == 1 else torch.zeros(1, self.targets)
-        return SiteClients(self.clients, Rows(self._blank_inputs(), y), self.classes)
+        return SiteClients(self.clients, Rows(self._blank_inputs(), y), self.classes, self.lacks)
 
     def _blank_inputs(self) -> Tree:
         whole = self.tokens if isinstance(self.tokens, list) else []

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from piebald.contracts import OwnChoice, Query, shown_digest
+from piebald.contracts import Clients, OwnChoice, Query, shown_digest
 from piebald.contracts.component import build
 from piebald.core import pytree
-from piebald.core.client_models import pattern_for_client
+from piebald.core.client_models import ClientModel, part_without, pattern_for_client
 from piebald.core.errors import SettingError
 from piebald.core.parameters import Layout, frozen_digest
 from piebald.core.references import NOBODY, Resolver
+from piebald.experiments.file import ExperimentSettings
+from piebald.experiments.run_models import GivenModels
 from piebald.methods.client_work import ClientWork
 from piebald.methods.training.base import Trainer
 from piebald.methods.training.client_settings import ClientSettings, settings_of
@@ -57,10 +59,12 @@ class OwnTerms(BaseModel):
     """Terms about a model that some clients have in place of the run's.
 
     Attributes:
-        private, begins, layout, frozen, weights: as in `RunTerms`.
+        private, begins, layout, frozen, weights, lacks: as in `RunTerms`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lacks: list[str] = []
 
     private: list[str]
     begins: str = ""
@@ -69,9 +73,10 @@ class OwnTerms(BaseModel):
     weights: str = ""
 
     @classmethod
-    def of(cls, model: nn.Module, layout: Layout, initial: Tensor) -> OwnTerms:
-        """Return the terms of a model that starts from `initial` [p]."""
+    def of(cls, model: nn.Module, layout: Layout, initial: Tensor, lacks: Iterable[str] = ()) -> OwnTerms:
+        """Return the terms of a model, or of a part of it, that starts from `initial` [p]."""
         return cls(
+            lacks=sorted(lacks),
             private=sorted(layout.private),
             begins=private_digest(initial[layout.shared :]) if layout.private else "",
             layout=[(slot.name, list(slot.shape)) for slot in layout.slots],
@@ -105,6 +110,7 @@ class RunTerms(BaseModel):
         clients: names of the clients, by number.
         sites: names of the clients' sites.
         own_models: the models of clients that have one of their own.
+        lacks: names of the inputs that the client of these terms lacks, so that it has a part of the run's model.
         numbers: of each client's model among these, None for the run's; empty where nobody has another one.
         questions: what sites are asked besides training, as far as it is known before (`Query.stated`).
         trains: whether sites train at all.
@@ -135,6 +141,7 @@ class RunTerms(BaseModel):
     clients: list[str]
     sites: list[str]
     own_models: list[OwnTerms] = []
+    lacks: list[str] = []
     numbers: list[int | None] = []
     questions: list[dict[str, Any]] = []
     trains: bool = True
@@ -164,16 +171,44 @@ class RunTerms(BaseModel):
         """
         table, name = dict(self.experiment.get("model") or {}), self.clients[client]
         tables, terms = table.pop("clients", None), self.model_copy(update={"training": self._training_of(name)})
-        if not isinstance(tables, Mapping):
-            return terms
+        tables = tables if isinstance(tables, Mapping) else {}
         chosen = {**tables, "*": table}[pattern_for_client([*tables, "*"], name)]
         number = self.numbers[client] if client < len(self.numbers) else None
         nested = isinstance(chosen, Mapping) and "clients" in chosen
         if nested or (number is not None and not 0 <= number < len(self.own_models)):
             raise SettingError(f"the run's terms cannot be read: they describe no model for {name!r}")
         own_terms = {} if number is None else dict(self.own_models[number])
-        experiment = {**self.experiment, "model": {"name": chosen} if isinstance(chosen, str) else dict(chosen)}
+        model = {"name": chosen} if isinstance(chosen, str) else dict(chosen)
+        experiment = {**self.experiment, "model": model} if "model" in self.experiment else self.experiment
         return terms.model_copy(update={"experiment": experiment, "own_models": [], "numbers": [], **own_terms})
+
+    @property
+    def own_shape(self) -> pytree.Form:
+        """The shape of one input of the client of these terms, without those that it lacks."""
+        form = pytree.formed(self.shape)
+        return {name: side for name, side in form.items() if name not in self.lacks} if isinstance(form, dict) else form
+
+    def model_of(self, settings: ExperimentSettings, clients: Clients) -> ClientModel:
+        """Return the model of the client of these terms, as it is built here.
+
+        Args:
+            settings: the experiment.
+            clients: all clients' names, and rows of the form of this one's.
+
+        Raises:
+            SettingError: it has other tensors or frozen weights than the server's.
+        """
+        shape = pytree.formed(self.shape) if self.lacks else None
+        module = GivenModels.of(settings.model_for(clients, shape), clients.names, self.seed).modules[0]
+        layout, outputs = Layout.of(module, self.private), tuple(self.outputs)
+        others = {slot.name for slot in layout.slots} - {name for name, _ in self.layout} if self.lacks else set()
+        tensors = [(slot.name, list(slot.shape)) for slot in layout.without(others).slots]
+        if not tensors or tensors != self.layout:
+            raise SettingError("the model that this site builds has other tensors than the server's")
+        self.check_frozen(module)
+        if others:
+            return part_without(module, layout, outputs, others, frozenset(self.lacks))
+        return ClientModel(module, layout, layout.flatten(module), outputs)
 
     def _training_of(self, name: str) -> dict[str, Any]:
         """Return the trainer's table for the client of this name, without the settings of others."""
@@ -262,9 +297,9 @@ def terms(
 ) -> bytes:  # fmt: skip
     """Serialize the terms of a run."""
     functions, owns = [work.objective.loss, *work.objective.metrics.values()], work.own_models
-    # those with a part of the run's model are made from it by the trainer
-    other_models = [] if owns is None else [own_model for own_model in owns.models if own_model.held is None]
-    parts = [work.trainer, work.transforms, work.model, *(own_model.model for own_model in other_models)]
+    # other parts of the run's model are made from it by the trainer
+    other_models = [] if owns is None else [own for own in owns.models if own.held is None or own.lacks]
+    parts = [work.trainer, work.transforms, work.model, *(own.model for own in other_models)]
     run_terms = RunTerms(
         piebald=__version__,
         plugins=[tuple(module) for module in plugins.needed_by([*parts, functions])],
@@ -274,7 +309,11 @@ def terms(
         own_query=None if work.own_query is None else work.own_query.table(),
         choice=None if work.choice is None else work.choice.table(),
         **dict(OwnTerms.of(work.model, work.layout, work.initial)),
-        own_models=[OwnTerms.of(own_model.model, own_model.layout, own_model.initial) for own_model in other_models],
+        own_models=[
+            # a part is of the run's model, whose frozen weights it has
+            OwnTerms.of(work.model if own.lacks else own.model, own.layout, own.initial, own.lacks)
+            for own in other_models
+        ],
         numbers=list(owns.numbers) if owns is not None and other_models else [],
         public_rows=work.public_digest,
         objective=work.objective.name,

@@ -11,13 +11,11 @@ from piebald.core import pytree
 from piebald.core.errors import SettingError
 from piebald.core.losses import cross_entropy
 from piebald.core.objective import OBJECTIVES, Objective
-from piebald.core.parameters import Layout
 from piebald.core.reading.files import read_json
 from piebald.data.clients.sites import SiteClients
 from piebald.data.clients.standardise import Standardisation
 from piebald.data.preparation import PrepareSettings
 from piebald.experiments.file import ExperimentSettings
-from piebald.experiments.run_models import GivenModels
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.site.site_choice import DESCRIPTION, WEIGHTS
 from piebald.federation.site.site_process import site_work, with_own_weights
@@ -51,12 +49,11 @@ def site_predictor(folder: Path) -> Predictor:
     settings = ExperimentSettings.of_table(terms.experiment, "the run's experiment", site.author)
     settings.use_plugins()
     tokens = settings.data.tokens
-    like = _zeros(terms.shape, torch.int64 if tokens else torch.float32)
+    like = _zeros(terms.own_shape, torch.int64 if tokens else torch.float32)
     y = torch.zeros(1) if terms.classes is None else torch.zeros(1, dtype=torch.int64)
     clients = SiteClients(terms.clients, Rows(like, y), terms.classes)
-    module = GivenModels.of(settings.model_for(clients), terms.clients, terms.seed).modules[0]
-    layout = Layout.of(module, terms.private)
-    layout.load(module, layout.read(folder / WEIGHTS))
+    model = terms.model_of(settings, clients)
+    model.layout.load(model.model, model.layout.read(folder / WEIGHTS))
     objective = OBJECTIVES.get(terms.objective) or Objective(terms.objective, cross_entropy)
     constants = settings.data.standardise
     preparation = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
@@ -67,12 +64,11 @@ def site_predictor(folder: Path) -> Predictor:
     standardisation = constants if isinstance(constants, Standardisation) else None
     inputs = RawInputs(pytree.take(like, slice(0, 0)), features, preparation, standardisation, settings.extractor,
                        terms.clients[number])  # fmt: skip
-    return Predictor(module.eval(), inputs, meaning)
+    return Predictor(model.model.eval(), inputs, meaning)
 
 
-def _zeros(shape: object, dtype: torch.dtype) -> pytree.Tree:
+def _zeros(form: pytree.Form, dtype: torch.dtype) -> pytree.Tree:
     """Return one blank row of inputs of this form."""
-    form = pytree.formed(shape)
     if pytree.is_single(form):
         return torch.zeros(1, *pytree.shapes(form)[0], dtype=dtype)
     if isinstance(form, dict):

@@ -23,7 +23,6 @@ from piebald.core import pytree
 from piebald.core.errors import PiebaldError, SettingError, shown
 from piebald.core.machine import device_named
 from piebald.core.objective import Objective
-from piebald.core.parameters import Layout
 from piebald.core.plain_text import printable
 from piebald.core.reading.files import settings_text
 from piebald.core.references import USERS, Outside, Resolver
@@ -31,7 +30,6 @@ from piebald.data.clients.prepared import in_own_unit
 from piebald.data.clients.standardise import StandardisedClients
 from piebald.data.preparation.settings import PrepareSettings
 from piebald.experiments.file import ExperimentSettings
-from piebald.experiments.run_models import GivenModels
 from piebald.federation.credentials.provisioning import Credentials, read
 from piebald.federation.hub.run_terms import RunTerms
 from piebald.federation.operate.logs import without_message
@@ -255,10 +253,10 @@ def _objective(terms: RunTerms, settings: ExperimentSettings, rows: Rows) -> Obj
     agreed = settings.prepare.agreed if isinstance(settings.prepare, PrepareSettings) else None
     named = plugins.objective_named(rows.y, settings.loss, settings.evaluate.metrics)
     objective = in_own_unit(named, agreed)
-    if objective.name != terms.objective or pytree.plain(pytree.form(rows.x)) != terms.shape:
+    if objective.name != terms.objective or pytree.form(rows.x) != terms.own_shape:
         raise _OtherForm(
             f"its rows have inputs {pytree.plain(pytree.form(rows.x))} for {objective.name}, "
-            f"the run takes {terms.shape} for {terms.objective}"
+            f"the run takes {pytree.plain(terms.own_shape)} for {terms.objective}"
         )
     return objective
 
@@ -279,16 +277,11 @@ def _check_targets(
 def _work(terms: RunTerms, settings: ExperimentSettings, clients: SiteRows, objective: Objective) -> ClientWork:
     """Return the run's work, rebuilt from installed components."""
     trainer, transforms, own_query = terms.client_components()
-    module = GivenModels.of(settings.model_for(clients), clients.names, terms.seed).modules[0]
-    layout = Layout.of(module, terms.private)
-    if [(slot.name, list(slot.shape)) for slot in layout.slots] != terms.layout:
-        raise SettingError("the model that this site builds has other tensors than the server's")
-    terms.check_frozen(module)
-    initial = layout.flatten(module)
-    shape, outputs = pytree.formed(terms.shape), tuple(terms.outputs)
+    model = terms.model_of(settings, clients)
     public = clients.public_rows
     work = ClientWork(
-        module, layout, initial, objective, terms.seed, shape, outputs, trainer, transforms, own_query,
+        model.model, model.layout, model.initial, objective, terms.seed, terms.own_shape, model.outputs, trainer,
+        transforms, own_query,
         terms.choice_query(), public_rows=0 if public is None else len(public), public_digest=terms.public_rows,
         questions=tuple(terms.questions), trains=terms.trains,
     )  # fmt: skip
