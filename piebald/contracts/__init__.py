@@ -37,6 +37,7 @@ from piebald.contracts.messages import Update as Update
 from piebald.contracts.messages import WeighsUpdates as WeighsUpdates
 from piebald.contracts.messages import count_reason as count_reason
 from piebald.contracts.messages import described as described
+from piebald.contracts.messages import infinite_reason as infinite_reason
 from piebald.contracts.passes import PLAIN_PASSES as PLAIN_PASSES
 from piebald.contracts.passes import LocalLoss as LocalLoss
 from piebald.contracts.passes import LossBatch as LossBatch

@@ -67,7 +67,7 @@ class ResultForm:
     def _vector_reason(self, vectors: Mapping[str, Tensor]) -> str | None:
         if self.vectors is None:
             refused = next((name for name, vector in vectors.items() if str(vector.dtype) not in _TYPES), None)
-            return f"sent {refused} as {vectors[refused].dtype}" if refused is not None else _infinite(vectors)
+            return f"sent {refused} as {vectors[refused].dtype}" if refused is not None else infinite_reason(vectors)
         for name, shape in self.vectors.items():
             vector, kind = vectors.get(name), self.types.get(name, "torch.float32")
             if vector is None or str(vector.dtype) != kind or shape not in (None, tuple(vector.shape)):
@@ -76,7 +76,7 @@ class ResultForm:
                 return f"must send {expected} as {name}, sent {described(vector)}"
         if unknown := sorted(vectors.keys() - self.vectors.keys()):
             return f"sent {unknown[0]!r}, which is not asked for"
-        return _infinite(vectors)
+        return infinite_reason(vectors)
 
     def _sum_reason(self, vectors: Mapping[str, Tensor]) -> str | None:
         for name, rows in self.counts.items():
@@ -95,16 +95,10 @@ class ResultForm:
         return None
 
 
-def _infinite(vectors: Mapping[str, Tensor]) -> str | None:
+def infinite_reason(vectors: Mapping[str, Tensor]) -> str | None:
     """Return why vectors are not finite, or None."""
-    name_of_first = next((name for name, vector in vectors.items() if not _finite(vector)), None)
-    return (
-        None
-        if name_of_first is None
-        else "not finite"
-        if name_of_first == "model"
-        else f"{name_of_first} is not finite"
-    )
+    name = next((name for name, vector in vectors.items() if not _finite(vector)), None)
+    return "not finite" if name == "model" else None if name is None else f"{name} is not finite"
 
 
 def _finite(vector: Tensor) -> bool:

@@ -122,14 +122,21 @@ def failure_reason(error: Exception, told: bool = True, rows_told: bool = True) 
 def failure_kind(reason: str) -> str | None:
     """Return the part of a reason in which failures of clients' own work are alike; None for other reasons.
 
+    Clients that failed so take no part in a step, and are asked again.
+
     Examples:
         >>> failure_kind("ValueError at the client: no such word"), failure_kind("lost")
         ('ValueError', None)
     """
-    if reason.startswith(_CANNOT):
+    if reason.startswith(_CANNOT) or diverged(reason):
         return reason
     kind, at, _ = reason.partition(_AT)
     return kind if at and kind.isidentifier() else None
+
+
+def diverged(reason: str) -> bool:
+    """Return whether numbers that are not finite are the reason why an update does not count."""
+    return reason.endswith("not finite")
 
 
 def _line(text: str) -> str:

@@ -14,6 +14,8 @@ from piebald.core.randomness import brief_generator, long_key, select
 from piebald.methods.scheduling.base import Scheduler
 from piebald.server.client_choice import ClientRecords
 
+ADVICE = "a lower learning rate often helps, and inputs on one scale do (standardise = 'federated' in [data])"
+
 
 class ClientPool:
     """The clients that are busy, excluded or initialized.  The cost of a choice grows with the clients that are chosen,
@@ -97,10 +99,7 @@ class ClientPool:
 
     def _refusals(self) -> str:
         last = list(self.excluded.values())[-1]
-        return (
-            f"updates were refused, the last one as {last}; a lower learning rate often helps, and inputs on one scale "
-            "do (standardise = 'federated' in [data])"
-        )
+        return f"updates were refused, the last one as {last}; {ADVICE}"
 
     def _draw(self, total: int, count: int, *words: int | str) -> list[int]:
         """Draw until enough idle clients are found; most are idle, so this ends soon."""

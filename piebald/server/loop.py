@@ -25,7 +25,7 @@ from piebald.contracts import (
     Task,
     Update,
 )
-from piebald.core.errors import RuntimeFault
+from piebald.core.errors import RuntimeFault, diverged
 from piebald.core.machine import HOST, moved, on_host
 from piebald.methods.aggregation.linear import Linear
 from piebald.methods.client_work import ClientWork
@@ -243,8 +243,11 @@ class ServerLoop:
                 self._records.note(result, version)
 
     def _end(self, result: Result, reason: str) -> None:
-        """Record a result that does not count; a client whose result was refused is not asked again."""
-        refused = result.refused or result.update is not None
+        """Record a result that does not count; a client whose result was refused is not asked again.
+
+        Numbers that are not finite are no offence: training can fail, and may not in the next round.
+        """
+        refused = (result.refused or result.update is not None) and not diverged(reason)
         self._ended.append((result, "refused" if refused else "lost", reason))
         if refused:
             self.client_pool.exclude(result.task.client, reason)

@@ -117,7 +117,7 @@ class ResultChecks(Component):
         reason = count_reason("examples", update.examples, MOST_ROWS) or count_reason("steps", update.steps, MOST_ROWS)
         for name, value in update.metrics.items():
             if reason is None and name != "loss" and not math.isfinite(value):
-                reason = f"{name} is not finite"
+                reason = f"sent a metric {name} that is no finite number"
         return reason
 
 

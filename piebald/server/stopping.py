@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from piebald.contracts import SERVER_ID, Result
 from piebald.contracts.component import Component
-from piebald.core.errors import RuntimeFault, failure_kind
+from piebald.core.errors import RuntimeFault, diverged, failure_kind
+from piebald.server.client_pool import ADVICE
 from piebald.server.cluster_state import Counted
 
 _log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class ClientFailures:
                 result, reason = alike[0]
                 raise RuntimeFault(
                     f"{_doing(result)} failed on {len(alike)} of {asked} clients in round {version}, the first one is "
-                    f"{self._name(result)}: {reason}"
+                    f"{self._name(result)}: {reason}{f'; {ADVICE}' if diverged(reason) else ''}"
                 )
 
     def _name(self, result: Result) -> str:

@@ -139,7 +139,7 @@ def test_what_each_cannot_do_is_told_with_its_name_and_the_round(expected: Mappi
     assert {row for row in expected["failed"] if row[1] == "train"} == {
         ("one row", "train", (1, 2, 3)),
         ("stumbles in training", "train", (1, 2, 3)),
-        ("overflows", "train", (1,)),  # whose update was refused, so that it is not asked again
+        ("overflows", "train", (1, 2, 3)),  # whose update is not finite in any of them
     }
     assert {row for row in expected["failed"] if row[1] == "evaluate"} == {
         ("one class", "evaluate", (0, 1, 2, 3)),

@@ -180,7 +180,8 @@ def test_a_run_of_which_no_update_counted_says_why() -> None:
     runtime = FakeRuntime(3, lambda _: update(math.nan, 1.0, 1.0))
     server, _ = make_server(recipe(), runtime, rounds=1)
     with pytest.raises(
-        RuntimeFault, match=r"^in 1 round no update counted: clients' updates were refused, the last one as not finite"
+        RuntimeFault,
+        match=r"^training failed on 3 of 3 clients in round 1, the first one is client 0: not finite; a lower learning",
     ):
         server.run()
 
@@ -208,8 +209,6 @@ BAD: dict[str, tuple[Update, str]] = {
     "a matrix": (crooked(vectors={"model": torch.ones(1, 3)}), "sent torch.float32 [1, 3]"),
     "double": (crooked(vectors={"model": torch.ones(3).double()}), "sent torch.float64 [3]"),
     "nothing": (crooked(vectors={}), "sent nothing"),
-    "not a number": (crooked(vectors={"model": torch.tensor([1.0, math.nan, 0.0])}), "not finite"),
-    "infinite": (crooked(vectors={"model": torch.tensor([1.0, 0.0, -math.inf])}), "not finite"),
     "a leap": (
         crooked(vectors={"model": torch.full((3,), 1e6)}),
         "step of length 1.73e+06 is above the limit of 1e+03",
@@ -241,13 +240,36 @@ def test_a_bad_update_is_refused_and_its_client_excluded(case: str, scheduling: 
     torch.testing.assert_close(server.cluster_models.cluster(0).model, other.cluster_models.cluster(0).model)
 
 
+NOT_FINITE = {
+    "not a number": ({"model": torch.tensor([1.0, math.nan, 0.0]), "control": torch.ones(3)}, "not finite"),
+    "infinite": ({"model": torch.tensor([1.0, 0.0, -math.inf]), "control": torch.ones(3)}, "not finite"),
+    "beside the model": ({"model": torch.ones(3), "control": torch.tensor([0.0, math.inf, 0.0])}, "control is not"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FINITE)
+def test_an_update_that_is_not_finite_is_left_out_of_its_step_and_its_client_is_asked_again(case: str) -> None:
+    vectors, reason = NOT_FINITE[case]
+    sound = {"model": torch.ones(3), "control": torch.ones(3)}
+
+    def reply(task: Task) -> Update:
+        return crooked(vectors=vectors if task.client == 1 and task.version == 0 else sound)
+
+    server, recorder = make_server(recipe(training=Scaffold()), FakeRuntime(4, reply), rounds=3)
+    server.run()
+    (lost,) = [row for row in recorder.rows if row["status"] != "ok"]
+    assert (lost["client"], lost["version"], lost["status"], lost["weight"]) == (1, 1, "lost", 0.0)
+    assert lost["reason"].startswith(reason)
+    assert [row["version"] for row in recorder.rows if row["client"] == 1] == [1, 2, 3]
+    assert server.cluster_models.cluster(0).model.tolist() == pytest.approx([3.0] * 3)
+
+
 @pytest.mark.parametrize(
     ("variate", "reason"),
     [
         (None, "must send control, sent nothing"),
         (torch.zeros(2), "must send control like the torch.float32 [3] it got, sent torch.float32 [2]"),
         (torch.zeros(3).double(), "sent torch.float64 [3]"),
-        (torch.tensor([0.0, math.nan, 0.0]), "control is not finite"),
     ],
 )
 def test_what_a_trainer_sends_beside_the_model_is_checked_too(variate: Any, reason: str) -> None:
@@ -266,9 +288,9 @@ def test_what_a_trainer_sends_beside_the_model_is_checked_too(variate: Any, reas
 
 
 def test_the_error_when_all_clients_are_excluded() -> None:
-    runtime = FakeRuntime(3, lambda _: BAD["not a number"][0])
+    runtime = FakeRuntime(3, lambda _: BAD["too short"][0])
     server, recorder = make_server(recipe(), runtime, rounds=5)
-    with pytest.raises(RuntimeFault, match=r"no client is left to ask: all 3 were excluded .* as not finite"):
+    with pytest.raises(RuntimeFault, match=r"no client is left to ask: all 3 were excluded .* as must send 3 float32"):
         server.run()
     assert len(recorder.rows) == 3
     assert not server.cluster_models.cluster(0).model.any()
@@ -330,7 +352,7 @@ class WatchesMembers(EqualWeighted):
 
 def test_the_members_of_a_cluster_are_all_its_clients_that_can_be_asked() -> None:
     WatchesMembers.seen.clear()
-    refused = FakeRuntime(5, lambda task: update(*[float("nan") if task.client == 4 else 1.0] * 3))
+    refused = FakeRuntime(5, lambda task: update(*[1.0] * (2 if task.client == 4 else 3)))
     make_server(recipe(aggregation=WatchesMembers(), clustering=ByParity()), refused, rounds=2)[0].run()
     assert WatchesMembers.seen == [([0, 2], [0, 2]), ([1, 3], [1, 3])] * 2
 

@@ -16,7 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piebald.contracts import MASKING, Clients, ClientSecrets, Query, Signer, Split, Task, Update, shown_digest
+from piebald.contracts import (
+    MASKING,
+    Clients,
+    ClientSecrets,
+    Query,
+    Signer,
+    Split,
+    Task,
+    Update,
+    infinite_reason,
+    shown_digest,
+)
 from piebald.core import pytree
 from piebald.core.errors import SettingError, failure_reason
 from piebald.data.partition.split_settings import division_of
@@ -226,10 +237,11 @@ class TaskRunner:
         refused = self._policy.update_reject_reason(update, self._declared, self.every.of_task(task).layout.shared)
         if refused is not None:
             return None, f"refused by the site's policy: {refused}", None
+        reason = infinite_reason(update.vectors) or (None if math.isfinite(update.norm) else "not finite")
+        if reason is not None:  # the update cannot count, so the client forgets the attempt
+            return None, reason, None
         if served.packed and self.work.masking is None:
             update = replace(update, vectors={**update.vectors, "model": served.packed[0]})
-        if not math.isfinite(update.norm):  # the update cannot count, so the client forgets the attempt
-            return update, None, None
         return update, None, {name: rows[0].clone() for name, rows in served.state.items()}
 
     def _private_reason(self, task: Task, state: Mapping[str, Tensor] | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from piebald.contracts import SERVER_ID, SumRequest
-from piebald.core.errors import CannotTrain, PiebaldError, RuntimeFault, failure_kind, failure_reason
+from piebald.core.errors import CannotTrain, PiebaldError, RuntimeFault, diverged, failure_kind, failure_reason
 from piebald.core.machine import naming_lost, one_thread, raise_if_lost
 from piebald.engines.deferred_reads import LaterNumbers
 from piebald.engines.engine import Engine
@@ -212,4 +212,4 @@ def _serve_each(
 def failed_reason(result: StackResult, row: int = 0) -> str | None:
     """Return why the work of a client failed, None where it has a result."""
     reason = result.failures[row]
-    return reason if reason is not None and failure_kind(reason) else None
+    return reason if reason is not None and failure_kind(reason) and not diverged(reason) else None
