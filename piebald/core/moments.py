@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,10 +129,7 @@ def merged(statistics: Iterable[T]) -> T:
     return parts[0]
 
 
-_SIGN = np.int64(-(2**63))
-
-
-def counts_at_most(columns: Sequence[Floats], thresholds: Floats) -> Ints:
+def counts_at_most(columns: Sequence[NDArray[np.floating]], thresholds: NDArray[np.floating]) -> Ints:
     """Return how many numbers of each sorted column are at most these thresholds [d, t]."""
     if not len(columns):
         return np.zeros(thresholds.shape, dtype=np.int64)
@@ -140,16 +137,44 @@ def counts_at_most(columns: Sequence[Floats], thresholds: Floats) -> Ints:
     return np.stack(counts).astype(np.int64)
 
 
-def keys_of(numbers: Floats) -> Ints:
-    """The places of float64 numbers in their order; those of -0.0 and 0.0 are next to each other."""
+def keys_of(numbers: NDArray[np.floating]) -> Ints:
+    """The places of float64 or float32 numbers in their order; those of -0.0 and 0.0 are next to each other."""
     # the bits of positive floats are ordered like whole numbers, those of negative ones in reverse
-    bits = np.ascontiguousarray(numbers, dtype=np.float64).view(np.int64)
-    return np.where(bits < 0, _SIGN - bits - 1, bits)
+    kind = np.int32 if numbers.dtype == np.float32 else np.int64
+    bits: NDArray[Any] = np.ascontiguousarray(numbers).view(kind)
+    return np.where(bits < 0, np.iinfo(kind).min - bits - 1, bits).astype(np.int64)
 
 
 def number_of(keys: NDArray[np.int64]) -> Floats:
     """The float64 numbers at some places of their order."""
-    return np.ascontiguousarray(np.where(keys < 0, _SIGN - keys - 1, keys)).view(np.float64)
+    return np.ascontiguousarray(np.where(keys < 0, np.iinfo(np.int64).min - keys - 1, keys)).view(np.float64)
+
+
+def number32_of(keys: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The float32 numbers at some places of their order."""
+    return np.where(keys < 0, np.iinfo(np.int32).min - keys - 1, keys).astype(np.int32).view(np.float32)
+
+
+def order_statistics(count: Callable[[Ints], Ints], ranks: Ints, low: int, high: int, parts: int = 2) -> Ints:
+    """Return the places of the numbers of some ranks in the order of all numbers, from counts alone.
+
+    Args:
+        count: counts the numbers of each column that are at most those at some places [d, t]: [d, t].
+        ranks: from 0, [d, k].
+        low, high: places below and not below all numbers.
+        parts: into how many an interval of places is divided by a question, each of which has parts - 1 of them.
+    """
+    lows, highs = np.full(ranks.shape, low, dtype=np.int64), np.full(ranks.shape, high, dtype=np.int64)
+    while bool((lows + 1 < highs).any()):
+        # the width of an interval may take 64 bits; upwards, so that the last part is no longer than others
+        width = highs.astype(np.uint64) - lows.astype(np.uint64)
+        step = ((width + np.uint64(parts - 1)) // np.uint64(parts)).astype(np.int64)[..., None]
+        limits = np.minimum(lows[..., None] + step * np.arange(1, parts), highs[..., None])
+        below = count(limits.reshape(len(ranks), -1)).reshape(limits.shape) <= ranks[..., None]
+        passed = below.sum(-1, keepdims=True)  # limits whose rank is below
+        edges = np.concatenate([lows[..., None], limits, highs[..., None]], axis=-1)
+        lows, highs = (np.take_along_axis(edges, passed + end, -1)[..., 0] for end in (0, 1))
+    return highs
 
 
 LOWEST, HIGHEST = keys_of(np.array([-np.inf, np.inf])).tolist()

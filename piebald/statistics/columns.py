@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from piebald.contracts import Clients, HoldsRows, RowsAtSites, Split
 from piebald.core import pytree
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
-from piebald.data.clients.client_tables import is_frame, is_table, read_table
+from piebald.data.clients.client_tables import tables_of
 from piebald.data.clients.convert import class_numbers
 from piebald.data.clients.prepared import columns_of as coded_columns
 from piebald.data.clients.prepared import frame_of
@@ -85,16 +84,11 @@ def columns_of(
     return _with_same_columns(tables)
 
 
-def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
+def _frames(source: Any, client: str | None) -> Mapping[str, Any] | None:
     """Return the table of each client, None where the source has no tables."""
-    if isinstance(source, Mapping) and source and all(is_frame(table) or _is_path(table) for table in source.values()):
-        if client is not None:
-            raise SettingError("client names a column, but each client has a table of its own: leave client out")
-        return {str(name): read_table(Path(part)) if _is_path(part) else part for name, part in source.items()}
-    # a name could be a path or a data set: only table files are read here
-    table = read_table(Path(source), client) if _is_path(source) else source
-    if not is_frame(table):
-        return None
+    table = tables_of(source, client)
+    if table is None or isinstance(table, Mapping):
+        return table
     if client is None:
         raise SettingError(
             f"a table needs client='...', the column that names the client of each row: it has {_listed(table.columns)}"
@@ -104,10 +98,6 @@ def _frames(source: Any, client: str | None) -> dict[str, Any] | None:
     if gaps := int(table[client].isna().sum()):
         raise SettingError(f"column {client!r} names no client in {gaps} of {len(table)} rows: drop these rows")
     return {str(name): part.drop(columns=client) for name, part in table.groupby(client, sort=True)}
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | Path) and is_table(value)
 
 
 def _listed(names: Any) -> str:

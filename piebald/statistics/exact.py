@@ -7,12 +7,12 @@ known to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from piebald.core.moments import HIGHEST, LOWEST, Floats, Moments, counts_at_most, number_of
+from piebald.core.moments import HIGHEST, LOWEST, Floats, Moments, counts_at_most, number_of, order_statistics
 from piebald.data.partition.split import Ints
 from piebald.statistics.columns import ClientColumns
 
@@ -51,36 +51,15 @@ class LocalAnswers:
         return np.array([counts_at_most(columns, thresholds) for columns in self._sorted], dtype=np.int64)
 
 
-def order_statistics(count: Callable[[Floats], Ints], present: Ints, ranks: Ints) -> Floats:
-    """Return the numbers of some ranks, by bisection on pooled counts.
-
-    Args:
-        count: counts the numbers of all clients that are at most thresholds [d, t]: [d, t].
-        present: finite numbers in each column [d].
-        ranks: ranks from 0 to present - 1, [d, t].
-
-    Returns:
-        The order statistics [d, t], NaN for columns without numbers.
-    """
-    ranks = np.clip(ranks, 0, np.maximum(present - 1, 0)[:, None])
-    low = np.full(ranks.shape, LOWEST, dtype=np.int64)  # a number of a lower rank than the one that is looked for
-    high = np.full(ranks.shape, HIGHEST, dtype=np.int64)
-    while bool((low + 1 < high).any()):
-        # keys are 64 bits, so their sum may not be one: half of each, and what both halves leave out
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        reached = count(number_of(middle)) > ranks
-        low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-    return np.where(present[:, None] > 0, number_of(high) + 0.0, np.nan)  # -0.0 becomes 0.0
-
-
 def quantiles(answers: Answers, present: Ints, shares: Sequence[float]) -> Floats:
     """Return quantiles [d, shares] of the pooled numbers, linear between order statistics like numpy.quantile."""
     if not shares:
         return np.zeros((len(present), 0))
     places = np.maximum(present - 1, 0)[:, None] * np.asarray(shares, dtype=np.float64)
     below = np.floor(places).astype(np.int64)
-    ranks = np.concatenate([below, below + 1], axis=1)
-    ends = order_statistics(lambda limits: answers.at_most(limits).sum(0), present, ranks)
+    ranks = np.minimum(np.concatenate([below, below + 1], axis=1), np.maximum(present - 1, 0)[:, None])
+    places_of = order_statistics(lambda keys: answers.at_most(number_of(keys)).sum(0), ranks, LOWEST, HIGHEST)
+    ends = np.where(present[:, None] > 0, number_of(places_of) + 0.0, np.nan)  # -0.0 becomes 0.0
     lower, upper = ends[:, : len(shares)], ends[:, len(shares) :]
     part = places - below
     with np.errstate(over="ignore", invalid="ignore"):

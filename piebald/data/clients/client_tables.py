@@ -61,6 +61,31 @@ def is_frame(value: Any) -> bool:
     )
 
 
+def tables_of(source: Any, client: str | None = None) -> Any:
+    """Return a pandas DataFrame, or one of each client by name, read where it is a file; None of other sources.
+
+    Args:
+        source: a table or its path, or a mapping from clients' names to such.
+        client: the column that names the client of each row.
+
+    Raises:
+        SettingError: a file cannot be read, or a column of clients is named beside a table for each client.
+    """
+    if isinstance(source, Mapping):
+        if not source or not all(is_frame(table) or _is_table_path(table) for table in source.values()):
+            return None
+        if client is not None:
+            raise SettingError("client names a column, but each client has a table of its own: leave client out")
+        return {str(name): tables_of(table) for name, table in source.items()}
+    if _is_table_path(source):
+        return read_table(Path(source), client)
+    return source if is_frame(source) else None
+
+
+def _is_table_path(value: Any) -> bool:
+    return isinstance(value, str | Path) and is_table(value)
+
+
 def _columns(
     columns: Sequence[str],
     client: str | None,
@@ -101,22 +126,19 @@ _roles = {"client": "names the client of each row", "target": "is to be predicte
 
 
 def from_frames(
-    tables: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *,
+    frames: Mapping[str, Any], target: str | None, features: Sequence[str] | None, tokens: bool, *,
     split: SplitSettings, coded: bool = False,
 ) -> ClientTable:  # fmt: skip
     """Make a table from one of each client, see `from_frame`.
 
     Args:
-        tables: a pandas DataFrame or the path of a table by client.
+        frames: a pandas DataFrame by client.
 
     Raises:
         SettingError: a column is in the tables of some clients only, or as for `from_frame`.
     """
     import pandas
 
-    frames = {
-        name: read_table(Path(table)) if isinstance(table, str | Path) else table for name, table in tables.items()
-    }
     if empty := next((name for name, table in frames.items() if not len(table)), None):
         raise SettingError(f"the table of client {empty!r} has no rows: leave it out")
     (first, frame), *others = frames.items()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from piebald.data.clients.convert import class_numbers, floats, input_arrays, ta
 from piebald.data.clients.lists import Lists, Numbered, check_client
 from piebald.data.partition.split_settings import SplitSettings
 from piebald.data.partition.three_way_split import SPLITS, check_shares, check_split, three_ways
+
+T = TypeVar("T")
 
 
 @checked_class
@@ -90,7 +92,7 @@ class LazyClients:
         self._division = SplitSettings(validation=validation, test=test, seed=seed)
         self._tokens, self._collate, self._length = tokens, collate, length
         check_lengths(collate, length)
-        self._cache: dict[int, dict[Split, Rows]] = {}  # least recently used first
+        self._cache: dict[Hashable, Any] = {}  # least recently used first
         self._room = cache
 
     def __len__(self) -> int:
@@ -105,16 +107,21 @@ class LazyClients:
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one split, loaded unless they are in the cache; empty if the client has none."""
         self._check_part(client, split)
+        return self._recent(client, lambda: self._fetch(client))[split]
+
+    def _recent(self, key: Hashable, load: Callable[[], T]) -> T:
+        """Return what was loaded under a key, loaded unless it is in the cache."""
         # Taken out and put in again at the end, so that the first key is the least recently used.
-        parts = self._cache.pop(client, None) or self._fetch(client)
-        self._cache[client] = parts
+        value: T = self._cache.pop(key, None) or load()
+        self._cache[key] = value
         while len(self._cache) > self._room:
             self._cache.pop(next(iter(self._cache)), None)
-        return parts[split]
+        return value
 
-    def size(self, client: int, split: Split) -> None:
+    def size(self, client: int, split: Split) -> int | None:
         """None: not known without loading."""
         self._check_part(client, split)
+        return None
 
     def counts(self, client: int, split: Split) -> None:
         """None: not known without loading."""

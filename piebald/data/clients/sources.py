@@ -24,7 +24,7 @@ from piebald.data.clients.client_tables import (
     from_hub,
     from_partitioner,
     is_table,
-    read_table,
+    tables_of,
 )
 from piebald.data.clients.collate import Collate, lengths_of
 from piebald.data.clients.convert import floats, kind, target_arrays
@@ -308,19 +308,15 @@ def _table(
     collate: Collate, length: int | None, split: SplitSettings, coded: bool,
 ) -> ClientTable:  # fmt: skip
     """Rows of all clients from any allowed source."""
-    if isinstance(source, str | Path) and is_table(source):
-        source = read_table(Path(source), client)
-    if _made_by(source, "pandas") and hasattr(source, "columns"):
-        return from_frame(source, client, target, features, tokens, split=split, coded=coded)
+    tables = tables_of(source, client)
+    if isinstance(tables, Mapping):
+        return from_frames(tables, target, features, tokens, split=split, coded=coded)
+    if tables is not None:
+        return from_frame(tables, client, target, features, tokens, split=split, coded=coded)
     if _made_by(source, "flwr_datasets"):
         return from_partitioner(source, client, target, features, tokens, split=split)
     if _made_by(source, "datasets"):
         return from_hub(source, client, target, features, tokens, split=split)
-    if isinstance(source, Mapping) and source and all(map(_is_one_table, source.values())):
-        if client is not None:
-            raise SettingError("client names a column, but each client has a table of its own: leave client out")
-        tables = {str(name): table for name, table in source.items()}
-        return from_frames(tables, target, features, tokens, split=split, coded=coded)
     for argument, value in (("client", client), ("target", target), ("features", features)):
         if value is not None:
             raise SettingError(
@@ -329,13 +325,6 @@ def _table(
     if is_owned(source):
         return from_owned(source, tokens, collate, length)
     return from_pairs(source, tokens, collate, length)
-
-
-def _is_one_table(value: Any) -> bool:
-    """Return whether a value is a pandas DataFrame or the path of a table."""
-    return (isinstance(value, str | Path) and is_table(value)) or (
-        _made_by(value, "pandas") and hasattr(value, "columns")
-    )
 
 
 def _made_by(value: Any, package: str) -> bool:

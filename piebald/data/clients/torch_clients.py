@@ -9,16 +9,14 @@ import numpy as np
 import torch
 
 from piebald.contracts import Rows, Split
-from piebald.core import pytree
 from piebald.core.arguments import Count, Share, checked_class
 from piebald.core.errors import SettingError
-from piebald.data.clients.collate import Collate, check_lengths, lengths, padded
-from piebald.data.clients.convert import floats, target_arrays
-from piebald.data.clients.lists import Lists, check_client
-from piebald.data.clients.pairs import converted, given
+from piebald.data.clients.collate import Collate
+from piebald.data.clients.lazy_clients import LazyClients
+from piebald.data.clients.lists import Lists
+from piebald.data.clients.pairs import given
 from piebald.data.partition.split import Ints
-from piebald.data.partition.split_settings import SplitSettings
-from piebald.data.partition.three_way_split import check_shares, check_split, three_ways
+from piebald.data.partition.three_way_split import three_ways
 
 
 class MapStyle(Protocol):
@@ -30,7 +28,7 @@ class MapStyle(Protocol):
 
 
 @checked_class
-class TorchClients:
+class TorchClients(LazyClients):
     """Clients that each have a map-style data set of `torch.utils.data`, whose items are read only when needed.
 
     A client's training items are read when it trains, its test items when a model is evaluated on them, and those of a
@@ -63,8 +61,6 @@ class TorchClients:
         collate: Collate = "stack",
         length: Count | None = None,
     ) -> None:
-        check_shares(validation, test)
-        check_lengths(collate, length)
         named = datasets if isinstance(datasets, Mapping) else {str(n): dataset for n, dataset in enumerate(datasets)}
         if not named:
             raise SettingError("there are no clients: give at least one data set")
@@ -74,41 +70,24 @@ class TorchClients:
                     f"client {name!r} must have a map-style torch data set of one item or more, got "
                     f"{type(dataset).__name__}"
                 )
-        self.names, self.classes = [str(name) for name in named], classes
-        self.common: Rows | None = None
+        super().__init__(
+            len(named), lambda client: None, names=[str(name) for name in named], classes=classes,
+            validation=validation, test=test, seed=seed, cache=cache, tokens=tokens, collate=collate, length=length,
+        )  # fmt: skip
         self._datasets: list[MapStyle] = list(named.values())
-        self._tokens, self._collate, self._length = tokens, collate, length
         client = np.repeat(np.arange(len(named)), [_size(dataset) for dataset in named.values()])
-        division = SplitSettings(validation=validation, test=test, seed=seed)
-        self._parts = three_ways(Lists.of(client, len(named)), None, division)
+        self._parts = three_ways(Lists.of(client, len(named)), None, self._division)
         self._starts = np.concatenate([[0], np.cumsum([_size(dataset) for dataset in named.values()])])
-        self._cache: dict[tuple[int, Split], Rows] = {}  # least recently used first
-        self._room = cache
-
-    def __len__(self) -> int:
-        return len(self._datasets)
 
     def rows(self, client: int, split: Split) -> Rows:
         """The rows of one part, read unless they are in the cache; empty where the client has none."""
         self._check_part(client, split)
-        rows = self._cache.pop((client, split), None) or self._read(client, split)
-        self._cache[client, split] = rows
-        while len(self._cache) > self._room:
-            self._cache.pop(next(iter(self._cache)))
-        return rows
+        return self._recent((client, split), lambda: self._read(client, split))
 
     def size(self, client: int, split: Split) -> int:
         """Return the number of rows; no item is read for that."""
         self._check_part(client, split)
         return len(self._parts[split][client])
-
-    def counts(self, client: int, split: Split) -> None:
-        """None: not known without reading all items."""
-        self._check_part(client, split)
-
-    def _check_part(self, client: int, split: Split) -> None:
-        check_client(client, len(self))
-        check_split(split)
 
     def _read(self, client: int, split: Split) -> Rows:
         places = self._parts[split][client] - self._starts[client]
@@ -118,12 +97,8 @@ class TorchClients:
 
     def _converted(self, client: int, places: Ints) -> Rows:
         who = f"client {self.names[client]!r}"
-        x, y = given(torch.utils.data.Subset(self._datasets[client], places.tolist()), who)  # type: ignore[arg-type]
-        if self._collate == "pad":
-            x, y = padded((who, x, y), lengths([(who, x, y)], self._length))
-        x, y = converted(x, y, who, self._tokens)
-        y = target_arrays(y, who, self.classes)
-        return Rows(floats(pytree.mapped(torch.from_numpy, x)), pytree.mapped(torch.from_numpy, y))
+        subset: Any = torch.utils.data.Subset(self._datasets[client], places.tolist())  # type: ignore[arg-type]
+        return self._rows(given(subset, who), who)
 
 
 def _size(dataset: Any) -> int:

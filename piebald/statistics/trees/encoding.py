@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from piebald.core.arguments import Share
 from piebald.core.errors import SettingError, shown, unknown
 from piebald.core.moments import Floats
 from piebald.core.targets import IGNORED
-from piebald.data.clients.client_tables import is_frame, is_table, read_table
+from piebald.data.clients.client_tables import is_frame, tables_of
 from piebald.data.clients.prepared import PreparedClients, columns_of, prepared
 from piebald.data.clients.sources import clients_from
 from piebald.data.partition.split_settings import SplitSettings
@@ -175,7 +174,7 @@ def tree_data(
             clients = prepared(clients, settings, name)
     else:
         given |= {} if split is not None else {"seed": seed}
-        if (tables := _tables(source, client)) is None:
+        if (tables := tables_of(source, client)) is None:
             clients = clients_from(source, **given)
         else:
             tables, dropped = _with_targets(tables, name)
@@ -189,16 +188,6 @@ def tree_data(
     encoding = _encoding(clients, columns, features, missing)
     rows = [_rows(clients, number, encoding, columns, features) for number in range(len(clients))]
     return TreeData(rows, encoding, chosen, name, classes, dropped)
-
-
-def _tables(source: Any, client: str | None) -> Any:
-    """Return a table, or a table of each client, read where it is a file; None of other sources."""
-    if isinstance(source, Mapping):
-        tables = {str(name): _tables(table, None) for name, table in source.items()}
-        return tables if tables and all(map(is_frame, tables.values())) else None
-    if isinstance(source, str | Path) and is_table(source):
-        return read_table(Path(source), client)
-    return source if is_frame(source) else None
 
 
 def _with_targets(tables: Any, name: str) -> tuple[Any, int]:

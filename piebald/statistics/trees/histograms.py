@@ -18,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piebald.core.errors import SettingError
-from piebald.core.moments import Floats, Ints
+from piebald.core.moments import Floats, Ints, counts_at_most, keys_of, number32_of, order_statistics
 from piebald.core.randomness import generator
 from piebald.statistics.trees.forest import ABSENT, LEAF, PARTS, Floats32, Forest, nodes
 from piebald.statistics.trees.settings import TreeSettings
@@ -34,17 +33,7 @@ NOWHERE = np.finfo(np.float32).max  # fills the list of a column with fewer thre
 _LARGEST_LOSS = 1 << 10  # of a row: sums over 2^31 rows fit 64 bits
 _MOST_ROWS = 1 << 23  # of a client: float64, in which numpy counts, has their sums exactly
 _LEAST_GAIN = 1e-6  # of a split, as in xgboost
-_SIGN = 1 << 31
-_LIMITS = 16  # more would be fewer questions of more numbers
-
-
-def counts_at_most(x: Floats32, thresholds: Floats32) -> Ints:
-    """Count the numbers of each column [n, d] that are at most its thresholds [d, t]; gaps never are."""
-    counts = np.zeros(thresholds.shape, dtype=np.int64)
-    for column, limits in enumerate(thresholds):
-        numbers = np.sort(x[:, column][~np.isnan(x[:, column])])
-        counts[column] = np.searchsorted(numbers, limits, side="right")
-    return counts
+_PARTS = 16  # of the numbers that are left; more would be fewer questions of more numbers
 
 
 def thresholds_of(count: Callable[[Floats32], Ints], columns: int, most: int) -> Floats32:
@@ -61,39 +50,17 @@ def thresholds_of(count: Callable[[Floats32], Ints], columns: int, most: int) ->
     """
     present = count(np.full((columns, 1), NOWHERE, dtype=np.float32))[:, 0]
     ranks = (np.arange(most) * np.maximum(present - 1, 0)[:, None]) // max(most - 1, 1)
-    low = np.full(
-        ranks.shape, _key(-NOWHERE) - 1, dtype=np.int64
-    )  # a number of a lower rank than the one that is looked for
-    high = np.full(ranks.shape, _key(NOWHERE), dtype=np.int64)
-    while bool((low + 1 < high).any()):
-        step = -((low - high) // _LIMITS)  # upwards, so that the last part is no longer than others
-        limits = np.minimum(low[:, :, None] + step[:, :, None] * np.arange(1, _LIMITS), high[:, :, None])
-        below = count(_number(limits.reshape(columns, -1))).reshape(limits.shape) <= ranks[:, :, None]
-        passed = below.sum(2)  # limits whose rank is below
-        reached = np.concatenate([low[:, :, None], limits, high[:, :, None]], axis=2)
-        low = np.take_along_axis(reached, passed[:, :, None], 2)[:, :, 0]
-        high = np.take_along_axis(reached, passed[:, :, None] + 1, 2)[:, :, 0]
+    low, high = keys_of(np.array([-NOWHERE, NOWHERE])).tolist()
+    places = order_statistics(lambda keys: count(number32_of(keys)), ranks, low - 1, high, _PARTS)
     # adding 0 makes -0 and 0 one threshold
     distinct = [
-        np.unique(_number(keys) + np.float32(0)) if count else keys[:0]
-        for keys, count in zip(high, present, strict=True)
+        np.unique(number32_of(keys) + np.float32(0)) if count else keys[:0]
+        for keys, count in zip(places, present, strict=True)
     ]
     thresholds = np.full((columns, max(1, *map(len, distinct))), NOWHERE, dtype=np.float32)
     for column, numbers in enumerate(distinct):
         thresholds[column, : len(numbers)] = numbers
     return thresholds
-
-
-def _key(number: np.floating) -> int:
-    """Return the place of a float32 number in the order of all."""
-    bits = int(np.float32(number).view(np.int32))
-    return bits if bits >= 0 else -(bits + _SIGN) - 1
-
-
-def _number(keys: NDArray[np.int64]) -> Floats32:
-    """Return the float32 numbers at some places of the order."""
-    bits = np.where(keys >= 0, keys, -keys - 1 - _SIGN).astype(np.int32)
-    return np.ascontiguousarray(bits).view(np.float32)
 
 
 def largest_derivative(target: Target, settings: TreeSettings, class_weights: tuple[float, ...] | None) -> float:
@@ -143,7 +110,7 @@ class SummedRows:
 
     def at_most(self, thresholds: Floats32) -> Ints:
         """Count the numbers of each column that are at most its thresholds [d, t]."""
-        return counts_at_most(self._x, thresholds)
+        return counts_at_most([np.sort(column[~np.isnan(column)]) for column in self._x.T], thresholds)
 
     def histograms(
         self, margins: Floats32, grown: Forest, level: int, thresholds: Floats32,
