@@ -29,7 +29,7 @@ def fitted(
     frame: pd.DataFrame, target: str, *, columns: Mapping[str, str] | None = None,
     scale: Mapping[str, Scale] | None = None, gaps: Sequence[str] = (), least_rows: int = 5, one_hot: int = 20,
 ) -> Preparation:  # fmt: skip
-    """Fit the transformer to pooled rows, and read what it has learnt; the arguments are those of `Preparation.fit`."""
+    """Fit the transformer to pooled rows, and read what it has learnt; the arguments are those of `PrepareSettings`."""
     scales, gaps = scale or {}, list(gaps)
     table = frame.drop(columns=target)
     told = answer(KindsQuestion(gaps=gaps), table)

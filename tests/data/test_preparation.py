@@ -14,6 +14,7 @@ from piebald.core.errors import SettingError
 from piebald.data.partition import clients_from
 from piebald.data.preparation import Preparation, PrepareSettings, guess_columns
 from piebald.data.preparation.agreement import Unanswered, agree, simplest
+from piebald.data.preparation.agreement import fitted as fitted_here
 from piebald.data.preparation.answers import Answer, Question, answer
 from piebald.data.preparation.column_models import BooleanColumn, CategoryColumn, ClassTarget, DateColumn, NumericColumn
 from piebald.data.preparation.columns import CodedTable, numbers_of
@@ -203,12 +204,12 @@ def test_targets_are_classes_by_name_or_standard_scores() -> None:
     rows = pandas.DataFrame(
         {"age": [1.0, 2.0, 4.0], "ill": ["b", "a", "b"], "price": [200_000.0, 300_000.0, 700_000.0]}
     )
-    classes = Preparation.fit(rows[["age", "ill"]], "ill", least_rows=1)
+    classes = fitted_here(rows[["age", "ill"]], "ill", least_rows=1)
     assert classes.target == ClassTarget(name="ill", classes=["a", "b"])
     assert classes.inverse_targets(classes.targets(rows.ill)).tolist() == ["b", "a", "b"]
     with pytest.raises(SettingError, match="must have one of the classes 'a, b', got 'c' in row 2"):
         classes.targets(pandas.Series(["a", "c"], name="ill"))
-    numbers = Preparation.fit(rows[["age", "price"]], "price")
+    numbers = fitted_here(rows[["age", "price"]], "price")
     scores = numbers.targets(rows.price)
     assert (scores.dtype, scores.mean()) == (np.float32, pytest.approx(0, abs=1e-6))
     assert numbers.inverse_targets(scores) == pytest.approx(rows.price.to_numpy(), rel=1e-6)

@@ -17,6 +17,7 @@ from torch import nn
 import piebald
 from piebald.core.errors import SettingError
 from piebald.data.preparation import Preparation
+from piebald.data.preparation.agreement import fitted
 from piebald.report.export import score
 from piebald.runs.finished_run import Run
 
@@ -119,7 +120,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def preparation() -> Preparation:
-    return Preparation.fit(everything(), **SETTINGS)
+    return fitted(everything(), **SETTINGS)
 
 
 def test_columns_become_the_inputs_that_scikit_learn_makes_of_them(preparation: Preparation, tmp_path: Path) -> None:

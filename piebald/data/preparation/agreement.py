@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from piebald.data.preparation.answers import (
     Question,
     ValuesQuestion,
     agreed_kinds,
+    answer,
     signed_logarithms,
     yeo_johnson,
 )
@@ -36,9 +37,13 @@ from piebald.data.preparation.column_models import (
     NumericColumn,
     Scale,
 )
+from piebald.data.preparation.columns import factorized, numbers_of
 from piebald.data.preparation.harmonise import Lines, harmonised
 from piebald.data.preparation.preparation import Preparation
 from piebald.data.preparation.settings import PrepareSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Ask = Callable[[Question], Sequence[Any]]
 LEVELS = np.linspace(0.0, 1.0, 101)  # of the quantiles that ranks are read from
@@ -124,6 +129,24 @@ def agree(
         columns=columns, target=target, left_out=left_out, gaps=settings.gaps, least_rows=settings.least_rows,
         harmonised={client: {name: list(line) for name, line in of.items()} for client, of in lines.items()},
     )  # fmt: skip
+
+
+def fitted(frame: pd.DataFrame, target: str | None = None, **settings: Any) -> Preparation:
+    """Return the preparation of rows in one place, as one client agrees on it with itself.
+
+    Args:
+        frame: the training rows.
+        target: the column to predict.
+        settings: those of `PrepareSettings`.
+    """
+    wanted, table, y, classes = PrepareSettings(**settings), frame, None, None
+    if target is not None:
+        table, series = frame.drop(columns=target), frame[target]
+        if getattr(series.dtype, "kind", "O") == "f":
+            y = numbers_of(series, wanted.gaps)
+        else:  # classes of true and false are numbers, as those of a training table are
+            classes = factorized(series.astype(int) if series.dtype == bool else series, wanted.gaps)[1]
+    return agree(lambda question: [answer(question, table, y, classes)], wanted, target or "", None)
 
 
 def _by_name(ask: Ask, clients: Callable[[], Sequence[str]]) -> tuple[Ask, Callable[[], Sequence[str]]]:

@@ -24,7 +24,6 @@ from piebald.data.preparation.column_models import (
     Finite,
     Name,
     NumericColumn,
-    Scale,
 )
 from piebald.data.preparation.column_models import NumberTarget as NumberTarget
 from piebald.data.preparation.columns import dates_of, factorized, numbers_of, row_number, truths_of, words_of
@@ -52,7 +51,8 @@ class Preparation(Fields):
     Examples:
         >>> import pandas as pd
         >>> rows = pd.DataFrame({"age": [50.0, None, 70.0], "ward": ["a", "b", "a"], "ill": ["no", "yes", "no"]})
-        >>> agreed = Preparation.fit(rows, "ill", least_rows=1)
+        >>> from piebald.data.preparation.agreement import fitted
+        >>> agreed = fitted(rows, "ill", least_rows=1)
         >>> agreed.feature_names_out
         ['age', 'age is missing', 'ward=a', 'ward=b']
         >>> agreed.transform(rows)[1].tolist(), agreed.targets(rows["ill"]).tolist()
@@ -83,33 +83,6 @@ class Preparation(Fields):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"columns must be different, got {shown(twice)} twice")
         return self
-
-    @classmethod
-    def fit(
-        cls, frame: pd.DataFrame, target: str | None = None, *, columns: Mapping[str, str] | None = None,
-        scale: Mapping[str, Scale] | None = None, gaps: Sequence[str] = (), least_rows: int = 5, one_hot: int = 20,
-    ) -> Preparation:  # fmt: skip
-        """Return the preparation of rows in one place, as one client agrees on it with itself.
-
-        Args:
-            frame: the training rows.
-            target: the column to predict.
-            columns, scale, gaps, least_rows, one_hot: those of `PrepareSettings`.
-        """
-        from piebald.data.preparation.agreement import agree
-        from piebald.data.preparation.answers import answer
-        from piebald.data.preparation.settings import PrepareSettings
-
-        wanted = {"columns": columns or {}, "scale": scale or {}, "gaps": list(gaps)}
-        settings = PrepareSettings(**wanted, least_rows=least_rows, one_hot=one_hot)
-        table, y, classes = frame, None, None
-        if target is not None:
-            table, series = frame.drop(columns=target), frame[target]
-            if getattr(series.dtype, "kind", "O") == "f":
-                y = numbers_of(series, gaps)
-            else:  # classes of true and false are numbers, as those of a training table are
-                classes = factorized(series.astype(int) if series.dtype == bool else series, gaps)[1]
-        return agree(lambda question: [answer(question, table, y, classes)], settings, target or "", None)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Preparation:
