@@ -30,7 +30,6 @@ from typing import IO, Any
 
 from piebald.core.arguments import PathLike, checked
 from piebald.core.errors import RunFolderError
-from piebald.core.format_versions import FormatVersions
 from piebald.core.reading.files import opened
 from piebald.storage import schema
 from piebald.storage.lock import NO_LINK
@@ -39,7 +38,7 @@ from piebald.storage.schema import DATABASE, explained
 from piebald.storage.store import RunStore
 from piebald.version import __version__
 
-FORMAT = FormatVersions[dict[str, Any]](first=1)  # of the list of files
+FORMAT = 1  # of the list of files
 _MANIFEST = "backup.json"
 _LONGEST = 64 << 20  # bytes of the manifest
 _NAME = re.compile(rf"{re.escape(DATABASE)}|{re.escape(START)}|(vectors|client-state|chosen)-\d{{1,15}}\.safetensors")
@@ -173,7 +172,7 @@ def _write(folder: Path, target: Path, sources: Mapping[str, _Source], version: 
         if recorded is not None and digest != recorded:
             raise RunFolderError(f"{folder / name} is damaged: its SHA-256 is not the one recorded")
         listed[name] = {"bytes": file.tell(), "sha256": digest}
-    manifest = json.dumps({"format": FORMAT.number, "piebald": __version__, "step": version, "files": listed}).encode()
+    manifest = json.dumps({"format": FORMAT, "piebald": __version__, "step": version, "files": listed}).encode()
     target.unlink(missing_ok=True)
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
     with os.fdopen(handle, "wb") as tar:
@@ -248,13 +247,11 @@ def _manifest(source: Path, text: bytes) -> dict[str, tuple[int, str]]:
         version = manifest["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise unreadable from None
-    if not FORMAT.reads(version):
+    if type(version) is not int or version != FORMAT:
         raise RunFolderError(
-            f"{source} has format {str(version)[:20]}, this Piebald reads up to {FORMAT.number}: install the Piebald "
-            "that wrote it"
+            f"{source} has format {str(version)[:20]}, this Piebald reads {FORMAT}: install the Piebald that wrote it"
         )
     try:
-        FORMAT.upgrade(manifest, version)
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise unreadable from None

@@ -16,18 +16,17 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from piebald.core.errors import RunFolderError, unknown
-from piebald.core.format_versions import FormatVersions
 from piebald.core.reading.databases import LONGEST, connected, foreign_part
 from piebald.core.reading.files import json_value
 
-SCHEMA = FormatVersions[sqlite3.Connection](first=1)
+SCHEMA = 1  # a folder with another one is refused
 APPLICATION = 0x50424C44  # "PBLD", which distinguishes a run from any other SQLite file
 DATABASE = "run.db"
 
@@ -69,13 +68,7 @@ def make(db: sqlite3.Connection) -> None:
         for index in _INDEXES:
             db.execute(index)
         db.execute(f"PRAGMA application_id = {APPLICATION}")
-        db.execute(f"PRAGMA user_version = {SCHEMA.number}")
-
-
-def complete(db: sqlite3.Connection) -> None:
-    """Create the tables that a database of an earlier version of the package does not have."""
-    for name, columns in TABLES.items():
-        db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
 
 
 def connect(path: Path | str, *, read_only: bool = False) -> sqlite3.Connection:
@@ -119,61 +112,17 @@ def _for_reading(path: Path) -> sqlite3.Connection:
 
 
 def check(db: sqlite3.Connection, folder: Path) -> None:
-    """Refuse a database that is not a run, has a newer schema, or has parts that would run when it is read."""
+    """Refuse a database that is not a run, has another schema, or has parts that would run when it is read."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
-    schema = _schema(db)
+    schema = int(db.execute("PRAGMA user_version").fetchone()[0])
     if application != APPLICATION:
         raise RunFolderError(f"{folder} is not a run folder: its {DATABASE} was not written by Piebald")
-    if not SCHEMA.reads(schema):
+    if schema != SCHEMA:
         raise RunFolderError(
-            f"{folder} has schema {schema} but this Piebald reads up to schema {SCHEMA.number}: "
-            f"upgrade Piebald to the one that wrote it"
+            f"{folder} has schema {schema} but this Piebald reads schema {SCHEMA}: install the Piebald that wrote it"
         )
     if (foreign := foreign_part(db, _INDEXES)) is not None:
         raise RunFolderError(f"{folder} is not as a run writes it: its {DATABASE} has {foreign}, which is never used")
-
-
-def migrate(db: sqlite3.Connection, folder: Path) -> None:
-    """Bring a database of an earlier schema to the present one, as a whole, and keep a copy of it beside it.
-
-    Args:
-        db: the database, which `check` has accepted, and which nobody else writes.
-        folder: the run folder, in which the copy is `run.db.schema-N`.
-    """
-    if (number := _schema(db)) == SCHEMA.number:
-        return
-    # the copy has its name only once it is whole, whenever the process dies
-    copy, unfinished = folder / f"{DATABASE}.schema-{number}", folder / f".{DATABASE}.schema-{number}.part"
-    unfinished.unlink(missing_ok=True)
-    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with closing(sqlite3.connect(unfinished)) as target:
-        db.backup(target)
-        target.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the other has beside it
-    os.replace(unfinished, copy)
-    with transaction(db, durable=True):
-        _upgrade(db, number)
-
-
-def migrated_copy(db: sqlite3.Connection) -> sqlite3.Connection:
-    """The database itself, or, where its schema is an earlier one, a copy in memory with the present one."""
-    if (number := _schema(db)) == SCHEMA.number:
-        return db
-    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    copy.row_factory = sqlite3.Row
-    with closing(db):
-        db.backup(copy)
-    with transaction(copy):
-        _upgrade(copy, number)
-    return copy
-
-
-def _upgrade(db: sqlite3.Connection, number: int) -> None:
-    SCHEMA.upgrade(db, number)
-    db.execute(f"PRAGMA user_version = {SCHEMA.number}")
-
-
-def _schema(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def insert(db: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:

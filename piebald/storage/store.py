@@ -140,10 +140,9 @@ class RunStore:
             with explained(f"{folder} cannot be opened"):
                 db = _checked(folder, read_only=False)
                 store = cls(db, folder, lock)
-                # before missing tables are made and files are deleted, which a damaged database may name wrongly
+                # before files are deleted, which a damaged database may name wrongly
                 if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                     raise sqlite3.DatabaseError(f"malformed: {verdict}")
-                schema.complete(db)
                 tensor_files.sweep(db, folder)
         except BaseException:
             lock.release()
@@ -392,13 +391,10 @@ class RunStore:
 
 
 def _checked(folder: Path, read_only: bool) -> sqlite3.Connection:
-    """Open a run's database, in the present schema; close it again if it is not a run."""
+    """Open a run's database; close it again if it is not a run."""
     db = schema.connect(folder / DATABASE, read_only=read_only)
     try:
         schema.check(db, folder)
-        if read_only:
-            return schema.migrated_copy(db)
-        schema.migrate(db, folder)
     except BaseException:
         db.close()
         raise

@@ -204,7 +204,9 @@ def test_a_site_knows_its_tasks_after_a_restart(tmp_path: Path) -> None:
     store = ClientStore(tmp_path / "run")
     for id in (1, 2, 4):
         state = None if id == 2 else {}
-        store.finish(FinishedTask(id, "d", "aa", 1, made=f"{id}.1" if id == 4 else str(id), steps=id), b"r", state)
+        store.finish(
+            FinishedTask(id, "d", "aa", 1, rng_version=f"{id}.1" if id == 4 else str(id), steps=id), b"r", state
+        )
     assert store.trained == [("1", 1), ("4.1", 4)]
     store.confirm(1)
     assert ClientStore(tmp_path / "run").trained == [("1", 1), ("4.1", 4)]

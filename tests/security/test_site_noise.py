@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from piebald.contracts import Task
 from piebald.engines.engine_choice import make_engine
 from piebald.engines.serve_stack import serve
 from piebald.engines.stack import ClientStack
-from piebald.federation.site.client_session import ClientSession
 from piebald.federation.site.policy import Policy
 from piebald.federation.site.task_runner import SiteClient, TaskRunner
 from piebald.methods.recipe import Recipe
@@ -100,15 +97,3 @@ def test_what_is_drawn_for_hidden_rows_is_known_to_the_site_alone(drawn: str) ->
         return upload(TaskRunner(SiteClient(plan.work, plan.clients, 0), Policy(), "cpu"))
 
     assert not torch.equal(again(), again())
-
-
-def test_the_lasting_secret_of_old_sites_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever found it could make the noise of all past uploads again."""
-    (tmp_path / "secret").write_bytes(bytes(32))
-    ClientSession(tmp_path)
-    assert not (tmp_path / "secret").exists()
-    ClientSession(tmp_path)
-    assert caplog.messages == []
-    (tmp_path / "secret").mkdir()
-    ClientSession(tmp_path)
-    assert "is not needed any more and cannot be deleted (is a directory): delete it" in caplog.text

@@ -124,7 +124,7 @@ ATTACKS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "which its list of files has not",
     ),
     "more": (lambda _: tar_of([member("run.db"), member("run.db")]), "holds more than its list of files has"),
-    "format": (lambda _: tar_of([member("run.db")], format=2), "has format 2, this Piebald reads up to 1: install the"),
+    "format": (lambda _: tar_of([member("run.db")], format=2), "has format 2, this Piebald reads 1: install the"),
     "no database": (lambda _: tar_of([member("start.safetensors")]), "it has no run.db"),
     "no run": (lambda _: tar_of([member("run.db", b"not a database" * 100)]), "the database is damaged"),
     "bomb": (lambda _: tar_of([], listed={"run.db": {"bytes": 10**18, "sha256": ""}}), "are free: make room"),

@@ -263,7 +263,7 @@ def test_what_is_no_run_is_refused(tmp_path, opening):
 def test_a_newer_schema_is_refused_naming_both(store, opening):
     store._db.execute("PRAGMA user_version = 99")
     store.close()
-    with one_sentence("schema 99", f"schema {schema.SCHEMA.number}", "upgrade"):
+    with one_sentence("schema 99", f"schema {schema.SCHEMA}", "install"):
         opening(store.path)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from piebald.core.errors import SettingError, shown, unknown
-from piebald.core.format_versions import FormatVersions
 from piebald.core.private_files import write_private
 from piebald.core.reading.files import read_bytes, read_json, settings_text
 from piebald.federation.credentials.revocation import read_revoked, write_revoked
@@ -31,7 +30,7 @@ from piebald.settings.toml_document import Document
 if TYPE_CHECKING:
     from piebald.federation.credentials.certificates import Authority
 
-FORMAT = FormatVersions[dict[str, Any]](first=0, steps=(lambda values: None,))  # the first one lacked the number only
+FORMAT = 1  # of the files that are written here
 _CREDENTIALS = "credentials.json"
 _SITES = "sites.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -202,7 +201,7 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
     folder.mkdir(mode=0o700, exist_ok=True)
     revoked = read_revoked(out / SERVER).get(party)
     expires = authority.issue(folder, party, description.host, description.days, revoked)
-    values = {"format": FORMAT.number, "federation": description.name, "party": party, "host": description.host}
+    values = {"format": FORMAT, "federation": description.name, "party": party, "host": description.host}
     values |= {"port": description.port, "expires": expires.isoformat()}
     # written last: where this file exists, the credentials are complete
     write_private(folder / _CREDENTIALS, json.dumps(values) + "\n")
@@ -212,14 +211,14 @@ def _issue(authority: Authority, description: Description, out: Path, party: str
 def _record(description: Description, out: Path) -> None:
     """Write down whom the server and the next call of this command know."""
     write_private(out / SERVER / _SITES, json.dumps(list(description.sites)) + "\n")
-    write_private(out / "federation.json", json.dumps({"format": FORMAT.number, **description.model_dump()}) + "\n")
+    write_private(out / "federation.json", json.dumps({"format": FORMAT, **description.model_dump()}) + "\n")
 
 
 def _check_same(description: Description, out: Path) -> None:
     """Refuse to mix two federations, or to renumber clients."""
     try:
         before = read_json(out / "federation.json")
-        _bring_up(out, before)
+        _check_format(out, before)
     except FileNotFoundError:
         if out.exists() and any(out.iterdir()):
             raise SettingError(f"{out} is not empty and holds no credentials: choose a new folder") from None
@@ -250,7 +249,7 @@ def read(folder: Path) -> Credentials:
         values: dict[str, Any] = dict(read_json(folder / _CREDENTIALS))
     except (OSError, ValueError, TypeError):
         raise none from None
-    _bring_up(folder, values)
+    _check_format(folder, values)
     try:
         credentials = Credentials(
             folder.resolve(), values["federation"], values["party"], values["host"], int(values["port"]),
@@ -270,15 +269,13 @@ def read(folder: Path) -> Credentials:
     return credentials
 
 
-def _bring_up(folder: Path, values: dict[str, Any]) -> None:
-    """Bring what credentials hold to the present format, in memory; those of a later version are refused."""
-    number = values.get("format", 0)
-    if not FORMAT.reads(number):
+def _check_format(folder: Path, values: Mapping[str, Any]) -> None:
+    """Refuse what another version of Piebald wrote."""
+    if values.get("format") != FORMAT:
         raise SettingError(
-            f"the credentials in {folder} have format {shown(number)}, this Piebald reads up to {FORMAT.number}: "
+            f"the credentials in {folder} have format {shown(values.get('format'))}, this Piebald reads {FORMAT}: "
             "install the Piebald that made them"
         )
-    FORMAT.upgrade(values, number)
 
 
 def _check_pair(folder: Path) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from piebald.core.errors import SettingError
-from piebald.core.format_versions import FormatVersions
 from piebald.core.private_files import write_private
 from piebald.federation.credentials.party_files import read_table, write_table
 
@@ -31,16 +30,7 @@ _NAMED = 3  # experiments of each state that a summary names
 _ENTRY = re.compile(r"\d{4,}\.json")
 
 
-def _without_turns(values: dict[str, Any]) -> None:
-    """Drop the fields of turns, which experiments had; one that was paused between two has begun."""
-    for name in ("search", "sites", "parts", "rounds", "until", "paused"):
-        values.pop(name, None)
-    if values.get("state") == "paused":
-        values["state"] = "running"
-
-
-# of the two files of an experiment, each by itself
-FORMAT = FormatVersions[dict[str, Any]](first=1, steps=(_without_turns,))
+FORMAT = 2  # of the two files of an experiment, each by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +129,7 @@ class ExperimentQueue:
         """Write an entry's file as a whole; return False where there is one with its number."""
         values = asdict(entry)
         temporary = self.folder / f".new-{os.getpid()}"
-        write_table(temporary, {"format": FORMAT.number, **{name: values[name] for name in _ADDED}})
+        write_table(temporary, {"format": FORMAT, **{name: values[name] for name in _ADDED}})
         try:
             os.link(temporary, self._path(entry.number, ".json"))  # fails where there is one, and is whole at once
         except FileExistsError:
@@ -227,7 +217,7 @@ class ExperimentQueue:
         ended = _now() if values.get("state") in _OVER else entry.ended
         changed = replace(entry, **values, ended=ended)
         state = {name: value for name, value in asdict(changed).items() if name in _CHANGES}
-        write_table(self._path(entry.number, ".state.json"), {"format": FORMAT.number, **state})
+        write_table(self._path(entry.number, ".state.json"), {"format": FORMAT, **state})
         return changed
 
     # -- private
@@ -238,7 +228,7 @@ class ExperimentQueue:
     def _read(self, path: Path) -> Queued:
         number = int(path.name.removesuffix(".json"))
         values = _read_entry(path) or {}
-        values |= _read_entry(self._path(number, ".state.json"), absent=1) or {}  # which had none at first
+        values |= _read_entry(self._path(number, ".state.json")) or {}
         try:
             entry = Queued(**{"number": number, **values})
         except TypeError:
@@ -249,22 +239,13 @@ class ExperimentQueue:
         return replace(entry, state="stopped") if stopped else entry
 
 
-def _read_entry(path: Path, absent: int | None = None) -> dict[str, Any] | None:
-    """Return the content of a file in the present format, None where there is no file.
-
-    Args:
-        path: the file.
-        absent: number of the format of a file that names none.
-    """
+def _read_entry(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file, None where there is no file."""
     values = read_table(path, "restore it, or remove it")
     if values is None:
         return None
-    number = values.pop("format", absent)
-    if not FORMAT.reads(number):
-        raise SettingError(
-            f"{path} has format {number!r}, this Piebald reads up to {FORMAT.number}: install the one that wrote it"
-        )
-    FORMAT.upgrade(values, number)
+    if (number := values.pop("format", None)) != FORMAT:
+        raise SettingError(f"{path} has format {number!r}, this Piebald reads {FORMAT}: install the one that wrote it")
     return values
 
 

@@ -16,7 +16,7 @@ from piebald.contracts import Split, Task
 from piebald.federation.link.pieces import Assembly
 from piebald.federation.link.wire_format import unpack_task
 from piebald.federation.link.wire_messages import PROTOCOL, Hello, Piece, Refused, Reply, Welcome
-from piebald.federation.site.client_store import ClientStore, FinishedTask, delete_lasting_secret
+from piebald.federation.site.client_store import ClientStore, FinishedTask
 from piebald.federation.site.task_runner import TaskRunner
 from piebald.methods.queries.evaluate import Evaluate
 from piebald.version import __version__
@@ -80,7 +80,6 @@ class ClientSession:
     """
 
     def __init__(self, folder: Path) -> None:
-        delete_lasting_secret(folder)
         self._folder = folder
         self.lock = threading.RLock()
         self.has_deliveries = threading.Event()

@@ -43,7 +43,7 @@ class FinishedTask:
         digest: digest of the task's body, which differs from that of another task with the same id.
         epoch: the server process that sent the task.
         size: bytes of the result.
-        made: `Task.rng_version` of the task.
+        rng_version: `Task.rng_version` of the task.
         steps: the optimizer steps that it took, 0 where that is hidden.
     """
 
@@ -51,21 +51,8 @@ class FinishedTask:
     digest: str
     epoch: str
     size: int
-    made: str = "0"
+    rng_version: str = "0"
     steps: int = 0
-
-
-def delete_lasting_secret(folder: Path) -> None:
-    """Delete the secret that sites once kept for all runs: whoever finds it can make their noise of that time again.
-
-    Args:
-        folder: that of all runs of a site.
-    """
-    try:
-        (folder / "secret").unlink(missing_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        log.warning("%s is not needed any more and cannot be deleted (%s): delete it", folder / "secret", reason)
 
 
 class ClientStore:
@@ -95,7 +82,10 @@ class ClientStore:
     @property
     def trained(self) -> list[tuple[str, int]]:
         """The training tasks that led to the client state: `Task.rng_version`, and the steps taken."""
-        return [*self._trained, *((done.made, done.steps) for done, state in self._chain.values() if state is not None)]
+        return [
+            *self._trained,
+            *((done.rng_version, done.steps) for done, state in self._chain.values() if state is not None),
+        ]
 
     def state(self, before: int) -> dict[str, Tensor] | None:
         """The client state before a task of this id, None before the first training task."""
@@ -132,7 +122,7 @@ class ClientStore:
         for number in [number for number in self._chain if number <= id]:
             done, state = self._chain[number]
             if state is not None:
-                trained = [*self._trained, (done.made, done.steps)]
+                trained = [*self._trained, (done.rng_version, done.steps)]
                 metadata = {"id": str(number), "trained": json.dumps(trained)}
                 write_private(self.folder / _BASE, save(dict(state), metadata))
                 self._base, self._trained = state, trained
@@ -166,7 +156,7 @@ class ClientStore:
         tensors = {"result": torch.frombuffer(bytearray(result), dtype=torch.uint8)}
         tensors |= {_STATE + name: tensor.contiguous() for name, tensor in (state or {}).items()}
         values = {"id": done.id, "digest": done.digest, "epoch": done.epoch, "has_state": state is not None}
-        values |= {"made": done.made, "steps": done.steps}
+        values |= {"rng_version": done.rng_version, "steps": done.steps}
         write_private(self._path(done.id), save(tensors, {"about": json.dumps(values)}))
 
     def _open(self, path: Path) -> tuple[FinishedTask, dict[str, Tensor] | None]:
@@ -178,11 +168,9 @@ class ClientStore:
                 state = {name.removeprefix(_STATE): file.get_tensor(name) for name in names}
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             raise RuntimeFault(f"{path} cannot be read: {type(error).__name__}: restore it from a backup") from None
-        version_and_steps = (
-            str(values.get("made", "0")),
-            int(values.get("steps", 0)),
-        )  # missing in files of earlier versions
-        done = FinishedTask(values["id"], values["digest"], values["epoch"], size, *version_and_steps)
+        done = FinishedTask(
+            values["id"], values["digest"], values["epoch"], size, values["rng_version"], values["steps"]
+        )
         return done, state if values["has_state"] else None
 
     def _read(self, path: Path) -> dict[str, Tensor] | None:
